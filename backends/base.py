@@ -1,0 +1,192 @@
+"""The interface to an object store, as small as it can be.
+
+Rules that hold for every implementation and are checked by ``backends.testing``:
+
+* An object appears whole or not at all; a reader never sees part of one.
+* ``put_if_absent`` is atomic among all writers on all machines. It is the only way to create an object.
+* A listing is in byte order of the UTF-8 keys, and sees every finished write and delete.
+* Every call has a deadline (``timeout_s`` of the store, from its options). A write that missed it raises
+  ``UnknownOutcomeError``; a read ``UnavailableError``.
+* All methods may be called from any thread at once.
+* No method retries by itself; ``backends.retrying`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol, runtime_checkable
+
+from typing_extensions import Buffer
+
+from backends.errors import InvalidKeyError
+
+Version = NewType("Version", str)
+"""Opaque mark of one state of one object (an ETag, a content hash); equal marks mean equal objects."""
+
+KEY_BYTES_MAX = 1024
+KEY_SEGMENT_BYTES_MAX = 255
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Half-open range of bytes ``[start, end)`` of one object; ``0 <= start < end``."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"not a byte range: [{self.start}, {self.end})")
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes in the range."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a listing or ``head`` tells of an object.
+
+    Attributes:
+        key: Relative to the store's prefix; never begins with a slash.
+        size_bytes: Length of the object.
+        modified_ms: When it was written, by the server's clock (UTC ms); -1 when the store does not say.
+        version: Its version, or None in a listing of a store that does not list it.
+    """
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+    version: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do for certain. ``backends.probe`` finds out on the real one instead of believing.
+
+    Attributes:
+        put_if_absent: Creation is atomic among writers.
+        compare_and_set: ``compare_and_set`` is atomic among writers.
+    """
+
+    put_if_absent: bool
+    compare_and_set: bool
+
+
+@runtime_checkable
+class ObjectStore(Protocol):
+    """A flat space of immutable objects under one prefix, and a few small mutable ones."""
+
+    @property
+    def url(self) -> str:
+        """Canonical URL of this store, without secrets, for messages."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store claims to do; ``backends.probe.probe`` checks the claim."""
+        ...
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        """Create an object that must not exist yet; durable when this returns.
+
+        Args:
+            key: Where.
+            data: The bytes, in one buffer or in several that are joined in order. Not changed, not kept.
+
+        Raises:
+            AlreadyExistsError: An object has this key. Nothing was written.
+            UnknownOutcomeError: It may have been written, now or later.
+            BackendError: Nothing was written.
+        """
+        ...
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """Read an object or a range of it, never less than was asked for.
+
+        Raises:
+            ObjectNotFoundError: No such object.
+            InvalidRangeError: The range begins at or behind the object's end.
+            ShortReadError: The object ends inside the range, or the answer was cut.
+            UnavailableError: Not read; may be tried again.
+        """
+        ...
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Read several ranges of one object, in the order given, at once where the store can.
+
+        Raises:
+            BackendError: As ``get``; nothing is returned when one range fails.
+        """
+        ...
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """Read a small object whole, with the version that ``compare_and_set`` takes.
+
+        Raises:
+            ObjectNotFoundError: No such object.
+        """
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and version of an object.
+
+        Raises:
+            ObjectNotFoundError: No such object.
+        """
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose key begins with ``prefix`` (plain string prefix, "" for all), in byte order of keys.
+
+        Args:
+            prefix: What the keys begin with.
+            start_after: Only keys greater than this one.
+        """
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing one is no error (so that a repeated delete is harmless)."""
+        ...
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        """Replace a small object if it is still at ``expected``; None: create it if it is absent.
+
+        Raises:
+            PreconditionFailedError: Another version is there, or none (or, with None, any). Nothing was written.
+            UnknownOutcomeError: It may have been written, now or later: read it back and compare the bytes.
+
+        Returns:
+            The new version.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back connections. Using the store afterwards is a defect of the caller."""
+        ...
+
+
+def check_key(key: str) -> None:
+    """Refuse keys that some store would lose, change or never list.
+
+    The rules are what all servers bear: no empty, ``.`` or ``..`` segment, so no ``//`` and no slash at either end;
+    segments of at most 255 and keys of at most 1,024 bytes of UTF-8; no control characters.
+
+    Raises:
+        InvalidKeyError: With the rule that is broken.
+    """
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError:
+        raise InvalidKeyError(f"key is not valid Unicode: {key!r}") from None
+    if len(encoded) > KEY_BYTES_MAX:
+        raise InvalidKeyError(f"key has {len(encoded)} bytes, at most {KEY_BYTES_MAX} are allowed: {key!r}")
+    if any(byte < 0x20 or byte == 0x7F for byte in encoded):  # noqa: PLR2004 (ASCII control characters)
+        raise InvalidKeyError(f"key has a control character: {key!r}")
+    for segment in key.split("/"):
+        if segment in {"", ".", ".."}:
+            raise InvalidKeyError(f"key has the segment {segment!r}: {key!r}")
+        if len(segment.encode()) > KEY_SEGMENT_BYTES_MAX:
+            raise InvalidKeyError(f"key has a segment of over {KEY_SEGMENT_BYTES_MAX} bytes: {key!r}")

@@ -1,0 +1,68 @@
+"""What an object store can answer besides success. Classes decide, never message texts.
+
+Every foreign exception is mapped to one of these at one boundary per backend, with ``raise ... from``.
+"""
+
+from __future__ import annotations
+
+
+class BackendError(Exception):
+    """Anything that an object store could not do.
+
+    Attributes:
+        retriable: Whether the same request may succeed later without anybody doing anything.
+    """
+
+    retriable = False
+
+
+class ObjectNotFoundError(BackendError, FileNotFoundError):
+    """No object has this key (or the bucket, folder or container does not exist; the message says which)."""
+
+
+class AlreadyExistsError(BackendError, FileExistsError):
+    """A put-if-absent met an object. It may be one of our own, from a try whose answer was lost."""
+
+
+class PreconditionFailedError(BackendError):
+    """A compare-and-set met another version than it expected, or none."""
+
+
+class PermissionDeniedError(BackendError, PermissionError):
+    """The store refuses these credentials or this operation. Not retriable."""
+
+
+class StoreFullError(BackendError):
+    """No space, no inodes, or over quota. A person must make room; then the same request succeeds."""
+
+    retriable = True
+
+
+class UnavailableError(BackendError):
+    """The store did not carry out the request (refused connection, throttled, 5xx before anything was done)."""
+
+    retriable = True
+
+
+class UnknownOutcomeError(UnavailableError):
+    """A write timed out or its connection broke: it may have happened, and may still happen later (I7)."""
+
+
+class InvalidKeyError(BackendError, ValueError):
+    """The key breaks a rule of ``backends.base.check_key``."""
+
+
+class InvalidRangeError(BackendError, ValueError):
+    """The range begins at or behind the end of the object, or is empty or negative."""
+
+
+class ShortReadError(BackendError):
+    """The object ends inside the range that was asked for."""
+
+
+class UnsupportedError(BackendError):
+    """This backend cannot do this (its capabilities say so)."""
+
+
+class ConfigurationError(BackendError, ValueError):
+    """The URL or an option names nothing that can be opened. Nothing was tried on the network."""

@@ -1,0 +1,80 @@
+"""The errors that callers and operators see, by what to do about them.
+
+============ ==================================================== =========
+kind         what the operator does                               exit code
+============ ==================================================== =========
+closed       nothing: the caller used a thing after closing it    70
+fenced       find out which writer is the right one               4
+unavailable  mend the endpoint, the network or the permissions    3
+invalid      correct the argument, configuration or directory     2
+data         look at the damage that is named; restore or repair  5
+internal     report it: a defect of ours                          70
+============ ==================================================== =========
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TieredStoreError(Exception):
+    """Base of all. The message says what, where and what to do.
+
+    Attributes:
+        kind: One of the six words of the table above.
+        exit_code: What the command line ends with.
+    """
+
+    kind: ClassVar[str] = "internal"
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
+        """Make an error ``WHAT (WHERE); DO THIS``.
+
+        Args:
+            what: What went wrong, as a clause without a full stop.
+            where: File and offset, key, URL or option; may be empty.
+            do: What to do about it; may be empty.
+        """
+        super().__init__(what + (f" ({where})" if where else "") + (f"; {do}" if do else ""))
+        self.what = what
+        self.where = where
+        self.do = do
+
+
+class ClosedError(TieredStoreError):
+    """Used after it was closed."""
+
+    kind = "closed"
+
+
+class FencedError(TieredStoreError):
+    """Another writer has taken over, or holds the lease."""
+
+    kind = "fenced"
+    exit_code = 4
+
+
+class StoreUnavailableError(TieredStoreError):
+    """An endpoint or object store cannot be reached, or refuses us."""
+
+    kind = "unavailable"
+    exit_code = 3
+
+
+class InvalidError(TieredStoreError):
+    """Wrong usage, configuration or argument; a path, topic, queue or tier that does not exist or is not one."""
+
+    kind = "invalid"
+    exit_code = 2
+
+
+class DataError(TieredStoreError):
+    """A tier or store that cannot be opened or read at the asked place because it is damaged."""
+
+    kind = "data"
+    exit_code = 5
+
+
+class InternalError(TieredStoreError):
+    """A defect of ours."""

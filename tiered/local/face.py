@@ -1,0 +1,234 @@
+"""The face that every kind of local store shows: queues, ``[min, confirmed)`` and batches of raw records.
+
+A local store is opened read-only (invariant I10): nothing here can write to it. All methods may be called from any
+thread; one ``Follower`` belongs to one thread.
+
+What a batch holds has been checked record by record (magic, sizes, physical offset, lengths, body CRC, and that topic,
+queue id and queue offset are those of the queue that lists it). A record that fails is a hole: an item of size 0 with
+the reason in its tag code, and its raw bytes in ``quarantined``. Nothing above the confirmed bound is ever handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
+
+
+class HoleReason(IntEnum):
+    """Why a queue offset has no message; stored as the tag code of an item of size 0. Never renumbered."""
+
+    DAMAGED = 1
+    """The record is there and fails its checks; its raw bytes are in quarantine."""
+    DANGLING = 2
+    """The local consume queue points where no record can be read."""
+    FOREIGN = 3
+    """The local consume queue points at a record of another queue or queue offset; refused, as a client would."""
+    MISSING = 4
+    """The local consume queue has no entry for this offset, and no record claims it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """Which store this is.
+
+    Attributes:
+        cluster: Cluster name, or None when the store does not tell.
+        broker: Broker name, or None when the store does not tell.
+        store_id: Mark of this store directory that survives restarts and copies of it, and that another broker's
+            directory does not share, as far as can be told.
+        kind: ``rocketmq`` (later also ``kafka``, ``jmq``).
+        is_live: A broker runs on it now.
+    """
+
+    cluster: str | None
+    broker: str | None
+    store_id: str
+    kind: str
+    is_live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A record that failed its checks, with what is left of it."""
+
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    reason: HoleReason
+    detail: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """Records of one queue in order, without a gap: item ``i`` is queue offset ``base_offset + i``.
+
+    Attributes:
+        queue: Whose.
+        base_offset: Queue offset of the first item.
+        data: The raw records one after another, byte for byte as in the local log.
+        positions: int64[n], where each item's record begins in ``data``; items of an inner batch share one.
+        sizes: int32[n], size of the record in bytes; 0 for a hole.
+        tag_codes: int64[n], the consume queue's tag code; for a hole its ``HoleReason``.
+        store_timestamps_ms: int64[n], UTC ms; for a hole that of its neighbour before it (or after it), else -1.
+        physical_offsets: int64[n], local physical offset; -1 where there is none.
+        quarantined: The damaged records of the batch.
+    """
+
+    queue: MessageQueue
+    base_offset: QueueOffset
+    data: Buffer
+    positions: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int32]
+    tag_codes: npt.NDArray[np.int64]
+    store_timestamps_ms: npt.NDArray[np.int64]
+    physical_offsets: npt.NDArray[np.int64]
+    quarantined: Sequence[Quarantined] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of items, holes included."""
+        return len(self.sizes)
+
+    @property
+    def end_offset(self) -> QueueOffset:
+        """One past the last queue offset."""
+        return QueueOffset(self.base_offset + len(self.sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A queue or topic that is not tiered, and why (system topic, light queue, unsupported layout)."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is in the store but not proven committed, and why. It is not lost: it is looked at again.
+
+    Attributes:
+        records: Number of records (or consume-queue entries, where the log cannot be walked).
+        size_bytes: Their bytes, as far as known.
+        reason: In one clause; empty when nothing waits.
+    """
+
+    records: int = 0
+    size_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What was met in the store that is explained and recorded, and is not a failure.
+
+    Attributes:
+        log_min: First physical offset of the log.
+        log_end: Where the readable log ends (recovery's end, or what is proven live).
+        torn_bytes: Bytes behind ``log_end`` that are neither zero nor readable.
+        foreign_entries: Consume-queue entries refused because they point at another queue's record.
+        below_min_entries: Consume-queue entries below the log's minimum.
+        damaged_records: Records that failed their checks below ``log_end``, seen so far.
+        rebuilt_queues: Queues whose consume queue was missing or damaged and was rebuilt in memory from the log.
+        left_out: Topics and queues that are not tiered.
+        notes: Other things worth a line, such as a config read from its ``.bak``.
+    """
+
+    log_min: PhysicalOffset
+    log_end: PhysicalOffset
+    torn_bytes: int = 0
+    foreign_entries: int = 0
+    below_min_entries: int = 0
+    damaged_records: int = 0
+    rebuilt_queues: Sequence[MessageQueue] = ()
+    left_out: Sequence[LeftOut] = ()
+    notes: Sequence[str] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+class Follower(Protocol):
+    """Walks the store in log order, window by window, and groups what is new by queue. For one thread."""
+
+    def poll(self, window_bytes: int) -> list[RecordBatch]:
+        """Take the next window of committed records.
+
+        Args:
+            window_bytes: How much of the log to look at, at most (at least one record is taken).
+
+        Returns:
+            For each queue with new records one batch (more when a gap divides them), each continuing where the last
+            batch of that queue ended, except after a gap. Empty when nothing new is committed. Never blocks on anything
+            but the local disk.
+        """
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """The last poll reached the committed end."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+class LocalStore(Protocol):
+    """A message store on this machine, read-only."""
+
+    @property
+    def identity(self) -> StoreIdentity:
+        """Which store this is."""
+        ...
+
+    def queues(self) -> Mapping[MessageQueue, QueueBounds]:
+        """Every queue that is tiered, with its bounds as of the last ``refresh`` (or poll of a follower)."""
+        ...
+
+    def refresh(self) -> None:
+        """Look again: new queues, confirmed end, expired files. A follower's poll implies it. Cheap when idle."""
+        ...
+
+    def read(
+        self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        """Records of one queue from ``start``, straight from its consume queue.
+
+        Args:
+            queue: Whose.
+            start: First queue offset wanted. Below the minimum, the batch begins at the minimum (the caller sees the
+                gap in ``base_offset``).
+            bytes_max: Stop before exceeding it, but take at least one record however large it is (I9).
+            count_max: Items at most (> 0); an inner batch is never divided, so it may be exceeded by one batch.
+
+        Returns:
+            None when ``start`` is at or above the confirmed end, or the queue is unknown.
+        """
+        ...
+
+    def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> Follower:
+        """Follow the log from where the given queues go on; a queue that is not named begins at its minimum."""
+        ...
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        """First queue offset whose store time is at or after ``timestamp_ms``; the confirmed end when there is none."""
+        ...
+
+    def waiting(self) -> Waiting:
+        """What is in the store but not proven committed."""
+        ...
+
+    def report(self) -> StoreReport:
+        """What was met so far that is explained and recorded."""
+        ...
+
+    def close(self) -> None:
+        """Close all files; batches already handed out stay valid."""
+        ...

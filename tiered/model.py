@@ -1,0 +1,46 @@
+"""The words of the tier as types: offsets, positions and ordinals never mix (docs/ARCHITECTURE.md, "Words")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+QueueOffset = NewType("QueueOffset", int)
+"""Ordinal of a message in its queue."""
+PhysicalOffset = NewType("PhysicalOffset", int)
+"""Byte address in the broker's local commit log."""
+LogOffset = NewType("LogOffset", int)
+"""Byte address in one queue's tiered commit log; ``log_offset = base_offset + position``."""
+Position = NewType("Position", int)
+"""Byte address inside one segment."""
+TimestampMs = NewType("TimestampMs", int)
+"""Milliseconds since 1970-01-01 UTC."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue:
+    """One ordered stream of messages.
+
+    Attributes:
+        topic: Name as stored; bytes that are no UTF-8 are kept by surrogate escapes.
+        queue_id: Number of the queue in its topic, from 0.
+    """
+
+    topic: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.queue_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Queue offsets ``[min, end)`` that can be read.
+
+    Attributes:
+        min: First message that can be read.
+        end: One past the last committed message; equal to ``min`` when there is none.
+    """
+
+    min: QueueOffset
+    end: QueueOffset
