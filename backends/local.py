@@ -1,0 +1,295 @@
+"""Objects as files below a folder: key ``a/b/c`` is the file ``a/b/c``.
+
+Contract
+    Creation: the bytes are written to a file without a name (where the system has none: a file in
+    ``.tiered-tmp``), forced to disk, and linked under the key, which is atomic among processes and
+    fails when the key is taken. Then the folder is forced to disk. So a key has all its bytes, also
+    after a power loss, and a put that returned stays.
+
+    Compare-and-set, the first creation by it, and deletion take one lock per store, held by an
+    advisory lock of ``.tiered-tmp/lock``; on a network file system all machines must honour such
+    locks. Replacing is a rename. The version is a hash of the bytes, so that going back to
+    equal bytes goes back to an equal version.
+
+    Deletion is not forced to disk: after a power loss a deleted object may be back. Folders that
+    became empty are removed.
+
+    A crash leaves at most files in ``.tiered-tmp``, which no listing shows.
+
+    Deadlines: a local call cannot be given up; only waiting for the lock ends after ``timeout_s``.
+    Any thread may call anything at any time. Nothing is tried again, but for a put whose
+    empty folder another process has just removed.
+"""
+
+# Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
+# ruff: noqa: PTH106, PTH108, PTH112, PTH113
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import Buffer
+
+from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
+from backends.buffers import as_views
+from backends.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    InvalidKeyError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from backends.local_errors import mapped
+from backends.local_files import ExclusiveWriter, open_object, read_range, write_named
+from backends.local_folders import FolderCache
+from backends.local_listing import walk
+from backends.memory import content_version
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterator, Sequence
+
+HIDDEN = ".tiered-tmp"
+_HIDDEN = HIDDEN.encode()
+_FOLDER_TRIES_MAX = 20  # each lost only when another process removes the folder just then
+_LOCK_POLL_S = 0.005
+_NS_PER_MS = 1_000_000
+
+
+class LocalFolderStore:
+    """An ``ObjectStore`` in a folder; see the module's contract."""
+
+    def __init__(self, root: str | os.PathLike[str], *, timeout_s: float = 30.0) -> None:
+        """Use a folder, which is made at the first write if it is missing.
+
+        Args:
+            root: Absolute path.
+            timeout_s: How long a change waits for another process's lock, seconds.
+
+        Raises:
+            ConfigurationError: The path is not absolute, or is no folder.
+        """
+        path = Path(root)
+        if not path.is_absolute():
+            raise ConfigurationError(f"not an absolute path: {str(root)!r}")
+        if path.exists() and not path.is_dir():
+            raise ConfigurationError(f"not a folder: {str(root)!r}")
+        self._url = path.as_uri()
+        self._root = os.fsencode(path)
+        self._temporary = self._root + b"/" + _HIDDEN
+        self._timeout_s = timeout_s
+        self._folders = FolderCache(self._root)
+        self._writer = ExclusiveWriter(self._temporary)
+        self._change = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """``file://`` and the path."""
+        return self._url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything is atomic among the processes of this machine."""
+        return Capabilities(put_if_absent=True, compare_and_set=True)
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        """See ``ObjectStore``. Raises also InvalidKeyError where key and ``key/...`` would meet."""
+        folder, name = self._place(key)
+        views = as_views(data)
+        with mapped(self._where(key)):
+            for _ in range(_FOLDER_TRIES_MAX):
+                try:
+                    self._create(folder, name, key, views)
+                except FileNotFoundError:
+                    self._folders.forget(folder)
+                except NotADirectoryError:
+                    raise self._nested(key) from None
+                else:
+                    return
+        raise UnavailableError(f"its folder is removed again and again: {self._where(key)}")
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """See ``ObjectStore``."""
+        with self._opened(key) as fd:
+            return read_range(fd, key, byte_range)
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        """See ``ObjectStore``. The file is opened once."""
+        with self._opened(key) as fd:
+            return [read_range(fd, key, byte_range) for byte_range in byte_ranges]
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """See ``ObjectStore``. The version is a hash of the bytes."""
+        data = self.get(key)
+        return data, content_version(data)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ``ObjectStore``. Without a version, since that would read the whole file."""
+        with self._opened(key) as fd:
+            found = os.fstat(fd)
+            return ObjectInfo(key, found.st_size, found.st_mtime_ns // _NS_PER_MS)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``. A folder is read when it is reached, and if it matters."""
+        with mapped(f"listing {self._url} {prefix!r}"):
+            yield from walk(self._root, _HIDDEN, prefix, start_after)
+
+    def delete(self, key: str) -> None:
+        """See ``ObjectStore``. Not forced to disk."""
+        folder, _ = self._place(key)
+        path = self._path(key)
+        with mapped(self._where(key)):
+            if not os.path.isfile(path):
+                return
+            with self._locked(), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                os.unlink(path)
+            self._remove_empty(folder)
+
+    def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
+        """See ``ObjectStore``."""
+        folder, name = self._place(key)
+        views = as_views(data)
+        with mapped(self._where(key)), self._locked():
+            if expected is None:
+                self._create_first(key, data)
+            else:
+                self._check_version(key, expected)
+                self._replace(folder, name, key, views)
+        return content_version(b"".join(views))
+
+    def close(self) -> None:
+        """See ``ObjectStore``."""
+        self._folders.close()
+
+    def _place(self, key: str) -> tuple[bytes, bytes]:
+        """Folder and name of a key."""
+        check_key(key)
+        folder, _, name = key.encode().rpartition(b"/")
+        if key == HIDDEN or key.startswith(HIDDEN + "/"):
+            raise InvalidKeyError(f"key is kept for temporary files: {key!r}")
+        return folder, name
+
+    def _path(self, key: str) -> bytes:
+        return self._root + b"/" + key.encode()
+
+    def _where(self, key: str) -> str:
+        return f"{self._url} {key!r}"
+
+    def _nested(self, key: str) -> InvalidKeyError:
+        return InvalidKeyError(
+            f"an object is where {key!r} needs a folder, or the reverse: {self._url}"
+        )
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        self._place(key)
+        with mapped(self._where(key)):
+            try:
+                fd = open_object(self._path(key), key)
+            except FileNotFoundError:
+                raise ObjectNotFoundError(f"no such object: {self._where(key)}") from None
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+
+    def _create(
+        self, folder: bytes, name: bytes, key: str, views: builtins.list[memoryview]
+    ) -> None:
+        with self._folders.lease(folder) as folder_fd:
+            try:
+                self._writer.create(folder_fd, name, views)
+            except FileExistsError:
+                self._refuse_taken(folder_fd, key)
+            self._force(folder_fd, key)
+
+    def _refuse_taken(self, folder_fd: int, key: str) -> None:
+        """Say that a key is taken, but only once that is as durable as our own put would be."""
+        if os.path.isdir(self._path(key)):
+            raise self._nested(key) from None
+        self._force(folder_fd, key)
+        raise AlreadyExistsError(f"object exists: {self._where(key)}") from None
+
+    def _force(self, folder_fd: int, key: str) -> None:
+        """Force a folder's names to disk; when that fails nobody knows what a crash would leave."""
+        try:
+            os.fsync(folder_fd)
+        except OSError as error:
+            raise UnknownOutcomeError(
+                f"{error.strerror}: written, but not surely on disk ({self._where(key)})"
+            ) from error
+
+    def _create_first(self, key: str, data: Buffer) -> None:
+        try:
+            self.put_if_absent(key, data)
+        except AlreadyExistsError:
+            raise PreconditionFailedError(f"object exists: {self._where(key)}") from None
+
+    def _check_version(self, key: str, expected: Version) -> None:
+        """The lock is held."""
+        try:
+            _, present = self.get_versioned(key)
+        except ObjectNotFoundError:
+            raise PreconditionFailedError(f"no such object: {self._where(key)}") from None
+        if present != expected:
+            raise PreconditionFailedError(f"at another version: {self._where(key)}")
+
+    def _replace(
+        self, folder: bytes, name: bytes, key: str, views: builtins.list[memoryview]
+    ) -> None:
+        """Put new bytes in the place of an object; the lock is held, so its folder stays."""
+        path = write_named(self._temporary, views)
+        with self._folders.lease(folder) as folder_fd:
+            try:
+                os.rename(path, name, dst_dir_fd=folder_fd)
+            except BaseException:
+                os.unlink(path)
+                raise
+            self._force(folder_fd, key)
+
+    def _remove_empty(self, folder: bytes) -> None:
+        while folder:
+            try:
+                os.rmdir(self._root + b"/" + folder)
+            except OSError:
+                return
+            self._folders.forget(folder)
+            folder = folder.rpartition(b"/")[0]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The store's lock against all threads and processes.
+
+        Raises:
+            UnavailableError: Somebody else held it for ``timeout_s`` seconds.
+        """
+        if not self._change.acquire(timeout=self._timeout_s):
+            raise UnavailableError(f"another thread holds the lock: {self._url}")
+        try:
+            with self._folders.lease(_HIDDEN) as hidden_fd:
+                fd = os.open(
+                    b"lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=hidden_fd
+                )
+                try:
+                    self._await_lock(fd)
+                    yield
+                finally:
+                    os.close(fd)  # gives up the lock as well
+        finally:
+            self._change.release()
+
+    def _await_lock(self, fd: int) -> None:
+        never = threading.Event()
+        for _ in range(max(1, round(self._timeout_s / _LOCK_POLL_S))):
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            never.wait(_LOCK_POLL_S)
+        raise UnavailableError(f"another process holds the lock: {self._url}")

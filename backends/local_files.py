@@ -1,0 +1,154 @@
+"""Files that appear whole or not at all: written without a name, forced to disk, then linked."""
+
+# Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
+# ruff: noqa: PTH108, PTH112, PTH123
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from typing import TYPE_CHECKING
+
+from backends.base import ByteRange
+from backends.errors import ObjectNotFoundError, ShortReadError
+from backends.ranges import check_range
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_IOV_MAX = 1024  # of Linux; os.sysconf says the same, but costs a call
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hang the reader
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
+_TMPFILE = getattr(os, "O_TMPFILE", 0)
+
+
+def write_all(fd: int, views: Sequence[memoryview]) -> None:
+    """Write the buffers one behind the other without joining them, however the kernel cuts it."""
+    rest = list(views)
+    first = 0
+    while first < len(rest):
+        written = os.writev(fd, rest[first : first + _IOV_MAX])
+        while first < len(rest) and written >= len(rest[first]):
+            written -= len(rest[first])
+            first += 1
+        if written:
+            rest[first] = rest[first][written:]
+
+
+class ExclusiveWriter:
+    """Creates files that must not exist yet. Safe to use from any number of threads."""
+
+    def __init__(self, temporary: bytes) -> None:
+        """Make a writer.
+
+        Args:
+            temporary: Folder for named files, used where the system has no unnamed ones.
+        """
+        self._temporary = temporary
+        self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
+
+    def create(self, folder_fd: int, name: bytes, views: Sequence[memoryview]) -> None:
+        """Make ``name`` in a folder, its bytes on disk; the name itself is not yet.
+
+        Raises:
+            FileExistsError: The name is taken.
+            FileNotFoundError: The folder has been removed.
+            OSError: Anything else. No name was made in any case.
+        """
+        if self._unnamed:
+            try:
+                fd = os.open(b".", os.O_WRONLY | os.O_CLOEXEC | _TMPFILE, 0o666, dir_fd=folder_fd)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+                self._unnamed = False
+            else:
+                _finish_unnamed(fd, folder_fd, name, views)
+                return
+        path = write_named(self._temporary, views)
+        try:
+            os.link(path, name, dst_dir_fd=folder_fd)
+        finally:
+            os.unlink(path)
+
+
+def _finish_unnamed(fd: int, folder_fd: int, name: bytes, views: Sequence[memoryview]) -> None:
+    try:
+        write_all(fd, views)
+        os.fsync(fd)
+        # Python calls linkat, which alone follows the link in /proc, only when a folder is given.
+        os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    finally:
+        os.close(fd)
+
+
+def write_named(folder: bytes, views: Sequence[memoryview]) -> bytes:
+    """Write a file with a name of its own in ``folder`` and force its bytes to disk; its path."""
+    fd, path = tempfile.mkstemp(dir=folder)
+    try:
+        os.fchmod(fd, 0o666 & ~_umask())
+        write_all(fd, views)
+        os.fsync(fd)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+    return path
+
+
+def _umask() -> int:
+    # Asking without setting is possible only through /proc; setting it would race with threads.
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def open_object(path: bytes, key: str) -> int:
+    """A descriptor for reading a regular file.
+
+    Raises:
+        ObjectNotFoundError: Something else has that name.
+        OSError: It cannot be opened.
+    """
+    fd = os.open(path, _READ)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise ObjectNotFoundError(f"no object, but a folder or device: {key!r}")
+
+
+def read_range(fd: int, key: str, byte_range: ByteRange | None) -> bytes:
+    """Read a range, or all, of an open file; never less than asked for.
+
+    Raises:
+        InvalidRangeError: The range begins at or behind the end.
+        ShortReadError: It ends behind the end, or the file was cut while it was read.
+    """
+    size = os.fstat(fd).st_size
+    if byte_range is None:
+        if not size:
+            return b""
+        byte_range = ByteRange(0, size)
+    else:
+        check_range(key, byte_range, size)
+    return _read_exactly(fd, key, byte_range)
+
+
+def _read_exactly(fd: int, key: str, byte_range: ByteRange) -> bytes:
+    data = os.pread(fd, byte_range.size_bytes, byte_range.start)
+    if len(data) == byte_range.size_bytes:
+        return data
+    pieces = [data]
+    position = byte_range.start + len(data)
+    while position < byte_range.end:
+        piece = os.pread(fd, byte_range.end - position, position)
+        if not piece:
+            raise ShortReadError(f"file was cut while it was read: {key!r}")
+        pieces.append(piece)
+        position += len(piece)
+    return b"".join(pieces)

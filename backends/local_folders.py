@@ -1,0 +1,176 @@
+"""Folders of a local store, held open, whose own names are known to be on disk.
+
+Contract
+    ``lease(folder)`` gives a descriptor of a folder that exists, and whose name in the folder above
+    it has been forced to disk, and so on up to the root. The cost is paid once: afterwards a lease
+    is a look-up.
+
+    A descriptor, not a path, is what a file is linked into: if another process removes the folder
+    meanwhile, linking fails with ENOENT instead of landing in a namesake that nobody made durable.
+    The caller then calls ``forget`` and takes a new lease.
+
+    At most ``FOLDERS_OPEN_MAX`` descriptors stay open (fewer where the process may open few). Any
+    thread may call anything at any time. Nothing here has to survive a crash.
+"""
+
+# Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
+# ruff: noqa: PTH102, PTH112, PTH120
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections import OrderedDict
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDERS_OPEN_MAX = 256
+_FOLDERS_KNOWN_MAX = 65_536
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class _Folder:
+    """An open folder: closed when it is dropped from the cache and the last user has gone."""
+
+    fd: int
+    users: int = 0
+    dropped: bool = False
+
+
+class FolderCache:
+    """Open folders below one root; see the module's contract."""
+
+    def __init__(self, root: bytes) -> None:
+        """Remember where; nothing is opened or made yet.
+
+        Args:
+            root: Absolute path.
+        """
+        self._root = root
+        self._lock = threading.Lock()
+        self._open: OrderedDict[bytes, _Folder] = OrderedDict()
+        self._known: dict[bytes, int] = {}  # folder -> inode whose name is on disk
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._open_max = max(4, min(FOLDERS_OPEN_MAX, soft // 4))
+
+    @contextmanager
+    def lease(self, folder: bytes) -> Iterator[int]:
+        """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself).
+
+        Raises:
+            OSError: It cannot be made or opened; ENOTDIR when an object is in its place.
+        """
+        entry = self._take(folder) or self._add(folder, self._open_durable(folder))
+        try:
+            yield entry.fd
+        finally:
+            self._give_back(entry)
+
+    def forget(self, folder: bytes) -> None:
+        """Drop ``folder`` and all above it: one of them has been removed."""
+        with self._lock:
+            while True:
+                self._known.pop(folder, None)
+                self._drop(folder)
+                if not folder:
+                    return
+                folder = folder.rpartition(b"/")[0]
+
+    def close(self) -> None:
+        """Close every descriptor as soon as nobody uses it."""
+        with self._lock:
+            for folder in list(self._open):
+                self._drop(folder)
+
+    def _take(self, folder: bytes) -> _Folder | None:
+        with self._lock:
+            entry = self._open.get(folder)
+            if entry is not None:
+                self._open.move_to_end(folder)
+                entry.users += 1
+            return entry
+
+    def _add(self, folder: bytes, fd: int) -> _Folder:
+        with self._lock:
+            entry = self._open.get(folder)
+            if entry is None:
+                entry = self._open[folder] = _Folder(fd)
+            else:  # another thread was faster
+                os.close(fd)
+            entry.users += 1
+            self._evict()
+            return entry
+
+    def _give_back(self, entry: _Folder) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.dropped and not entry.users:
+                os.close(entry.fd)
+
+    def _drop(self, folder: bytes) -> None:
+        entry = self._open.pop(folder, None)
+        if entry is not None:
+            entry.dropped = True
+            if not entry.users:
+                os.close(entry.fd)
+
+    def _evict(self) -> None:
+        surplus = len(self._open) - self._open_max
+        if surplus > 0:
+            idle = [folder for folder, entry in self._open.items() if not entry.users]
+            for folder in idle[:surplus]:
+                self._drop(folder)
+
+    def _open_durable(self, folder: bytes) -> int:
+        if not folder:
+            make_durable_folder(self._root)
+            return os.open(self._root, _FLAGS)
+        above, _, name = folder.rpartition(b"/")
+        with self.lease(above) as parent_fd:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=parent_fd)
+            fd = os.open(name, _FLAGS, dir_fd=parent_fd)
+            try:
+                self._force_name(folder, fd, parent_fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            return fd
+
+    def _force_name(self, folder: bytes, fd: int, parent_fd: int) -> None:
+        """Force the folder's name to disk, unless this process did it before for the same inode."""
+        inode = os.fstat(fd).st_ino
+        if self._known.get(folder) == inode:
+            return
+        os.fsync(parent_fd)
+        with self._lock:
+            if len(self._known) >= _FOLDERS_KNOWN_MAX:
+                self._known.clear()
+            self._known[folder] = inode
+
+
+def make_durable_folder(path: bytes) -> None:
+    """Make ``path`` and what is missing above it, each name forced to disk."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for made in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(made)
+        sync_folder(os.path.dirname(made))
+
+
+def sync_folder(path: bytes) -> None:
+    """Force the entries of a folder to disk."""
+    fd = os.open(path, _FLAGS)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
