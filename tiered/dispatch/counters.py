@@ -1,0 +1,36 @@
+"""What a dispatcher counts. Plain numbers; docs/metrics.md is generated from the docstring of each field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class DispatchCounters:
+    """Totals since the dispatcher started.
+
+    Attributes:
+        messages: Items committed, holes included.
+        record_bytes: Bytes of records committed.
+        parts: Parts committed.
+        rounds: Journal entries written for them.
+        uploads_failed: Uploads that failed or whose outcome is unknown.
+        switches: File switches after a failed upload.
+        lock_misses: Batches that dispatch left to compensation because a queue was busy.
+        compensated: Batches taken by compensation.
+        gaps: Gaps recorded.
+        quarantined: Damaged records put into quarantine.
+        merged_parts: Small parts replaced by merging.
+    """
+
+    messages: int = 0
+    record_bytes: int = 0
+    parts: int = 0
+    rounds: int = 0
+    uploads_failed: int = 0
+    switches: int = 0
+    lock_misses: int = 0
+    compensated: int = 0
+    gaps: int = 0
+    quarantined: int = 0
+    merged_parts: int = 0

@@ -1,0 +1,451 @@
+"""TieredDispatcher: three groups of threads that copy committed messages of a local store into the tier.
+
+Overview:
+    1. *dispatch thread*: follows the local store in log order. For each queue it only tries the queue's lock; on success
+       the records are in the buffer, on failure it goes on at once and the queue is left to compensation.
+    2. *compensate threads*: a scanner takes due group commits and hands them to the upload pool; queues that fell behind
+       are read in bulk from their own consume queue.
+    3. *build thread*: ``tiered.dispatch.rounds``.
+
+How to use it: ``start``; then ``dispatch`` from outside (plug-in way) or ``follow`` (attach way); ``drain``; ``close``.
+
+Ordering: per queue strictly by queue offset; data, index, entry (I2).
+
+Bounds (I8): ``tiered.dispatch.budget`` states the memory. When it is full, following pauses; the broker never notices,
+since nothing here is on its path. One upload per queue at a time, ``uploads_max`` in all.
+
+Retries and errors: a failed upload switches files and backs off with jitter, for ever (``tiered.log.composite``). Only
+``FencedError``, a refusal by the store (permissions, no such bucket) and defects end the dispatcher: ``fault`` says why.
+
+After a crash: everything is derived from the journal; nothing local has to survive.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from backends.base import ObjectStore
+from backends.errors import BackendError
+from tiered.clock import Clock
+from tiered.dispatch.budget import MemoryBudget
+from tiered.dispatch.counters import DispatchCounters
+from tiered.dispatch.rounds import Fact, RoundBuilder
+from tiered.dispatch.settings import DispatchSettings
+from tiered.dispatch.uploads import StoredLog, Uploader
+from tiered.errors import StoreUnavailableError, TieredStoreError
+from tiered.journal.writer import JournalWriter
+from tiered.local.face import LocalStore, RecordBatch
+from tiered.log.composite import (
+    ITEM_MEMORY_BYTES,
+    AppendResult,
+    CompositeFlatFile,
+    GroupCommit,
+)
+from tiered.log.state import Part, QueueLife, TierState, queue_action
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
+
+_LOG = logging.getLogger("tiered.dispatch")
+
+Start = Callable[[MessageQueue, QueueBounds], QueueOffset]
+
+
+class TieredDispatcher:
+    """Copies one local store into one tier.
+
+    Attributes:
+        counters: What was done so far.
+        budget: Memory held.
+        fault: Why the dispatcher ended by itself; None while it runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        prefix: str,
+        journal: JournalWriter[TierState],
+        local: LocalStore,
+        settings: DispatchSettings,
+        start: Start,
+        selects: Callable[[MessageQueue], bool],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """Wire the parts; no thread runs yet.
+
+        Args:
+            store: The tier's object store.
+            prefix: The broker's prefix, ending in a slash.
+            journal: With our reign taken.
+            local: Where messages come from.
+            settings: Limits and periods.
+            start: Where a queue begins that the tier has never met.
+            selects: Which queues are tiered.
+            clock: Time.
+            rng: Jitter.
+        """
+        self.counters = DispatchCounters()
+        self.budget = MemoryBudget(settings.buffer_bytes_max)
+        self.fault: BaseException | None = None
+        self._journal = journal
+        self._local = local
+        self._settings = settings
+        self._start = start
+        self._selects = selects
+        self._clock = clock
+        self._rng = rng
+        self._policy = settings.commit_policy
+        self._uploader = Uploader(
+            store, prefix, generation=journal.generation, writer=journal.writer
+        )
+        self._pool = ThreadPoolExecutor(settings.uploads_max, "tiered-upload")
+        self._index_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-index")
+        self._rounds = RoundBuilder(
+            journal,
+            self._uploader,
+            self._index_pool,
+            clock,
+            committed=self._committed,
+            index_failed=self._index_failed,
+        )
+        self._lock = threading.Lock()
+        self._files: dict[MessageQueue, CompositeFlatFile] = {}
+        self._active: set[MessageQueue] = set()
+        self._behind: set[MessageQueue] = set()
+        self._compensating: set[MessageQueue] = set()
+        self._gaps: dict[MessageQueue, QueueOffset] = {}
+        self._flush = False
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._room = threading.Event()
+        self._last_success_s = clock.monotonic_s()
+        self._threads: list[threading.Thread] = []
+
+    # -- the plug-in way ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the compensate and build threads."""
+        for name, body in (("compensate", self._compensate), ("build", self._build)):
+            thread = threading.Thread(target=self._guard, args=(body,), name=f"tiered-{name}")
+            self._threads.append(thread)
+            thread.start()
+
+    def dispatch(self, batch: RecordBatch) -> bool:
+        """Offer committed records of one queue; never blocks. From one thread.
+
+        Returns:
+            False when the queue is busy or behind: compensation will take them from the local store.
+        """
+        if not self._selects(batch.queue):
+            return True
+        file = self.file(batch.queue)
+        if not file.lock.acquire(blocking=False):
+            self.counters.lock_misses += 1
+            self._fall_behind(batch.queue)
+            return False
+        try:
+            return self._append(file, batch) is not AppendResult.GAP
+        finally:
+            file.lock.release()
+
+    # -- the attach way -------------------------------------------------------------------------
+
+    def follow(self, stop: Callable[[], bool], *, until_idle: bool = False) -> None:
+        """Body of the dispatch thread: follow the local store until ``stop`` says so.
+
+        Args:
+            stop: Asked between windows.
+            until_idle: Return when the committed end is reached.
+
+        Raises:
+            TieredStoreError: The local store cannot be read.
+        """
+        starts = self._starts()
+        follower = self._local.follow(starts)
+        try:
+            while not stop() and self.fault is None:
+                if not self.budget.has_room(self._settings.window_bytes):
+                    self._wait_for_room()
+                    continue
+                batches = follower.poll(self._settings.window_bytes)
+                for batch in batches:
+                    self.dispatch(batch)
+                self._pace(sum(memoryview(batch.data).nbytes for batch in batches))
+                if not batches and follower.is_idle:
+                    if until_idle:
+                        return
+                    self._clock.wait(self._stop, self._settings.poll_s)
+        finally:
+            follower.close()
+
+    def file(self, queue: MessageQueue) -> CompositeFlatFile:
+        """The write side of a queue; made on first use from what the journal says."""
+        with self._lock:
+            file = self._files.get(queue)
+            if file is None:
+                file = CompositeFlatFile(queue, self._life(queue), self._policy)
+                self._files[queue] = file
+            return file
+
+    def lag(self) -> Mapping[MessageQueue, QueueOffset]:
+        """Commit offset of each queue that this dispatcher has touched."""
+        with self._lock:
+            return {queue: file.commit_offset for queue, file in self._files.items()}
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was taken is durable and named, and no queue is behind."""
+        with self._lock:
+            quiet = not (self._behind or self._compensating or self._gaps)
+            files = list(self._files.values())
+        return quiet and self._rounds.is_idle and all(file.is_settled for file in files)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Flush all buffers and wait until everything taken is durable.
+
+        Returns:
+            False when that took longer than ``timeout_s`` or the dispatcher ended by itself.
+        """
+        self._flush = True
+        self._wake.set()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        idle = threading.Event()
+        while not self.is_settled and self.fault is None:
+            if self._clock.monotonic_s() >= deadline_s:
+                return False
+            self._clock.wait(idle, 0.005)
+        return self.fault is None
+
+    def seconds_without_success(self) -> float:
+        """How long nothing could be uploaded although there was something to upload; else 0."""
+        if self.is_settled:
+            self._last_success_s = self._clock.monotonic_s()
+        return self._clock.monotonic_s() - self._last_success_s
+
+    def close(self) -> None:
+        """End all threads; what is neither durable nor named is given up (it is still in the local store)."""
+        self._stop.set()
+        self._wake.set()
+        self._rounds.wake()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for thread in self._threads:
+            thread.join()
+        self._index_pool.shutdown(wait=True)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _life(self, queue: MessageQueue) -> QueueLife:
+        life = self._journal.state.life(queue)
+        if life is not None:
+            return life
+        bounds = self._local.queues().get(queue)
+        first = self._start(queue, bounds) if bounds else QueueOffset(0)
+        return QueueLife(0, first, first)
+
+    def _starts(self) -> dict[MessageQueue, QueueOffset]:
+        """Where to go on in each queue; those that are not tiered are as good as done."""
+        return {
+            queue: self.file(queue).append_offset if self._selects(queue) else bounds.end
+            for queue, bounds in self._local.queues().items()
+        }
+
+    def _append(self, file: CompositeFlatFile, batch: RecordBatch) -> AppendResult:
+        """With the queue's lock held."""
+        before = file.append_offset, file.buffered_bytes
+        result = file.append(batch, self._clock.monotonic_s())
+        if result is AppendResult.APPENDED:
+            items = file.append_offset - before[0]
+            self.budget.add(file.buffered_bytes - before[1] + items * ITEM_MEMORY_BYTES)
+            with self._lock:
+                self._active.add(file.queue)
+            self._upload_if_due(file)
+        elif result is AppendResult.GAP:
+            self._fall_behind(file.queue)
+        return result
+
+    def _upload_if_due(self, file: CompositeFlatFile, *, flush: bool = False) -> None:
+        """With the queue's lock held: hand a due group commit to the pool."""
+        if file.is_due(self._clock.monotonic_s(), flush=flush) and not self._stop.is_set():
+            commit = file.take(self._clock.now_ms())
+            self._pool.submit(self._guard, lambda: self._upload(file, commit))
+
+    def _upload(self, file: CompositeFlatFile, commit: GroupCommit) -> None:
+        try:
+            stored = self._uploader.put_log(commit)
+        except BackendError as error:
+            self._upload_failed(file, error)
+            return
+        with file.lock:
+            file.log_stored()
+        self._last_success_s = self._clock.monotonic_s()
+        self._rounds.submit(stored)
+        with file.lock:
+            self._upload_if_due(file, flush=self._flush)
+
+    def _upload_failed(self, file: CompositeFlatFile, error: BackendError) -> None:
+        self.counters.uploads_failed += 1
+        with file.lock:
+            file.log_failed(self._clock.monotonic_s(), self._backoff_s)
+            failures = file.failures
+        self.counters.switches += 1
+        if not error.retriable:
+            raise _refused(error)
+        if failures == 1:
+            _LOG.warning("upload of %s failed, going on in a new segment: %s", file.queue, error)
+
+    def _index_failed(self, stored: StoredLog, error: BackendError) -> None:
+        self.counters.uploads_failed += 1
+        if not error.retriable:
+            raise _refused(error)
+        _LOG.warning("upload of the index of %s failed, trying again: %s", stored.commit.queue, error)
+
+    def _committed(self, stored: StoredLog, part: Part, quarantined: int) -> None:
+        file = self.file(stored.commit.queue)
+        with file.lock:
+            file.committed(stored.commit, part)
+        self.budget.release(stored.commit.memory_bytes)
+        self._room.set()
+        counters = self.counters
+        counters.messages += part.count
+        counters.record_bytes += part.log.size_bytes
+        counters.parts += 1
+        counters.quarantined += quarantined
+        counters.rounds = self._rounds.rounds + 1
+        self._last_success_s = self._clock.monotonic_s()
+
+    def _backoff_s(self, failures: int) -> float:
+        settings = self._settings
+        pause_s = min(settings.backoff_s_min * 2 ** min(failures - 1, 30), settings.backoff_s_max)
+        return pause_s * self._rng.uniform(0.5, 1.0)
+
+    def _wait_for_room(self) -> None:
+        self._wake.set()
+        self._clock.wait(self._room, 0.1)
+        self._room.clear()
+
+    def _pace(self, size_bytes: int) -> None:
+        rate = self._settings.read_rate_bytes_s
+        if rate and size_bytes:
+            self._clock.wait(self._stop, size_bytes / rate)
+
+    # -- compensation ---------------------------------------------------------------------------
+
+    def _compensate(self) -> None:
+        """Body of the scanner."""
+        while not self._stop.is_set():
+            self._scan()
+            self._clock.wait(self._wake, min(0.25, self._settings.freshness_s / 4))
+            self._wake.clear()
+
+    def _scan(self) -> None:
+        """Take what is due, relieve pressure, and start compensation of queues that are behind."""
+        with self._lock:
+            files = [self._files[queue] for queue in self._active]
+            behind = self._behind - self._compensating
+        for file in self._by_urgency(files):
+            if file.lock.acquire(blocking=False):
+                try:
+                    self._upload_if_due(file, flush=self._flush or self._pressed())
+                    if not file.buffered_bytes:
+                        with self._lock:
+                            self._active.discard(file.queue)
+                finally:
+                    file.lock.release()
+        for queue in behind:
+            self._begin_compensation(queue)
+
+    def _by_urgency(self, files: list[CompositeFlatFile]) -> list[CompositeFlatFile]:
+        """Under pressure the fullest buffers go first, so that parts stay as large as they can."""
+        if not self.budget.under_pressure:
+            return files
+        return sorted(files, key=lambda file: -file.buffered_bytes)
+
+    def _pressed(self) -> bool:
+        return self.budget.under_pressure and self._pool._work_queue.qsize() == 0  # noqa: SLF001 (the pool has no public length)
+
+    def _fall_behind(self, queue: MessageQueue) -> None:
+        with self._lock:
+            self._behind.add(queue)
+        self._wake.set()
+
+    def _begin_compensation(self, queue: MessageQueue) -> None:
+        with self._lock:
+            self._compensating.add(queue)
+        self._index_pool.submit(self._guard, lambda: self._catch_up(queue))
+
+    def _catch_up(self, queue: MessageQueue) -> None:
+        """Read a queue in bulk until it is level with the local store, or memory is full, or a gap must be recorded."""
+        file = self.file(queue)
+        level = False
+        try:
+            while not self._stop.is_set() and self.budget.has_room(self._settings.part_bytes):
+                start = file.append_offset
+                batch = self._local.read(
+                    queue, start, bytes_max=self._settings.part_bytes, count_max=1 << 16
+                )
+                if batch is None:
+                    level = True
+                    return
+                if batch.base_offset > start:
+                    self._record_gap(file, batch.base_offset)
+                    return
+                with file.lock:
+                    self._append(file, batch)
+                self.counters.compensated += 1
+                self._pace(memoryview(batch.data).nbytes)
+        finally:
+            with self._lock:
+                self._compensating.discard(queue)
+                if level:
+                    self._behind.discard(queue)
+
+    def _record_gap(self, file: CompositeFlatFile, end: QueueOffset) -> None:
+        """When all before it is settled, have the next entry say that local retention was faster (I12)."""
+        with file.lock:
+            self._upload_if_due(file, flush=True)
+            start = file.commit_offset
+            if not file.is_settled or file.queue in self._gaps:
+                return
+            with self._lock:
+                self._gaps[file.queue] = end
+
+        def done() -> None:
+            with file.lock:
+                file.skip_to(end)
+            with self._lock:
+                self._gaps.pop(file.queue)
+            self.counters.gaps += 1
+            _LOG.warning("%s: messages [%d, %d) were gone before they were tiered", file.queue, start, end)
+
+        reason = "local retention overtook dispatch"
+        gap = {"start": start, "end": end, "reason": reason}
+        action = queue_action("gap", file.queue, file.incarnation, **gap)
+        self._rounds.state_fact(Fact(action, done))
+
+    # -- threads --------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        self._rounds.run(self._stop)
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        """Run a thread's body; its error ends the dispatcher instead of vanishing."""
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 (reported through `fault`, by the caller's thread)
+            if self.fault is None:
+                self.fault = error
+            if not isinstance(error, (TieredStoreError, BackendError)):
+                _LOG.exception("a thread of the dispatcher ended by a defect")
+            self._stop.set()
+            self._wake.set()
+            self._room.set()
+
+
+def _refused(error: BackendError) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the store refuses an upload: {error}", do="mend permissions or bucket, then attach again"
+    )

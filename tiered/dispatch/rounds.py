@@ -1,0 +1,188 @@
+"""The build thread: turns durable records into index objects and rounds of commits into journal entries.
+
+Overview: finished uploads arrive in the *write map*. When the *read map* is drained the two are swapped (double buffer):
+the index objects of everything in it are uploaded, and one journal entry names the parts of all queues.
+
+Ordering: data, then index, then the entry (I2). Parts of one queue keep their order; a part whose index could not be
+uploaded goes back, and those behind it wait for it. One entry is in flight at a time.
+
+Retries and errors: a failed index upload is tried again under a new key in a later round. An entry is never re-cut while
+its outcome is unknown (``tiered.journal.writer``). ``FencedError`` ends the thread through ``on_fatal``.
+
+After a crash: objects that no entry names are orphans; nothing else is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from backends.errors import BackendError
+from tiered.clock import Clock
+from tiered.dispatch.uploads import StoredLog, Uploader
+from tiered.journal.entry import Action
+from tiered.journal.writer import JournalWriter
+from tiered.log.state import Part, TierState, part_json, queue_action
+from tiered.model import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something else than a part that the next entry shall say.
+
+    Attributes:
+        action: The action.
+        done: Called when the entry is durable.
+    """
+
+    action: Action
+    done: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    stored: StoredLog
+    part: Part
+    quarantined: int
+
+
+class RoundBuilder:
+    """Owner of the maps and of the journal's writing end."""
+
+    def __init__(
+        self,
+        journal: JournalWriter[TierState],
+        uploader: Uploader,
+        executor: Executor,
+        clock: Clock,
+        *,
+        committed: Callable[[StoredLog, Part, int], None],
+        index_failed: Callable[[StoredLog, BackendError], None],
+    ) -> None:
+        """Wire the builder.
+
+        Args:
+            journal: Ours alone from now on.
+            uploader: Makes index objects.
+            executor: Runs the uploads.
+            clock: For pauses.
+            committed: Told of each part when its entry is durable, with its number of quarantined records.
+            index_failed: Told of each failed index upload.
+        """
+        self._journal = journal
+        self._uploader = uploader
+        self._executor = executor
+        self._clock = clock
+        self._committed = committed
+        self._index_failed = index_failed
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._write_map: dict[MessageQueue, list[StoredLog]] = {}
+        self._facts: list[Fact] = []
+        self._busy = False
+        self.rounds = 0
+
+    def submit(self, stored: StoredLog) -> None:
+        """Put a dispatch request into the write map. From any thread."""
+        with self._lock:
+            self._write_map.setdefault(stored.commit.queue, []).append(stored)
+        self._wake.set()
+
+    def state_fact(self, fact: Fact) -> None:
+        """Have the next entry say something else. From any thread."""
+        with self._lock:
+            self._facts.append(fact)
+        self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and no round is under way."""
+        with self._lock:
+            return not (self._write_map or self._facts or self._busy)
+
+    def run(self, stop: threading.Event) -> None:
+        """Body of the build thread: rounds until ``stop`` is set and nothing waits.
+
+        Raises:
+            FencedError: Another writer has taken over.
+            StoreUnavailableError: Told to stop while the store did not answer.
+        """
+        while not (stop.is_set() and self.is_idle):
+            self._clock.wait(self._wake, 0.25)
+            self._wake.clear()
+            if self.run_round() == 0 and not self.is_idle:
+                self._clock.wait(stop, 0.2)  # all index uploads failed: no busy loop
+
+    def wake(self) -> None:
+        """Have the thread look at ``stop``."""
+        self._wake.set()
+
+    def run_round(self) -> int:
+        """Swap the maps and commit what is in them; how many actions became durable."""
+        with self._lock:
+            read_map, self._write_map = self._write_map, {}
+            facts, self._facts = self._facts, []
+            self._busy = bool(read_map or facts)
+        try:
+            built = self._build(read_map)
+            actions = [action for one in built for action in _actions(one)]
+            actions += [fact.action for fact in facts]
+            if actions:
+                self._journal.append(actions)
+                self.rounds += 1
+            for one in built:
+                self._committed(one.stored, one.part, one.quarantined)
+            for fact in facts:
+                fact.done()
+        finally:
+            with self._lock:
+                self._busy = False
+        self._journal.write_checkpoint()
+        return len(actions)
+
+    def _build(self, read_map: dict[MessageQueue, list[StoredLog]]) -> list[_Built]:
+        """Upload the index objects; what fails goes back into the write map, in front."""
+        rows = [
+            [(stored, self._executor.submit(self._build_one, stored)) for stored in row]
+            for row in read_map.values()
+        ]
+        return [built for row in rows for built in self._gather(row)]
+
+    def _gather(self, row: Sequence[tuple[StoredLog, Future[_Built]]]) -> list[_Built]:
+        built: list[_Built] = []
+        for index, (stored, future) in enumerate(row):
+            try:
+                built.append(future.result())
+            except BackendError as error:
+                self._index_failed(stored, error)
+                back = [later for later, _ in row[index:]]
+                with self._lock:
+                    rest = self._write_map.get(stored.commit.queue, [])
+                    self._write_map[stored.commit.queue] = back + rest
+                for _, later_future in row[index + 1 :]:
+                    later_future.exception()  # its object, if any, is an orphan
+                break
+        return built
+
+    def _build_one(self, stored: StoredLog) -> _Built:
+        part = self._uploader.put_index(stored)
+        return _Built(stored, part, self._uploader.put_quarantine(stored.commit))
+
+
+def _actions(built: _Built) -> list[Action]:
+    commit = built.stored.commit
+    actions = [
+        queue_action(
+            "part",
+            commit.queue,
+            commit.incarnation,
+            segment=commit.segment,
+            part=part_json(built.part),
+        )
+    ]
+    if built.quarantined:
+        count = {"count": built.quarantined}
+        actions.append(queue_action("quarantine", commit.queue, commit.incarnation, **count))
+    return actions

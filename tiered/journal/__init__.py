@@ -1,0 +1,5 @@
+"""The sequence of entries that is the truth of a tier: append, replay, checkpoint, lease.
+
+One implementation with several roots: the tier's own state machine is ``tiered.log.state``; archive and compaction bring
+theirs. docs/formats/journal.md has the layout.
+"""

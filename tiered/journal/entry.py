@@ -1,0 +1,104 @@
+r"""One journal entry: small, immutable, created once.
+
+Layout: two lines of ASCII text::
+
+    {"actions":[…],"format":1,"generation":3,"number":17,"time_ms":1700000000000,"writer":"0badcafe"}\n
+    <8 hex digits: CRC-32 of the first line without its newline>\n
+
+An action is an object whose ``do`` names it. This package knows only ``reign`` (a writer begins: ``generation``,
+``holder``); all others belong to the state machine above. An unknown action stops a writer and is an error for a reader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zlib_ng import zlib_ng
+
+from tiered.errors import DataError, InvalidError
+
+FORMAT_VERSION = 1
+REIGN = "reign"
+
+Action = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One step of a tier's history.
+
+    Attributes:
+        number: Place in the journal, from 1.
+        generation: The reign under which it was written; 0 for those who do not reign.
+        writer: 8-hex-digit id of the process that wrote it.
+        time_ms: When, by the writer's wall clock; for people, nothing depends on it.
+        actions: What changed, in order.
+    """
+
+    number: int
+    generation: int
+    writer: str
+    time_ms: int
+    actions: Sequence[Action]
+
+
+def seal_text(document: Mapping[str, Any]) -> bytes:
+    """One JSON line and the line with its checksum: the form of entries, checkpoints and the lease."""
+    line = json.dumps(document, separators=(",", ":"), sort_keys=True).encode("ascii")
+    return b"%s\n%08x\n" % (line, zlib_ng.crc32(line))
+
+
+def open_text(data: bytes, *, where: str, version: int = FORMAT_VERSION) -> dict[str, Any]:
+    """Check and parse what ``seal_text`` made.
+
+    Raises:
+        DataError: The checksum is wrong or the text is cut.
+        InvalidError: It is of a newer format version.
+    """
+    line, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % zlib_ng.crc32(line):
+        raise DataError(
+            "the checksum is wrong", where=where, do="run `tiered verify` to see what is damaged"
+        )
+    document: dict[str, Any] = json.loads(line)
+    if document.get("format", 0) > version:
+        raise InvalidError(
+            f"format version {document['format']} is newer than {version}, which this program knows",
+            where=where,
+            do="use a newer version of tiered",
+        )
+    return document
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The object's bytes."""
+    return seal_text(
+        {
+            "format": FORMAT_VERSION,
+            "number": entry.number,
+            "generation": entry.generation,
+            "writer": entry.writer,
+            "time_ms": entry.time_ms,
+            "actions": list(entry.actions),
+        }
+    )
+
+
+def decode_entry(data: bytes, *, where: str) -> Entry:
+    """Parse an entry.
+
+    Raises:
+        DataError: It is damaged.
+        InvalidError: It is of a newer format version.
+    """
+    document = open_text(data, where=where)
+    return Entry(
+        document["number"],
+        document["generation"],
+        document["writer"],
+        document["time_ms"],
+        document["actions"],
+    )

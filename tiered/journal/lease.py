@@ -1,0 +1,240 @@
+"""The lease: who writes and until when. For politeness; the journal is what fences.
+
+The object ``lease`` is the one mutable object of a tier, changed only by compare-and-set. Form: ``seal_text`` of
+``{"format":1,"holder":{…},"writer":"0badcafe","expires_ms":…,"released":false}``.
+
+Rules: an absent, released or unreadable lease is free. One that has expired by our wall clock is free. One whose holder
+was a process of this host and this boot that no longer runs is free at once. Else we wait for it, saying so, or give up.
+A holder renews at a third of the duration, on its monotonic clock; when it could not renew until two thirds are over it
+must stop writing (``Lease.renew`` says so by ``FencedError``), so that it has stopped before anybody can take the lease.
+
+After a crash the lease stays until it expires, or is taken at once by a process of the same host.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.base import ObjectStore, Version
+from backends.errors import (
+    BackendError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    UnknownOutcomeError,
+)
+from tiered.clock import Clock
+from tiered.errors import DataError, FencedError
+from tiered.journal.entry import open_text, seal_text
+from tiered.keys import LEASE
+
+_SAFE_SHARE = 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process, so that its end can be seen on the same host.
+
+    Attributes:
+        host: Host name.
+        boot: Id of the host's boot; a process id means nothing after another boot.
+        pid: Process id.
+        started: Start time of the process in clock ticks since boot; tells it from a later one with the same id.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    started: int
+
+    @classmethod
+    def present(cls) -> Holder:
+        """This process."""
+        return cls(socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid()) or 0)
+
+    def is_gone(self) -> bool:
+        """Whether this was a process of this host and boot that no longer runs."""
+        here = (self.host, self.boot) == (socket.gethostname(), _boot_id()) and bool(self.boot)
+        return here and _started(self.pid) != self.started
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """What the lease object says."""
+
+    holder: Holder
+    writer: str
+    expires_ms: int
+    released: bool
+
+
+class Lease:
+    """Our hold on a tier. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        writer: str,
+        holder: Holder,
+        seconds: float,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._key = prefix + LEASE
+        self._writer = writer
+        self._holder = holder
+        self._seconds = seconds
+        self._clock = clock
+        self._version: Version | None = None
+        self._renewed_s = 0.0
+
+    def try_acquire(self) -> LeaseState | None:
+        """Take the lease if it is free.
+
+        Returns:
+            None when it is ours now; else who has it.
+        """
+        present, version = read_lease(self._store, self._key)
+        if present and present.writer != self._writer and not self._is_free(present):
+            return present
+        try:
+            self._write(version)
+        except PreconditionFailedError:
+            return read_lease(self._store, self._key)[0] or present
+        return None
+
+    def acquire(
+        self, *, wait: bool, announce: Callable[[LeaseState], None], stop: Callable[[float], bool]
+    ) -> None:
+        """Take the lease, waiting for a living holder's to end if asked to.
+
+        Args:
+            wait: Wait until it is free; else give up at once.
+            announce: Called once with the holder that is waited for.
+            stop: Waits so many seconds; True when we were told to stop.
+
+        Raises:
+            FencedError: Another holder has it (and we do not wait, or were told to stop).
+        """
+        told = False
+        while (other := self.try_acquire()) is not None:
+            if not wait or stop(min(1.0, self._seconds / 4)):
+                raise FencedError(
+                    f"{other.holder.host} (process {other.holder.pid}) holds the lease",
+                    where=f"{self._store.url}/{self._key}",
+                    do="stop that writer, or wait until its lease ends",
+                )
+            if not told:
+                announce(other)
+                told = True
+
+    @property
+    def renewal_seconds(self) -> float:
+        """How often to call ``renew``."""
+        return self._seconds / 3
+
+    def renew(self) -> None:
+        """Prolong the lease.
+
+        Raises:
+            FencedError: Another has it, or we could not renew in time: stop writing now.
+            BackendError: Not renewed; try again soon.
+        """
+        try:
+            self._write(self._version)
+        except PreconditionFailedError:
+            self._settle()
+        except BackendError:
+            if self._clock.monotonic_s() - self._renewed_s >= self._seconds * _SAFE_SHARE:
+                raise FencedError(
+                    f"the lease could not be renewed for {self._seconds * _SAFE_SHARE:.0f} s",
+                    where=f"{self._store.url}/{self._key}",
+                    do="check the store, then attach again",
+                ) from None
+            raise
+
+    def release(self) -> None:
+        """Give the lease back, if it is still ours. A failure is no error: it expires by itself."""
+        if self._version is None:
+            return
+        try:
+            self._write(self._version, released=True)
+        except BackendError:
+            pass
+        self._version = None
+
+    def _settle(self) -> None:
+        """After a refused or lost renewal: ours after all, or another's?"""
+        present, version = read_lease(self._store, self._key)
+        if present is None or present.writer != self._writer:
+            raise FencedError(
+                "another writer has taken the lease",
+                where=f"{self._store.url}/{self._key}",
+                do="`tiered lease` shows the holder",
+            )
+        self._version = version
+
+    def _is_free(self, present: LeaseState) -> bool:
+        expired = present.expires_ms <= self._clock.now_ms()
+        return present.released or expired or present.holder.is_gone()
+
+    def _write(self, expected: Version | None, *, released: bool = False) -> None:
+        before_s = self._clock.monotonic_s()
+        document: Mapping[str, Any] = {
+            "format": 1,
+            "holder": asdict(self._holder),
+            "writer": self._writer,
+            "expires_ms": self._clock.now_ms() + round(self._seconds * 1000),
+            "released": released,
+        }
+        try:
+            self._version = self._store.compare_and_set(self._key, seal_text(document), expected)
+        except UnknownOutcomeError:
+            present, version = read_lease(self._store, self._key)
+            if present is None or present.writer != self._writer or version == expected:
+                raise
+            self._version = version
+        self._renewed_s = before_s
+
+
+def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version | None]:
+    """The lease and its version; a lease that cannot be read is as good as none, but has a version."""
+    try:
+        data, version = store.get_versioned(key)
+    except ObjectNotFoundError:
+        return None, None
+    try:
+        document = open_text(data, where=key)
+        return (
+            LeaseState(
+                Holder(**document["holder"]),
+                document["writer"],
+                document["expires_ms"],
+                document["released"],
+            ),
+            version,
+        )
+    except (DataError, KeyError, TypeError, ValueError):
+        return None, version
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a process in ticks since boot; None when there is no such process (or no /proc)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])

@@ -1,0 +1,211 @@
+"""Builds and parses every object key of a tier (the only module that does).
+
+Layout, relative to the URL of the tier::
+
+    <hash8>_<cluster>/<broker>/
+        journal/<n>                                   entry
+        journal/<n>.checkpoint                        state after entry n
+        lease                                         the one mutable object
+        queue/<topic>/<queue_id>/<incarnation>/commitlog/<log_offset>-<generation>-<writer>-<sequence>
+        queue/<topic>/<queue_id>/<incarnation>/consumequeue/<queue_offset>-<generation>-<writer>-<sequence>
+        quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
+
+Offsets have 20 decimal digits, other numbers 10. ``writer`` is a random 8-hex-digit id of the process and ``sequence``
+counts the objects that it has begun, so no two tries ever share a key.
+
+Names (cluster, broker, topic) are escaped: letters, digits, ``_ - % |`` stand for themselves, any other byte of the
+UTF-8 form is ``~`` and two hex digits. An escaped name of over 240 bytes is cut into several key segments, each but the
+last ending in ``~+``. No key is another key plus ``/…``, which one server would store and never list: every leaf lies in
+a folder in which only leaves lie, and ``lease`` cannot be a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+OFFSET_DIGITS = 20
+NUMBER_DIGITS = 10
+LEASE = "lease"
+JOURNAL = "journal/"
+QUEUE = "queue/"
+QUARANTINE = "quarantine/"
+_CHECKPOINT = ".checkpoint"
+_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%|")
+_SEGMENT_BYTES_MAX = 240
+_CONTINUED = "~+"
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectId:
+    """The part of a key that makes it unique among all tries of all writers."""
+
+    generation: int
+    writer: str
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.generation:0{NUMBER_DIGITS}d}-{self.writer}-{self.sequence:0{NUMBER_DIGITS}d}"
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """What the key of a data object says.
+
+    Attributes:
+        kind: ``commitlog``, ``consumequeue`` or ``quarantine``.
+        queue: Whose data.
+        incarnation: Which life of the queue.
+        offset: Log offset (commitlog) or queue offset (the others) of the object's first byte or item.
+        object_id: Who made it.
+    """
+
+    kind: str
+    queue: MessageQueue
+    incarnation: int
+    offset: int
+    object_id: ObjectId
+
+
+def escape_name(name: str) -> str:
+    """Turn any name into key segments, reversibly."""
+    pieces = [
+        chr(byte) if byte in _SAFE else f"~{byte:02x}"
+        for byte in name.encode("utf-8", "surrogateescape")
+    ]
+    segments, size = [""], 0
+    for piece in pieces:
+        if size + len(piece) > _SEGMENT_BYTES_MAX:
+            segments[-1] += _CONTINUED
+            segments.append("")
+            size = 0
+        segments[-1] += piece
+        size += len(piece)
+    return "/".join(segments) if name else "~"
+
+
+def unescape_name(text: str) -> str:
+    """Undo ``escape_name``.
+
+    Raises:
+        ValueError: ``text`` was not made by ``escape_name``.
+    """
+    if text == "~":
+        return ""
+    raw, index = bytearray(), 0
+    joined = text.replace(f"{_CONTINUED}/", "")
+    while index < len(joined):
+        if joined[index] == "~":
+            raw.append(int(joined[index + 1 : index + 3], 16))
+            index += 3
+        else:
+            raw += joined[index].encode()
+            index += 1
+    name = raw.decode("utf-8", "surrogateescape")
+    if escape_name(name) != text:
+        raise ValueError(f"not an escaped name: {text!r}")
+    return name
+
+
+def cluster_segment(cluster: str) -> str:
+    """``<hash8>_<cluster>``: the hash spreads clusters over an object store's key space."""
+    digest = hashlib.md5(cluster.encode("utf-8", "surrogateescape"), usedforsecurity=False)
+    return f"{digest.hexdigest()[:8]}_{escape_name(cluster)}"
+
+
+def broker_prefix(cluster: str, broker: str) -> str:
+    """Prefix of one broker's tier, ending in a slash."""
+    return f"{cluster_segment(cluster)}/{escape_name(broker)}/"
+
+
+def entry_key(prefix: str, number: int) -> str:
+    """Key of journal entry ``number``."""
+    return f"{prefix}{JOURNAL}{number:0{OFFSET_DIGITS}d}"
+
+
+def checkpoint_key(prefix: str, number: int) -> str:
+    """Key of the state after journal entry ``number``."""
+    return entry_key(prefix, number) + _CHECKPOINT
+
+
+def parse_journal_key(prefix: str, key: str) -> tuple[int, bool] | None:
+    """Number of a journal key and whether it is a checkpoint; None when it is neither."""
+    name = key.removeprefix(prefix + JOURNAL)
+    digits = name.removesuffix(_CHECKPOINT)
+    if name == key or len(digits) != OFFSET_DIGITS or not (digits.isascii() and digits.isdigit()):
+        return None
+    return int(digits), digits != name
+
+
+def queue_prefix(prefix: str, queue: MessageQueue) -> str:
+    """Prefix of all data of one queue, all incarnations."""
+    return f"{prefix}{QUEUE}{_queue_path(queue)}/"
+
+
+def commit_log_key(
+    prefix: str, queue: MessageQueue, incarnation: int, log_offset: LogOffset, made: ObjectId
+) -> str:
+    """Key of a commit-log object that begins at ``log_offset``."""
+    return _data_key(f"{prefix}{QUEUE}", queue, incarnation, "commitlog/", log_offset, made)
+
+
+def consume_queue_key(
+    prefix: str, queue: MessageQueue, incarnation: int, queue_offset: QueueOffset, made: ObjectId
+) -> str:
+    """Key of a consume-queue object that begins at ``queue_offset``."""
+    return _data_key(f"{prefix}{QUEUE}", queue, incarnation, "consumequeue/", queue_offset, made)
+
+
+def quarantine_key(
+    prefix: str, queue: MessageQueue, incarnation: int, queue_offset: QueueOffset, made: ObjectId
+) -> str:
+    """Key of the raw bytes of a damaged record."""
+    return _data_key(f"{prefix}{QUARANTINE}", queue, incarnation, "", queue_offset, made)
+
+
+def parse_data_key(prefix: str, key: str) -> DataKey | None:
+    """Undo the three functions above; None when the key is of another kind or another prefix."""
+    try:
+        return _parse_data_key(prefix, key)
+    except ValueError:
+        return None
+
+
+def _parse_data_key(prefix: str, key: str) -> DataKey | None:
+    rest = key.removeprefix(prefix)
+    if rest == key and prefix:
+        return None
+    *path, leaf = rest.split("/")
+    kind = "quarantine"
+    if path and path[0] == QUEUE[:-1]:
+        kind = path.pop()
+        if kind not in {"commitlog", "consumequeue"}:
+            return None
+    elif not path or path[0] != QUARANTINE[:-1]:
+        return None
+    _, *name, queue_id, incarnation = path
+    offset, generation, writer, sequence = leaf.split("-")
+    if len(writer) != 8 or not _HEX.issuperset(writer):  # noqa: PLR2004 (the id's fixed width)
+        return None
+    parsed = DataKey(
+        kind,
+        MessageQueue(unescape_name("/".join(name)), int(queue_id)),
+        int(incarnation),
+        int(offset),
+        ObjectId(int(generation), writer, int(sequence)),
+    )
+    return parsed if str(parsed.object_id) == leaf[OFFSET_DIGITS + 1 :] else None
+
+
+def _queue_path(queue: MessageQueue) -> str:
+    return f"{escape_name(queue.topic)}/{queue.queue_id:0{NUMBER_DIGITS}d}"
+
+
+def _data_key(
+    root: str, queue: MessageQueue, incarnation: int, folder: str, offset: int, made: ObjectId
+) -> str:
+    life = f"{incarnation:0{NUMBER_DIGITS}d}"
+    return f"{root}{_queue_path(queue)}/{life}/{folder}{offset:0{OFFSET_DIGITS}d}-{made}"

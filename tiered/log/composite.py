@@ -1,0 +1,327 @@
+"""CompositeFlatFile: the write side of one queue, that is its commit log, its consume queue and what waits in memory.
+
+Overview: ``append`` takes batches into a buffer; ``take`` cuts the next group commit off the buffer; the dispatcher
+uploads it and reports ``log_stored`` or ``log_failed``; when the index is durable too and an entry names both,
+``committed``. Offsets: ``commit_offset <= append_offset`` (the queue offset of what comes next).
+
+Non-StopWrite (file switch): when an upload fails, or nobody knows what became of it, the segment is ended at its commit
+position and the same bytes, with what came since, go at once into a new segment with that base, under a new key. Nobody
+asks the store how long the old object is: no entry names it.
+
+Threads: every method but ``lock`` itself wants ``lock`` held. Dispatch only tries the lock; a commit holds it for
+moments, never during I/O.
+
+Memory: the buffer's bytes are accounted by the caller through ``buffered_bytes`` of what it appends and takes.
+
+After a crash: nothing here survives, and nothing has to; the journal gives the offsets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from typing_extensions import Buffer
+
+from tiered.local.face import Quarantined, RecordBatch
+from tiered.log.commit_log import TieredCommitLog
+from tiered.log.consume_queue import ITEM_BYTES, TieredConsumeQueue, encode_items
+from tiered.log.flat_file import TieredFileSegment
+from tiered.log.state import Part, QueueLife
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+ITEM_MEMORY_BYTES = 40
+"""What one item costs in memory besides its record's bytes (position, size, tag, two times)."""
+
+
+class AppendResult(Enum):
+    """What became of an append."""
+
+    APPENDED = "appended"
+    DUPLICATE = "duplicate"
+    GAP = "gap"
+    """The batch begins behind the append offset; nothing was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPolicy:
+    """When to commit and when to roll.
+
+    Attributes:
+        part_bytes: A commit is due at so many buffered bytes, and takes about so many (one record at least).
+        freshness_s: A commit is due when the oldest buffered byte is so old.
+        segment_bytes_max: A segment is rolled when it has reached so many bytes.
+        segment_age_ms_max: And when its first part is so old.
+    """
+
+    part_bytes: int
+    freshness_s: float
+    segment_bytes_max: int
+    segment_age_ms_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """One group commit: what will be one part.
+
+    Attributes:
+        queue: Whose.
+        incarnation: Which life.
+        segment: Base log offset of the segment it goes to.
+        log_offset: Of its first byte.
+        queue_offset: Of its first item.
+        batches: Its records.
+        data_bytes: Bytes of its records.
+        count: Its items.
+    """
+
+    queue: MessageQueue
+    incarnation: int
+    segment: LogOffset
+    log_offset: LogOffset
+    queue_offset: QueueOffset
+    batches: tuple[RecordBatch, ...]
+    data_bytes: int
+    count: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds in memory."""
+        return self.data_bytes + self.count * ITEM_MEMORY_BYTES
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """Its damaged records."""
+        return [record for batch in self.batches for record in batch.quarantined]
+
+    def data(self) -> list[Buffer]:
+        """The payload of the commit-log object."""
+        return [batch.data for batch in self.batches]
+
+    def items(self) -> list[Buffer]:
+        """The payload of the consume-queue object."""
+        pieces: list[Buffer] = []
+        base = self.log_offset
+        for batch in self.batches:
+            pieces.append(encode_items(base, batch.positions, batch.sizes, batch.tag_codes))
+            base = LogOffset(base + _size(batch))
+        return pieces
+
+    def times(self) -> tuple[int, int]:
+        """Smallest and greatest store time; (-1, -1) when there is none."""
+        times = np.concatenate([b.store_timestamps_ms[b.sizes > 0] for b in self.batches])
+        return (int(times.min()), int(times.max())) if len(times) else (-1, -1)
+
+    def holes(self) -> int:
+        """Items without a message."""
+        return int(sum(np.count_nonzero(batch.sizes == 0) for batch in self.batches))
+
+
+class CompositeFlatFile:
+    """The pair of one queue, with its append buffer.
+
+    Attributes:
+        queue: Whose.
+        lock: Held during every other call.
+        commit_log: The commit log's positions.
+        consume_queue: The consume queue's positions.
+        next_try_s: Monotonic time before which nothing is to be uploaded (back-off after a failure).
+        failures: Failed uploads in a row.
+        switches: File switches so far.
+    """
+
+    def __init__(self, queue: MessageQueue, life: QueueLife, policy: CommitPolicy) -> None:
+        """Begin at what the journal says of the queue's present life."""
+        self.queue = queue
+        self.lock = threading.Lock()
+        self.incarnation = life.incarnation
+        self.commit_log = TieredCommitLog.load(life)
+        self.consume_queue = TieredConsumeQueue.load(life)
+        self.next_try_s = 0.0
+        self.failures = 0
+        self.switches = 0
+        self._policy = policy
+        self._commit_offset = life.commit_offset
+        self._taken_offset = life.commit_offset
+        self._append_offset = life.commit_offset
+        self._log_taken = life.log_end
+        self._buffer: deque[tuple[RecordBatch, float]] = deque()
+        self._buffered = 0
+        self._uploading: GroupCommit | None = None
+        self._roll_next = False
+
+    @property
+    def commit_offset(self) -> QueueOffset:
+        """One past the last message whose data and index are durable and named."""
+        return self._commit_offset
+
+    @property
+    def append_offset(self) -> QueueOffset:
+        """Queue offset of the next message to append."""
+        return self._append_offset
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records in the buffer (not those of a commit under way)."""
+        return self._buffered
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is buffered or under way."""
+        return self._commit_offset == self._append_offset
+
+    def append(self, batch: RecordBatch, now_s: float) -> AppendResult:
+        """Take a batch that continues the queue; what it repeats is cut off.
+
+        Args:
+            batch: Records of this queue.
+            now_s: Monotonic time.
+        """
+        if batch.base_offset > self._append_offset:
+            return AppendResult.GAP
+        if batch.end_offset <= self._append_offset:
+            return AppendResult.DUPLICATE
+        rest = trim(batch, self._append_offset)
+        self._buffer.append((rest, now_s))
+        self._buffered += _size(rest)
+        self._append_offset = rest.end_offset
+        return AppendResult.APPENDED
+
+    def skip_to(self, queue_offset: QueueOffset) -> None:
+        """Go on behind a gap that an entry has recorded; nothing may be buffered or under way."""
+        assert self.is_settled
+        self._commit_offset = self._taken_offset = self._append_offset = queue_offset
+        self._roll_next = True
+
+    def is_due(self, now_s: float, *, flush: bool) -> bool:
+        """Whether a group commit is to be taken now.
+
+        Args:
+            now_s: Monotonic time.
+            flush: Take whatever there is.
+        """
+        if not self._buffer or self._uploading is not None or now_s < self.next_try_s:
+            return False
+        aged = now_s - self._buffer[0][1] >= self._policy.freshness_s
+        return flush or aged or self._buffered >= self._policy.part_bytes
+
+    def due_at_s(self) -> float | None:
+        """Monotonic time at which the buffer is due by age (or may be tried again); None when it is empty."""
+        if not self._buffer or self._uploading is not None:
+            return None
+        return max(self._buffer[0][1] + self._policy.freshness_s, self.next_try_s)
+
+    def take(self, now_ms: int) -> GroupCommit:
+        """Cut the next group commit off the buffer. ``is_due`` must have said so."""
+        assert self._uploading is None
+        batches: list[RecordBatch] = []
+        size = 0
+        while self._buffer and (not batches or size < self._policy.part_bytes):
+            batch, _ = self._buffer.popleft()
+            batches.append(batch)
+            size += _size(batch)
+        self._buffered -= size
+        if self._must_roll(now_ms):
+            self._open_segments(now_ms)
+        commit = GroupCommit(
+            self.queue,
+            self.incarnation,
+            LogOffset(self.commit_log.segments[-1].base_offset),
+            self._log_taken,
+            self._taken_offset,
+            tuple(batches),
+            size,
+            sum(batch.count for batch in batches),
+        )
+        self.commit_log.segments[-1].append(size)
+        self.consume_queue.segments[-1].append(commit.count * ITEM_BYTES)
+        self._log_taken = LogOffset(self._log_taken + size)
+        self._taken_offset = QueueOffset(self._taken_offset + commit.count)
+        self._uploading = commit
+        return commit
+
+    def log_stored(self) -> None:
+        """The commit's log object is durable; the next commit may be taken."""
+        self._uploading = None
+        self.failures = 0
+
+    def log_failed(self, now_s: float, backoff_s: Callable[[int], float]) -> None:
+        """The upload failed or its outcome is unknown: switch files.
+
+        Args:
+            now_s: Monotonic time.
+            backoff_s: Pause before the next try, from the number of failures in a row.
+        """
+        commit = self._uploading
+        assert commit is not None
+        self._uploading = None
+        self.failures += 1
+        self.switches += 1
+        self.next_try_s = now_s + backoff_s(self.failures)
+        for batch in reversed(commit.batches):
+            self._buffer.appendleft((batch, now_s - self._policy.freshness_s))
+        self._buffered += commit.data_bytes
+        self.commit_log.segments[-1].append(-commit.data_bytes)
+        self.consume_queue.segments[-1].append(-commit.count * ITEM_BYTES)
+        self._log_taken = commit.log_offset
+        self._taken_offset = commit.queue_offset
+        self._roll_next = True
+
+    def committed(self, commit: GroupCommit, part: Part) -> None:
+        """A journal entry names the part: the commit offset moves."""
+        for segment in self.commit_log.segments:
+            if segment.base_offset == commit.segment:
+                segment.commit(part.log)
+        base = self._index_base(commit)
+        base.commit(part.index)
+        self._commit_offset = part.queue_end
+
+    def _index_base(self, commit: GroupCommit) -> TieredFileSegment:
+        offset = commit.queue_offset * ITEM_BYTES
+        return next(s for s in reversed(self.consume_queue.segments) if s.base_offset <= offset)
+
+    def _must_roll(self, now_ms: int) -> bool:
+        last = self.commit_log.segments[-1] if self.commit_log.segments else None
+        if self._roll_next or last is None or last.sealed:
+            return True
+        full = last.append_position >= self._policy.segment_bytes_max
+        return full or now_ms - last.created_ms >= self._policy.segment_age_ms_max
+
+    def _open_segments(self, now_ms: int) -> None:
+        """Open both files at the present positions. An empty last segment (a switch at position 0) is replaced."""
+        for flat, base in (
+            (self.commit_log, self._log_taken),
+            (self.consume_queue, self._taken_offset * ITEM_BYTES),
+        ):
+            if flat.segments and flat.segments[-1].append_position == 0:
+                flat.segments.pop()
+            flat.open_segment(now_ms, base)
+        self._roll_next = False
+
+
+def trim(batch: RecordBatch, start: QueueOffset) -> RecordBatch:
+    """The batch from queue offset ``start`` on (which lies in it), without the bytes before."""
+    skip = start - batch.base_offset
+    if skip <= 0:
+        return batch
+    kept = batch.sizes[skip:] > 0
+    first = int(batch.positions[skip:][kept].min()) if kept.any() else _size(batch)
+    return RecordBatch(
+        queue=batch.queue,
+        base_offset=start,
+        data=memoryview(batch.data).cast("B")[first:],
+        positions=np.maximum(batch.positions[skip:] - first, 0),
+        sizes=batch.sizes[skip:],
+        tag_codes=batch.tag_codes[skip:],
+        store_timestamps_ms=batch.store_timestamps_ms[skip:],
+        physical_offsets=batch.physical_offsets[skip:],
+        quarantined=[q for q in batch.quarantined if q.queue_offset >= start],
+    )
+
+
+def _size(batch: RecordBatch) -> int:
+    return memoryview(batch.data).nbytes

@@ -1,0 +1,80 @@
+"""TieredConsumeQueue: the index of one queue, 20 bytes an item, strictly contiguous in queue offsets.
+
+Item (big-endian), one per queue offset::
+
+    offset  size  type    field
+         0     8  int64   log_offset of the record
+         8     4  int32   size of the record; 0: a hole
+        12     8  int64   tag code; of a hole its reason (``tiered.local.face.HoleReason``)
+
+Items of an inner batch name the same record. Byte address in the flat file = 20 · queue offset, so a queue that begins at
+offset 1,000 has its first byte at 20,000. After a gap a new segment begins at the offset behind it.
+
+Source:
+    RocketMQ ``MessageFormatUtil.CONSUME_QUEUE_UNIT_SIZE``; the local store's item has the same form with a physical
+    offset in the first field.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import ObjectStore
+from tiered.log.flat_file import TieredFlatFile, load_segment
+from tiered.log.objects import read_range
+from tiered.log.state import QueueLife
+from tiered.model import LogOffset, QueueOffset
+
+ITEM = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
+ITEM_BYTES = 20
+assert ITEM.itemsize == ITEM_BYTES
+
+
+def encode_items(
+    log_offset: LogOffset,
+    positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    tag_codes: npt.NDArray[np.int64],
+) -> bytes:
+    """Items of records that lie from ``log_offset`` on at the given positions."""
+    items = np.empty(len(sizes), ITEM)
+    items["log_offset"] = positions + log_offset
+    items["size"] = sizes
+    items["tag_code"] = tag_codes
+    return items.tobytes()
+
+
+class TieredConsumeQueue(TieredFlatFile):
+    """The consume queue of one life of a queue."""
+
+    @classmethod
+    def load(cls, life: QueueLife) -> TieredConsumeQueue:
+        """As the journal has it."""
+        first = life.segments[0].base_queue_offset if life.segments else life.commit_offset
+        queue = cls(first * ITEM_BYTES)
+        queue.segments = [
+            load_segment(
+                s.base_queue_offset * ITEM_BYTES,
+                s.created_ms,
+                s.sealed,
+                [part.index for part in s.parts],
+            )
+            for s in life.segments
+        ]
+        return queue
+
+    def read(
+        self, store: ObjectStore, prefix: str, start: QueueOffset, end: QueueOffset
+    ) -> npt.NDArray[np.void]:
+        """Items ``[start, end)``, none of which may lie in a gap. Checked bytes.
+
+        Raises:
+            DataError: An object is damaged.
+            BackendError: An object could not be read.
+        """
+        pieces = [
+            read_range(store, prefix, extent.place, extent.start, extent.end)
+            for extent in self.extents(start * ITEM_BYTES, end * ITEM_BYTES)
+        ]
+        return np.frombuffer(b"".join(pieces), ITEM)

@@ -1,0 +1,239 @@
+"""Plain, correct, sequential reading of a tier: block by block, every byte checked.
+
+``TierReader`` is one broker's tier at one moment (``refresh`` moves it on); ``QueueReader`` reads one life of one queue.
+The adaptive fetcher comes behind the same face.
+
+Threads: a ``QueueReader`` may be used from any thread at once; ``refresh`` from one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.base import ObjectStore
+from tiered.errors import DataError, InvalidError
+from tiered.format.block import parse_records
+from tiered.journal.reader import JournalReader
+from tiered.local.face import RecordBatch
+from tiered.log.consume_queue import ITEM, ITEM_BYTES
+from tiered.log.objects import read_range
+from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+READ_BYTES = 8 * 1024 * 1024
+"""How much of a part is read at once, about; bounds the memory of a reader to twice that and its largest record."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierBatch:
+    """Records read from the tier, and where they lie in the tiered commit log.
+
+    Attributes:
+        records: The records; ``positions`` count from ``log_offset``.
+        log_offset: Of the first byte of ``records.data``.
+    """
+
+    records: RecordBatch
+    log_offset: LogOffset
+
+
+class TierReader:
+    """One broker's tier, read-only."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self.store = store
+        self.prefix = prefix
+        self._journal = JournalReader(store, prefix, TierMachine())
+
+    @property
+    def state(self) -> TierState:
+        """As of the last ``refresh``."""
+        return self._journal.state
+
+    @property
+    def journal_number(self) -> int:
+        """The last journal entry that was applied."""
+        return self._journal.number
+
+    def refresh(self) -> bool:
+        """Replay what is new in the journal; whether there was anything."""
+        before = self._journal.number
+        self._journal.catch_up()
+        return self._journal.number != before
+
+    def queue(self, queue: MessageQueue, incarnation: int | None = None) -> QueueReader:
+        """A reader of one life of a queue (default: the present one).
+
+        Raises:
+            InvalidError: The tier has no such queue.
+        """
+        lives = self.state.queues.get(queue, ())
+        chosen = [life for life in lives if incarnation in {None, life.incarnation}]
+        if not chosen:
+            raise InvalidError(
+                f"the tier has no queue {queue}",
+                where=self.store.url,
+                do="`tiered ls URL` lists the topics and queues",
+            )
+        return QueueReader(self.store, self.prefix, queue, chosen[-1])
+
+
+class QueueReader:
+    """Reads one life of a queue as of one state."""
+
+    def __init__(self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife) -> None:
+        self._store = store
+        self._prefix = prefix
+        self.queue = queue
+        self.life = life
+        self._parts = life.parts()
+        self._starts = [part.queue_offset for part in self._parts]
+
+    def read(
+        self, start: QueueOffset, *, bytes_max: int = READ_BYTES, count_max: int = 1 << 20
+    ) -> TierBatch | Gap | None:
+        """The next records from ``start`` on, at least one however large it is.
+
+        Args:
+            start: First queue offset wanted; below the minimum, reading begins at the minimum.
+            bytes_max: Bytes of records at most, but for the first.
+            count_max: Items at most (> 0).
+
+        Returns:
+            A batch; the gap that ``start`` lies in; or None at the end.
+
+        Raises:
+            DataError: The bytes are damaged; nothing of them is returned.
+            BackendError: They could not be read.
+        """
+        start = max(start, self.life.min_offset)
+        if start >= self.life.commit_offset:
+            return None
+        index = bisect_right(self._starts, start) - 1
+        part = self._parts[index] if index >= 0 else None
+        if part is None or start >= part.queue_end:
+            return next(gap for gap in self.life.gaps if gap.start <= start < gap.end)
+        return self._read_part(part, start, bytes_max, count_max)
+
+    def batches(self, start: QueueOffset, *, bytes_max: int = READ_BYTES) -> Iterator[TierBatch | Gap]:
+        """All that follows ``start``, batch by batch."""
+        at = start
+        while (found := self.read(at, bytes_max=bytes_max)) is not None:
+            yield found
+            at = found.end if isinstance(found, Gap) else found.records.end_offset
+
+    def offset_by_time(self, timestamp_ms: int, *, upper: bool = False) -> QueueOffset:
+        """First queue offset stored at or after a time (``upper``: after it); the end when there is none.
+
+        One part is read, chosen by the parts' time bounds; store times may be slightly disordered within it.
+        """
+
+        def beyond(time_ms: int) -> bool:
+            return time_ms > timestamp_ms if upper else time_ms >= timestamp_ms
+
+        for part in self._parts:
+            if part.store_max_ms >= 0 and beyond(part.store_max_ms):
+                return self._first(part, beyond)
+        return self.life.commit_offset
+
+    def _first(self, part: Part, beyond: Callable[[int], bool]) -> QueueOffset:
+        at = part.queue_offset
+        while at < part.queue_end:
+            batch = self._read_part(part, at, READ_BYTES, 1 << 20).records
+            for index, time_ms in enumerate(batch.store_timestamps_ms.tolist()):
+                if batch.sizes[index] > 0 and beyond(time_ms):
+                    return QueueOffset(at + index)
+            at = batch.end_offset
+        return at
+
+    def _read_part(
+        self, part: Part, start: QueueOffset, bytes_max: int, count_max: int
+    ) -> TierBatch:
+        first = start - part.queue_offset
+        count = min(count_max, part.count - first)
+        low = part.index.start + first * ITEM_BYTES
+        raw = read_range(
+            self._store, self._prefix, part.index, low, low + count * ITEM_BYTES
+        )
+        items = np.frombuffer(raw, ITEM)
+        offsets = items["log_offset"].astype(np.int64)
+        sizes = items["size"].astype(np.int32)
+        if (sizes < 0).any() or (offsets[sizes > 0] + sizes[sizes > 0] > part.log_end).any():
+            raise self._damaged(part, "an item points outside the commit log")
+        taken = _fitting(offsets, sizes, bytes_max)
+        return self._records(part, start, offsets[:taken], sizes[:taken], items[:taken])
+
+    def _records(
+        self,
+        part: Part,
+        start: QueueOffset,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int32],
+        items: npt.NDArray[np.void],
+    ) -> TierBatch:
+        real = sizes > 0
+        begin = int(offsets[real].min()) if real.any() else part.log_offset
+        end = int((offsets[real] + sizes[real]).max()) if real.any() else begin
+        data: memoryview | bytes = b""
+        if end > begin:
+            place, shift = part.log, part.log.start - part.log_offset
+            data = read_range(self._store, self._prefix, place, begin + shift, end + shift)
+        positions = np.where(real, offsets - begin, 0)
+        times, physical = self._check(part, start, data, positions, sizes)
+        records = RecordBatch(
+            queue=self.queue,
+            base_offset=start,
+            data=data,
+            positions=positions,
+            sizes=sizes,
+            tag_codes=items["tag_code"].astype(np.int64),
+            store_timestamps_ms=times,
+            physical_offsets=physical,
+        )
+        return TierBatch(records, LogOffset(begin))
+
+    def _check(
+        self,
+        part: Part,
+        start: QueueOffset,
+        data: memoryview | bytes,
+        positions: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int32],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Hold the records' own fields against the items that point at them."""
+        times = np.full(len(sizes), -1, np.int64)
+        physical = np.full(len(sizes), -1, np.int64)
+        real = np.flatnonzero(sizes > 0)
+        if len(real):
+            block = parse_records(data, positions[real], sizes[real])
+            wanted = start + real
+            if block.faults.any() or (block.queue_ids != self.queue.queue_id).any():
+                raise self._damaged(part, "an item points at something that is no record of this queue")
+            if (block.queue_offsets > wanted).any():
+                raise self._damaged(part, "an item points at a record of another queue offset")
+            times[real] = block.store_timestamps_ms
+            physical[real] = block.physical_offsets
+        return times, physical
+
+    def _damaged(self, part: Part, what: str) -> DataError:
+        return DataError(
+            what,
+            where=self._prefix + part.index.key,
+            do="run `tiered verify --deep` to see the extent of the damage",
+        )
+
+
+def _fitting(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32], bytes_max: int) -> int:
+    """How many of the items fit into ``bytes_max``; at least one, and an inner batch whole."""
+    ends = np.where(sizes > 0, offsets + sizes, 0)
+    ends = np.maximum.accumulate(ends)
+    real = np.flatnonzero(sizes > 0)
+    if not len(real):
+        return len(sizes)
+    begin = offsets[real[0]]
+    return max(int(np.searchsorted(ends - begin, bytes_max, side="right")), int(real[0]) + 1)
