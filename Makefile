@@ -1,0 +1,66 @@
+# What a person or CI does with this checkout; `make help` lists it. Everything goes into .venv and .tools, but for what
+# apt installs and the caches of the oracle and MinIO under ~/.cache. A target whose inputs have not changed does nothing.
+#
+#   PYTHON=...       the interpreter that .venv is made from; else python3 or a newer one by name, 3.11 at least
+#   PYTEST_ARGS=...  more options for pytest, as PYTEST_ARGS="-k journal -x"
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+export PYTHON
+
+BIN := .venv/bin
+INSTALL := pyproject.toml requirements/install.sh requirements/uv.sh
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo test test-all system lint format lock bench minio localstack docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.installed-runtime ## .venv with everything that users may want: S3, Spark, SQL
+
+demo: .venv/.installed-light ## the whole story on a local folder, without any server (two minutes at most)
+	@$(BIN)/tiered demo
+
+test: .venv/.installed-test system ## every test but the slow ones, with what they need (JDK, Maven, MinIO) set up first
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: .venv/.installed-test system ## the slow tests too
+	@$(PYTEST) $(PYTEST_ARGS)
+
+system: ## JDK and Maven (with apt, as root), the RocketMQ oracle, MinIO; says what it has to leave out
+	@requirements/system.sh
+
+lint: .venv/.installed-test ## ruff, mypy, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.installed-test ## repairs what ruff can repair
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+lock: ## compiles requirements/*.txt from pyproject.toml; UPGRADE=1 takes newer versions
+	@uv=$$(requirements/uv.sh) && $$(requirements/python.sh) requirements/lock.py "$$uv" $(if $(UPGRADE),--upgrade)
+
+bench: .venv/.installed-test ## the benchmarks, as ratios
+	@$(BIN)/tiered bench
+
+minio: system ## MinIO in the foreground, for trying things: prints its address and keys
+	@localstack/minio.sh run
+
+localstack: .venv/.installed-runtime ## LocalStack without Docker; prints the variables to export
+	@$(BIN)/python localstack/run_host.py up
+
+docs: .venv/.installed-runtime ## the generated pages of docs/ again
+	@$(BIN)/python -m tiered.cli.docs
+
+clean: ## removes .venv, .tools and every cache in the checkout
+	rm -rf .venv .tools dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed-%: requirements/%.txt $(INSTALL)
+	@requirements/install.sh $*

