@@ -1,0 +1,87 @@
+"""The properties of a record: ``name 0x01 value 0x02``, repeated, and their names.
+
+There is no escaping. A missing last 0x02 is tolerated; a pair without 0x01, or with an empty name
+or value, is ignored, as RocketMQ's own parser does. A name that comes twice: the later value
+counts.
+
+Delivered transactional, delayed and timed messages keep ``REAL_TOPIC``, ``DELAY`` and so on in
+their stored properties. What a record is, is told by its topic, never by the presence of these
+names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME_END: Final = "\x01"
+PAIR_END: Final = "\x02"
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+UNIQ_KEY: Final = "UNIQ_KEY"
+CLUSTER: Final = "CLUSTER"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE_ID: Final = "REAL_QID"
+TRANSACTION_MARK: Final = "TRAN_MSG"
+PRODUCER_GROUP: Final = "PGROUP"
+TRANSACTION_ID: Final = "__transactionId__"
+INNER_NUM: Final = "INNER_NUM"
+INNER_BASE: Final = "INNER_BASE"
+INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
+TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
+TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
+TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
+KEY_SEPARATOR: Final = " "
+_COUNT_DIGITS_MAX: Final = 5
+CLIENT_ONLY: Final = frozenset({"MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME"})
+"""What a client adds to a message that it received; never part of what is stored for users."""
+
+
+def parse_properties(raw: bytes) -> dict[str, str]:
+    """Properties by name, in order of first occurrence; bytes that are no UTF-8 become U+FFFD."""
+    found: dict[str, str] = {}
+    for pair in raw.decode("utf-8", "replace").split(PAIR_END):
+        name, _, value = pair.partition(NAME_END)
+        if name and value:
+            found[name] = value
+    return found
+
+
+def join_properties(properties: Mapping[str, str]) -> bytes:
+    """The stored form, in the mapping's order, ended by 0x02.
+
+    Raises:
+        ValueError: A name or value holds a separator, or is empty (it would be lost).
+    """
+    for name, value in properties.items():
+        if not name or not value:
+            raise ValueError(f"property {name!r}: an empty name or value cannot be stored")
+        if NAME_END in name + value or PAIR_END in name + value:
+            raise ValueError(f"property {name!r} holds a separator (0x01 or 0x02)")
+    return "".join(
+        f"{name}{NAME_END}{value}{PAIR_END}" for name, value in properties.items()
+    ).encode()
+
+
+def split_keys(keys: str | None) -> list[str]:
+    """The keys of a ``KEYS`` property: separated by blanks, empty ones dropped."""
+    return [key for key in (keys or "").split(KEY_SEPARATOR) if key]
+
+
+def inner_count(found: Mapping[str, str]) -> int:
+    """``INNER_NUM`` of an inner batch, between 1 and 32767; 1 when it is no such number."""
+    text = found.get(INNER_NUM, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS_MAX):
+        return 1
+    return min(max(int(text), 1), 0x7FFF)

@@ -1,0 +1,331 @@
+"""One record of the commit log: its bytes and its fields.
+
+All integers are big-endian. ``A`` is 12 when the born host is IPv6, else 0; ``B`` the same for the
+store host.
+
+======== ======= ========================= ========================================================
+offset   bytes   field                     notes
+======== ======= ========================= ========================================================
+0        4       size                      of the whole record, this field included
+4        4       magic                     version 1 or 2; a blank (end of file) has its own
+8        4       body_crc                  CRC-32 of the body as stored, without its highest bit
+12       4       queue_id
+16       4       flag                      the producer's; opaque
+20       8       queue_offset
+28       8       physical_offset           the record's own byte address in the local log
+36       4       sys_flag                  see ``tiered.format.sysflag``
+40       8       born_timestamp_ms         the producer's clock
+48       8+A     born_host                 address, then the port in 4 bytes
+56+A     8       store_timestamp_ms        the broker's clock
+64+A     8+B     store_host
+72+A+B   4       reconsume_times
+76+A+B   8       prepared_transaction      physical offset of the half message
+84+A+B   4       body size
+88+A+B   body    body                      as stored, perhaps compressed
+..       1 or 2  topic size                signed; version 1: 1 byte, version 2: 2 bytes
+..       topic   topic                     UTF-8
+..       2       properties size           signed
+..       props   properties                see ``tiered.format.properties``
+======== ======= ========================= ========================================================
+
+The shortest record has 91 bytes. What lies between this description and ``tiered.format.block``,
+which reads many records at once, is held equal by a property test (through
+``tiered.format.scalar``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from typing_extensions import Buffer
+from zlib_ng import zlib_ng
+
+from tiered.format import properties, sysflag
+from tiered.format.hosts import V4_HOST_BYTES, V6_HOST_BYTES, format_host, is_v6, pack_host
+
+MAGIC_V1: Final = 0xDAA3_20A7
+MAGIC_V2: Final = 0xDAA3_20AB
+MAGIC_BLANK: Final = 0xCBD4_3194
+"""Magics as unsigned integers."""
+RECORD_BYTES_MIN: Final = 91
+"""Version 1, both hosts IPv4, empty body, topic and properties."""
+BLANK_BYTES_MIN: Final = 8
+"""Size and magic of a blank: a file always ends with at least this much behind its last record."""
+CRC_MASK: Final = 0x7FFF_FFFF
+"""RocketMQ drops the highest bit of each CRC-32."""
+
+HEADER: Final = Struct(">iIIiiqqiq")
+"""Bytes 0 to 48 (exclusive): size to born timestamp."""
+SIZE_AND_MAGIC: Final = Struct(">iI")
+STORE_TIME_AT: Final = 56
+"""Offset of the store timestamp in a record whose born host is IPv4."""
+BODY_SIZE_AT: Final = 84
+BODY_AT: Final = 88
+"""Offset of the body in a record whose hosts are IPv4."""
+_LONG: Final = Struct(">q")
+_TAIL: Final = Struct(">iqi")
+"""reconsume_times, prepared_transaction_offset, body size."""
+_SHORT: Final = Struct(">h")
+_BYTE: Final = Struct(">b")
+
+
+class RecordFault(IntEnum):
+    """What is wrong with a record: the first check that fails. Never renumbered."""
+
+    OK = 0
+    SHORT = 1
+    """The buffer ends inside the record."""
+    MAGIC = 2
+    """The magic is none of a record."""
+    SIZE = 3
+    """The record's size is impossible, or not the one that was expected."""
+    LENGTHS = 4
+    """The sizes of body, topic and properties do not add up to the record's size."""
+    PHYSICAL_OFFSET = 5
+    """The record says that it belongs to another place of the log."""
+    CRC = 6
+    """The body does not match its CRC."""
+
+
+class RecordError(ValueError):
+    """Bytes that are no sound record. Retrying helps only while they are still being written.
+
+    Attributes:
+        fault: Which check failed.
+        detail: With the values that differ.
+    """
+
+    def __init__(self, fault: RecordFault, detail: str) -> None:
+        super().__init__(f"{fault.name}: {detail}")
+        self.fault = fault
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The fields of one record, as stored.
+
+    Attributes:
+        size: Bytes of the whole record.
+        version: 1 or 2.
+        body_crc: As stored; not compared by this class.
+        queue_id: Number of the queue in its topic.
+        flag: The producer's flag.
+        queue_offset: Ordinal in the queue; of an inner batch, that of its first message.
+        physical_offset: Byte address in the local log.
+        sys_flag: See ``tiered.format.sysflag``.
+        born_timestamp_ms: Producer's clock, UTC.
+        born_host: ``ip:port`` or ``[ip]:port``.
+        store_timestamp_ms: Broker's clock, UTC.
+        store_host: The broker, in the same form.
+        reconsume_times: How often it was sent back.
+        prepared_transaction_offset: Physical offset of the half message, or 0.
+        body: As stored, perhaps compressed.
+        topic: Bytes that are no UTF-8 are kept by surrogate escapes.
+        properties_raw: As stored.
+    """
+
+    size: int
+    version: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: str
+    store_timestamp_ms: int
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: str
+    properties_raw: bytes
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties by name, parsed anew at each call."""
+        return properties.parse_properties(self.properties_raw)
+
+
+def body_crc(body: Buffer) -> int:
+    """CRC-32 of a body as RocketMQ stores it, without the highest bit."""
+    return zlib_ng.crc32(body) & CRC_MASK
+
+
+def record_bytes(*, body: int, topic: int, props: int, sys_flag: int, version: int) -> int:
+    """Bytes of a record with a body, topic and properties of the given sizes in bytes."""
+    return 90 + version + sysflag.v6_extra_bytes(sys_flag) + body + topic + props
+
+
+def decode_record(
+    buffer: Buffer,
+    position: int = 0,
+    *,
+    check_crc: bool = True,
+    physical_offset: int | None = None,
+) -> Record:
+    """Decode and check the record that begins at ``position``.
+
+    Args:
+        buffer: May go on behind the record.
+        position: Of the record's first byte; at least 0.
+        check_crc: Compare the body with its CRC. An empty body is never compared (nor does the
+            broker).
+        physical_offset: Compare the record's own place with this one.
+
+    Raises:
+        RecordError: The first check that fails, in the order of ``RecordFault``, but that the size
+        comes first.
+    """
+    view = memoryview(buffer)
+    size = _checked_size(view, position)
+    record = _decode(view[position : position + size])
+    if physical_offset is not None and record.physical_offset != physical_offset:
+        raise RecordError(
+            RecordFault.PHYSICAL_OFFSET, f"says {record.physical_offset}, lies at {physical_offset}"
+        )
+    if check_crc and record.body and record.body_crc != (computed := body_crc(record.body)):
+        raise RecordError(RecordFault.CRC, f"stored {record.body_crc:08x}, computed {computed:08x}")
+    return record
+
+
+def _checked_size(view: memoryview, position: int) -> int:
+    """The record's own size, known to be possible and inside the buffer."""
+    available = len(view) - position
+    if available < SIZE_AND_MAGIC.size:
+        raise RecordError(RecordFault.SHORT, f"{available} bytes are no header")
+    size, magic = SIZE_AND_MAGIC.unpack_from(view, position)
+    if size < RECORD_BYTES_MIN:
+        raise RecordError(RecordFault.SIZE, f"a record of {size} bytes")
+    if magic not in {MAGIC_V1, MAGIC_V2}:
+        raise RecordError(RecordFault.MAGIC, f"magic {magic:08x}")
+    if size > available:
+        raise RecordError(RecordFault.SHORT, f"{available} of {size} bytes")
+    return int(size)
+
+
+def _decode(view: memoryview) -> Record:
+    """Decode exactly one record whose size and magic are known to be good."""
+    size, magic, crc, queue_id, flag, queue_offset, physical, sys_flag, born = HEADER.unpack_from(
+        view
+    )
+    version = 1 if magic == MAGIC_V1 else 2
+    extra = sysflag.v6_extra_bytes(sys_flag)
+    if size < record_bytes(body=0, topic=0, props=0, sys_flag=sys_flag, version=version):
+        raise RecordError(RecordFault.LENGTHS, f"{size} bytes are too few for hosts and lengths")
+    store_at = STORE_TIME_AT + extra_of(sys_flag, sysflag.BORN_HOST_V6)
+    reconsume, prepared, body_size = _TAIL.unpack_from(view, BODY_SIZE_AT - 12 + extra)
+    topic_at = BODY_AT + extra + body_size
+    body, topic, props = _variable_parts(view, BODY_AT + extra, topic_at, version)
+    return Record(
+        size=size,
+        version=version,
+        body_crc=crc,
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born,
+        born_host=format_host(bytes(view[48:store_at])),
+        store_timestamp_ms=_LONG.unpack_from(view, store_at)[0],
+        store_host=format_host(bytes(view[store_at + 8 : BODY_SIZE_AT - 12 + extra])),
+        reconsume_times=reconsume,
+        prepared_transaction_offset=prepared,
+        body=body,
+        topic=topic.decode("utf-8", "surrogateescape"),
+        properties_raw=props,
+    )
+
+
+def extra_of(sys_flag: int, bit: int) -> int:
+    """Extra bytes of the host that ``bit`` speaks of."""
+    return V6_HOST_BYTES - V4_HOST_BYTES if sys_flag & bit else 0
+
+
+def _variable_parts(
+    view: memoryview, body_at: int, topic_at: int, version: int
+) -> tuple[bytes, bytes, bytes]:
+    """Body, topic and properties of a record that ends where ``view`` ends."""
+    length = _BYTE if version == 1 else _SHORT
+    if topic_at < body_at or topic_at + length.size + _SHORT.size > len(view):
+        raise RecordError(RecordFault.LENGTHS, f"a body of {topic_at - body_at} bytes")
+    topic_size = length.unpack_from(view, topic_at)[0]
+    topic_at += length.size
+    properties_at = topic_at + topic_size + _SHORT.size
+    if topic_size < 0 or properties_at > len(view):
+        raise RecordError(RecordFault.LENGTHS, f"a topic of {topic_size} bytes")
+    properties_size = _SHORT.unpack_from(view, properties_at - _SHORT.size)[0]
+    if properties_size < 0 or properties_at + properties_size != len(view):
+        raise RecordError(
+            RecordFault.LENGTHS,
+            f"properties of {properties_size} bytes at {properties_at} of {len(view)}",
+        )
+    return (
+        bytes(view[body_at : topic_at - length.size]),
+        bytes(view[topic_at : topic_at + topic_size]),
+        bytes(view[properties_at:]),
+    )
+
+
+def encode_record(record: Record) -> bytes:
+    """The bytes of a record, exactly as its fields say; the CRC too is taken as it stands.
+
+    Raises:
+        ValueError: The fields do not fit together (size, host kinds, lengths that the version
+        cannot bear).
+    """
+    topic = record.topic.encode("utf-8", "surrogateescape")
+    expected = record_bytes(
+        body=len(record.body),
+        topic=len(topic),
+        props=len(record.properties_raw),
+        sys_flag=record.sys_flag,
+        version=record.version,
+    )
+    if record.size != expected:
+        raise ValueError(f"the record says {record.size} bytes and has {expected}")
+    for bit, host in (
+        (sysflag.BORN_HOST_V6, record.born_host),
+        (sysflag.STORE_HOST_V6, record.store_host),
+    ):
+        if bool(record.sys_flag & bit) != is_v6(host):
+            raise ValueError(f"sys_flag {record.sys_flag:#x} does not fit host {host}")
+    return _encode(record, topic)
+
+
+def _encode(record: Record, topic: bytes) -> bytes:
+    topic_length = _BYTE if record.version == 1 else _SHORT
+    if len(topic) >> (8 * topic_length.size - 1) or len(record.properties_raw) >> 15:
+        raise ValueError(f"topic ({len(topic)} bytes) or properties are too long for the version")
+    return b"".join(
+        (
+            HEADER.pack(
+                record.size,
+                MAGIC_V1 if record.version == 1 else MAGIC_V2,
+                record.body_crc,
+                record.queue_id,
+                record.flag,
+                record.queue_offset,
+                record.physical_offset,
+                record.sys_flag,
+                record.born_timestamp_ms,
+            ),
+            pack_host(record.born_host),
+            _LONG.pack(record.store_timestamp_ms),
+            pack_host(record.store_host),
+            _TAIL.pack(
+                record.reconsume_times, record.prepared_transaction_offset, len(record.body)
+            ),
+            record.body,
+            topic_length.pack(len(topic)),
+            topic,
+            _SHORT.pack(len(record.properties_raw)),
+            record.properties_raw,
+        )
+    )
