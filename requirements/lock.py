@@ -1,4 +1,7 @@
-"""Compiles the requirement files from pyproject.toml, or checks them: `lock.py UV` / `lock.py --check`.
+"""Compiles the requirement files from pyproject.toml, or checks them.
+
+    lock.py UV [OPTION OF uv pip compile ...]
+    lock.py --check
 
 | file | holds | made for |
 |---|---|---|
@@ -8,9 +11,9 @@
 | uv.txt, go.txt | one tool each, for machines that lack it | bootstrap, building MinIO |
 
 Every version is pinned and every artifact has its hash. test.txt is resolved first and constrains
-the other two, so that one virtual environment can go from any of them to any other. The head of each
-file bears a digest of the tables it was made from; `--check` needs no network and fails when a file
-is stale, misses a hash, or disagrees with another.
+the other two, so that one virtual environment can go from any of them to any other. The head of
+each file bears a digest of the tables it was made from; `--check` needs no network and fails when a
+file is stale, misses a hash, or disagrees with another.
 """
 
 from __future__ import annotations
