@@ -9,6 +9,11 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 export PYTHON
+# uv brings certificates of its own; a machine's may hold more, as that of a company's proxy.
+ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),)
+export UV_SYSTEM_CERTS := 1
+export UV_NATIVE_TLS := 1
+endif
 
 BIN := .venv/bin
 INSTALL := pyproject.toml requirements/install.sh requirements/uv.sh
