@@ -1,0 +1,46 @@
+"""Every dependency is argued for, and the commands of the Makefile can be planned."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9-]*")
+TARGETS = ["setup", "demo", "test", "test-all", "lint", "lock", "bench", "minio", "docs", "clean"]
+
+
+def declared(root: Path) -> set[str]:
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+    project = pyproject["project"]
+    extras = project["optional-dependencies"].values()
+    listed = [project["dependencies"], pyproject["build-system"]["requires"], *extras]
+    matches = [NAME.match(requirement) for group in listed for requirement in group]
+    return {match.group() for match in matches if match}
+
+
+def argued_for(root: Path) -> set[str]:
+    page = (root / "docs" / "dependencies.md").read_text("utf-8")
+    return set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+
+
+def test_every_dependency_has_its_row_and_no_row_is_left_over(root: Path):
+    assert argued_for(root) == declared(root)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make on this machine")
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_knows_the_target(target: str, root: Path):
+    run = subprocess.run(
+        ["make", "--dry-run", target], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_ci_runs_the_tests_and_leaves_nothing_out(root: Path):
+    script = (root / ".ci" / "run").read_text("utf-8")
+    assert "make test" in script
+    assert "TIERED_REQUIRE=1" in script
+    assert "CI=true" in script

@@ -1,0 +1,59 @@
+"""The four packages are ours, import without a fuss, and export what they say."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("tiered", "backends", "fetcher", "timer")
+# Names of packages that anyone may publish: what we import must be this distribution's.
+HEAVY = ("numpy", "boto3", "botocore", "obstore", "fsspec", "s3fs", "pyarrow", "pyspark")
+
+
+def modules() -> Iterator[str]:
+    for package in PACKAGES:
+        yield package
+        path = importlib.import_module(package).__path__
+        yield from (info.name for info in pkgutil.walk_packages(path, package + "."))
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Names in sys.modules once a fresh interpreter has run the statement."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.split("\n")[-2].split())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_package_is_of_this_distribution(package: str, root: Path):
+    module = importlib.import_module(package)
+    assert module.__distribution__ == "tieredmq"
+    assert module.__file__
+    assert Path(module.__file__).is_relative_to(root)
+
+
+@pytest.mark.parametrize("name", [m for m in modules() if not m.endswith("__main__")])
+def test_the_module_imports_and_exports_what_it_says(name: str):
+    module = importlib.import_module(name)
+    for exported in getattr(module, "__all__", []):
+        assert hasattr(module, exported), exported
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_loads_nothing_heavy(package: str):
+    loaded = loaded_after(f"import {package}")
+    assert package in loaded
+    assert loaded & set(HEAVY) == set()
+
+
+def test_starting_the_program_loads_nothing_heavy():
+    assert importlib.util.find_spec("tiered.__main__"), "the program has no door yet"
+    call = "import sys; sys.argv = ['tiered', '--help']\nfrom tiered.__main__ import main"
+    loaded = loaded_after(f"{call}\ntry: main()\nexcept SystemExit as end: assert not end.code")
+    assert "tiered.__main__" in loaded
+    assert loaded & set(HEAVY) == set()

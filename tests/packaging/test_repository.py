@@ -1,0 +1,100 @@
+"""The repository stands alone: no registry's host, no machine's folder, no loose ends."""
+
+import re
+
+import pytest
+
+# In pieces, so that this file does not name them itself.
+HOSTS = [
+    "pypi" + ".org",
+    "python" + "hosted.org",
+    "npmjs" + ".org",
+    "npmjs" + ".com",
+    "yarnpkg" + ".com",
+    "crates" + ".io",
+    "proxy.golang" + ".org",
+    "sum.golang" + ".org",
+    "goproxy" + ".io",
+    "goproxy" + ".cn",
+    "repo.maven" + ".apache.org",
+    "repo1.maven" + ".org",
+    "central.sonatype" + ".com",
+    "maven.aliyun" + ".com",
+    "deb.debian" + ".org",
+    "security.debian" + ".org",
+    "snapshot.debian" + ".org",
+    "archive.ubuntu" + ".com",
+    "conda" + ".anaconda.org",
+    "rubygems" + ".org",
+    "docker" + ".io",
+    "docker" + ".com",
+    "ghcr" + ".io",
+    "quay" + ".io",
+    "gcr" + ".io",
+    "ecr" + ".aws",
+    "dl.min" + ".io",
+    "go.dev" + "/dl",
+    "archive.apache" + ".org",
+    "dlcdn.apache" + ".org",
+    "nodesource" + ".com",
+]
+REGISTRY = re.compile("|".join(rf"(?<![\w-]){re.escape(host)}\b" for host in HOSTS), re.IGNORECASE)
+# A home, a checkout, or the folder beside it; "/tmp" is a place like any other on every machine.
+MACHINE = re.compile(
+    r"(?<![\w.])/(?:root|home|work|farm|Users)/[\w.]|\.\./shared\b|/tmp/" + r"bg\b"
+)
+NOTE = re.compile("|".join(rf"\b{a}{b}\b" for a, b in [("TO", "DO"), ("FIX", "ME"), ("HA", "CK")]))
+
+
+def found(pattern: re.Pattern[str], texts: dict[str, str]) -> list[str]:
+    """`path:line: match` of everything that the pattern finds."""
+    return [
+        f"{name}:{number}: {match.group()}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in [pattern.search(line)]
+        if match
+    ]
+
+
+def test_no_registry_is_named(tracked: dict[str, str]):
+    assert found(REGISTRY, tracked) == []
+
+
+def test_no_path_of_a_machine_is_named(tracked: dict[str, str]):
+    assert found(MACHINE, tracked) == []
+
+
+def test_no_note_of_unfinished_work(tracked: dict[str, str]):
+    assert found(NOTE, tracked) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (REGISTRY, "index = https://PyPI" + ".org/simple"),
+        (REGISTRY, "files.python" + "hosted.org"),
+        (REGISTRY, "https://registry.npmjs" + ".org/x"),
+        (MACHINE, "see /" + "root/.cache"),
+        (MACHINE, "open('/" + "work/main/x')"),
+        (MACHINE, "../" + "shared/stores"),
+        (NOTE, "# TO" + "DO: later"),
+    ],
+)
+def test_offences_are_found(pattern: re.Pattern[str], line: str):
+    assert found(pattern, {"file": f"first\n{line}\n"})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (REGISTRY, "xmlns='http://maven.apache.org/POM/4.0.0'"),
+        (REGISTRY, "github.com/minio/minio@v0"),
+        (MACHINE, "/tmp/store"),
+        (MACHINE, "</root>"),
+        (MACHINE, "key/work/part"),
+        (NOTE, "mktemp XXXXXX; todos"),
+    ],
+)
+def test_what_only_looks_like_one_is_not(pattern: re.Pattern[str], line: str):
+    assert not found(pattern, {"file": line})

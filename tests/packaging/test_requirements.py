@@ -1,0 +1,84 @@
+"""The requirement files fit pyproject.toml, and pin everything by its hash."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HASH = "    --hash=sha256:"
+
+
+@pytest.fixture(scope="module")
+def lock(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("lock", root / "requirements" / "lock.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    shutil.copytree(root / "requirements", tmp_path / "requirements")
+    return tmp_path
+
+
+def test_the_committed_files_fit(lock: ModuleType, root: Path):
+    assert lock.problems(root) == []
+
+
+def test_the_build_backend_is_locked(lock: ModuleType, root: Path):
+    (build,) = lock.tables(root)["build"]
+    name, version = build.split("==")
+    for kind in ("light", "runtime", "test"):
+        assert lock.pins((root / f"requirements/{kind}.txt").read_text())[name] == version
+
+
+def test_light_needs_no_extra(lock: ModuleType, root: Path):
+    light = lock.pins((root / "requirements/light.txt").read_text())
+    assert not light.keys() & {"boto3", "obstore", "pyarrow", "pyspark", "s3fs", "pytest"}
+    assert {"click", "numpy", "hatchling"} <= light.keys()
+
+
+def test_a_changed_dependency_is_noticed(lock: ModuleType, copy: Path):
+    path = copy / "pyproject.toml"
+    path.write_text(path.read_text().replace('"click>=8.2"', '"click>=8.3"'))
+    assert len(lock.problems(copy)) == 5  # every file
+
+
+def test_a_changed_tool_setting_is_not(lock: ModuleType, copy: Path):
+    path = copy / "pyproject.toml"
+    path.write_text(path.read_text().replace("line-length = 100", "line-length = 99"))
+    assert lock.problems(copy) == []
+
+
+def test_a_missing_hash_is_noticed(lock: ModuleType, copy: Path):
+    path = copy / "requirements" / "light.txt"
+    lines = path.read_text().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("click==")]
+    end = at + 1
+    while lines[end].startswith(HASH):
+        end += 1
+    path.write_text("\n".join([*lines[:at], "click==8.5.1", *lines[end:]]) + "\n")
+    assert any("click" in problem for problem in lock.problems(copy))
+
+
+@pytest.mark.parametrize(
+    "line", ["click>=8", "--find-links wheels", "click @ file:///x.whl --hash=sha256:0"]
+)
+def test_a_requirement_without_a_pin_is_noticed(lock: ModuleType, copy: Path, line: str):
+    path = copy / "requirements" / "test.txt"
+    path.write_text(path.read_text() + line + "\n")
+    assert any("not a pinned version" in problem for problem in lock.problems(copy))
+
+
+def test_versions_that_differ_are_noticed(lock: ModuleType, copy: Path):
+    path = copy / "requirements" / "light.txt"
+    text = path.read_text()
+    version = lock.pins(text)["numpy"]
+    path.write_text(text.replace(f"numpy=={version}", "numpy==1.0"))
+    assert any("numpy==1.0" in problem for problem in lock.problems(copy))
