@@ -2,7 +2,7 @@
 
 Memory of a dispatcher = ``buffer_bytes_max`` (records in buffers and in uploads, and 40 bytes an item until its entry is
 written) + one window of the local log, twice (as read, and as batches) + one record beyond the limit, since a record is
-taken however large it is + one copy of each part that a store must have in one piece (``uploads_max`` × ``part_bytes``).
+taken however large it is + one copy of each part that a store must have in one piece (``uploads_max`` times ``part_bytes``).
 """
 
 from __future__ import annotations

@@ -23,30 +23,36 @@ After a crash: everything is derived from the journal; nothing local has to surv
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-from backends.base import ObjectStore
 from backends.errors import BackendError
-from tiered.clock import Clock
 from tiered.dispatch.budget import MemoryBudget
+from tiered.dispatch.compensation import Compensation
 from tiered.dispatch.counters import DispatchCounters
-from tiered.dispatch.rounds import Fact, RoundBuilder
-from tiered.dispatch.settings import DispatchSettings
+from tiered.dispatch.group_commit import GroupCommitter, refused
+from tiered.dispatch.rounds import RoundBuilder
+from tiered.dispatch.throttle import Throttle
 from tiered.dispatch.uploads import StoredLog, Uploader
-from tiered.errors import StoreUnavailableError, TieredStoreError
-from tiered.journal.writer import JournalWriter
-from tiered.local.face import LocalStore, RecordBatch
+from tiered.errors import TieredStoreError
 from tiered.log.composite import (
     ITEM_MEMORY_BYTES,
     AppendResult,
     CompositeFlatFile,
-    GroupCommit,
 )
-from tiered.log.state import Part, QueueLife, TierState, queue_action
+from tiered.log.state import Part, QueueLife, TierState
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    import random
+
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
+    from tiered.dispatch.settings import DispatchSettings
+    from tiered.journal.writer import JournalWriter
+    from tiered.local.face import LocalStore, RecordBatch
 
 _LOG = logging.getLogger("tiered.dispatch")
 
@@ -59,6 +65,7 @@ class TieredDispatcher:
     Attributes:
         counters: What was done so far.
         budget: Memory held.
+        uploader: Makes the objects.
         fault: Why the dispatcher ended by itself; None while it runs.
     """
 
@@ -99,29 +106,45 @@ class TieredDispatcher:
         self._clock = clock
         self._rng = rng
         self._policy = settings.commit_policy
-        self._uploader = Uploader(
+        self._stop = threading.Event()
+        self.uploader = Uploader(
             store, prefix, generation=journal.generation, writer=journal.writer
         )
-        self._pool = ThreadPoolExecutor(settings.uploads_max, "tiered-upload")
         self._index_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-index")
         self._rounds = RoundBuilder(
             journal,
-            self._uploader,
+            self.uploader,
             self._index_pool,
             clock,
             committed=self._committed,
             index_failed=self._index_failed,
         )
+        self._commits = GroupCommitter(
+            self.uploader,
+            self._rounds.submit,
+            settings=settings,
+            budget=self.budget,
+            counters=self.counters,
+            clock=clock,
+            rng=rng,
+            stop=self._stop,
+            guard=self._guard,
+        )
+        self._compensation = Compensation(
+            local,
+            take=self._take_compensated,
+            has_room=lambda: self.budget.has_room(settings.part_bytes),
+            file=self.file,
+            state_fact=self._rounds.state_fact,
+            counters=self.counters,
+            batch_bytes=settings.part_bytes,
+            stop=self._stop,
+        )
         self._lock = threading.Lock()
         self._files: dict[MessageQueue, CompositeFlatFile] = {}
-        self._active: set[MessageQueue] = set()
-        self._behind: set[MessageQueue] = set()
-        self._compensating: set[MessageQueue] = set()
-        self._gaps: dict[MessageQueue, QueueOffset] = {}
-        self._flush = False
-        self._stop = threading.Event()
         self._wake = threading.Event()
         self._room = threading.Event()
+        self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_success_s = clock.monotonic_s()
         self._threads: list[threading.Thread] = []
 
@@ -145,7 +168,8 @@ class TieredDispatcher:
         file = self.file(batch.queue)
         if not file.lock.acquire(blocking=False):
             self.counters.lock_misses += 1
-            self._fall_behind(batch.queue)
+            self._compensation.fall_behind(batch.queue)
+            self._wake.set()
             return False
         try:
             return self._append(file, batch) is not AppendResult.GAP
@@ -174,7 +198,7 @@ class TieredDispatcher:
                 batches = follower.poll(self._settings.window_bytes)
                 for batch in batches:
                     self.dispatch(batch)
-                self._pace(sum(memoryview(batch.data).nbytes for batch in batches))
+                self._read_throttle.take(sum(memoryview(batch.data).nbytes for batch in batches))
                 if not batches and follower.is_idle:
                     if until_idle:
                         return
@@ -199,10 +223,7 @@ class TieredDispatcher:
     @property
     def is_settled(self) -> bool:
         """Everything that was taken is durable and named, and no queue is behind."""
-        with self._lock:
-            quiet = not (self._behind or self._compensating or self._gaps)
-            files = list(self._files.values())
-        return quiet and self._rounds.is_idle and all(file.is_settled for file in files)
+        return self.budget.used_bytes == 0 and self._compensation.is_idle and self._rounds.is_idle
 
     def drain(self, timeout_s: float) -> bool:
         """Flush all buffers and wait until everything taken is durable.
@@ -210,7 +231,7 @@ class TieredDispatcher:
         Returns:
             False when that took longer than ``timeout_s`` or the dispatcher ended by itself.
         """
-        self._flush = True
+        self._commits.flush = True
         self._wake.set()
         deadline_s = self._clock.monotonic_s() + timeout_s
         idle = threading.Event()
@@ -224,14 +245,16 @@ class TieredDispatcher:
         """How long nothing could be uploaded although there was something to upload; else 0."""
         if self.is_settled:
             self._last_success_s = self._clock.monotonic_s()
-        return self._clock.monotonic_s() - self._last_success_s
+        last_s = max(self._last_success_s, self._commits.last_success_s)
+        silent_s: float = self._clock.monotonic_s() - last_s
+        return silent_s
 
     def close(self) -> None:
         """End all threads; what is neither durable nor named is given up (it is still in the local store)."""
         self._stop.set()
         self._wake.set()
         self._rounds.wake()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._commits.close()
         for thread in self._threads:
             thread.join()
         self._index_pool.shutdown(wait=True)
@@ -260,48 +283,29 @@ class TieredDispatcher:
         if result is AppendResult.APPENDED:
             items = file.append_offset - before[0]
             self.budget.add(file.buffered_bytes - before[1] + items * ITEM_MEMORY_BYTES)
-            with self._lock:
-                self._active.add(file.queue)
-            self._upload_if_due(file)
+            self._commits.appended(file)
         elif result is AppendResult.GAP:
-            self._fall_behind(file.queue)
+            self._compensation.fall_behind(file.queue)
+            self._wake.set()
         return result
 
-    def _upload_if_due(self, file: CompositeFlatFile, *, flush: bool = False) -> None:
-        """With the queue's lock held: hand a due group commit to the pool."""
-        if file.is_due(self._clock.monotonic_s(), flush=flush) and not self._stop.is_set():
-            commit = file.take(self._clock.now_ms())
-            self._pool.submit(self._guard, lambda: self._upload(file, commit))
-
-    def _upload(self, file: CompositeFlatFile, commit: GroupCommit) -> None:
-        try:
-            stored = self._uploader.put_log(commit)
-        except BackendError as error:
-            self._upload_failed(file, error)
-            return
+    def _take_compensated(self, file: CompositeFlatFile, batch: RecordBatch | None) -> None:
+        """Of a compensate thread: append what was read; None: commit what is there, a gap follows."""
         with file.lock:
-            file.log_stored()
-        self._last_success_s = self._clock.monotonic_s()
-        self._rounds.submit(stored)
-        with file.lock:
-            self._upload_if_due(file, flush=self._flush)
-
-    def _upload_failed(self, file: CompositeFlatFile, error: BackendError) -> None:
-        self.counters.uploads_failed += 1
-        with file.lock:
-            file.log_failed(self._clock.monotonic_s(), self._backoff_s)
-            failures = file.failures
-        self.counters.switches += 1
-        if not error.retriable:
-            raise _refused(error)
-        if failures == 1:
-            _LOG.warning("upload of %s failed, going on in a new segment: %s", file.queue, error)
+            if batch is None:
+                self._commits.upload_if_due(file, flush=True)
+            else:
+                self._append(file, batch)
+        if batch is not None:
+            self._read_throttle.take(memoryview(batch.data).nbytes)
 
     def _index_failed(self, stored: StoredLog, error: BackendError) -> None:
         self.counters.uploads_failed += 1
         if not error.retriable:
-            raise _refused(error)
-        _LOG.warning("upload of the index of %s failed, trying again: %s", stored.commit.queue, error)
+            raise refused(error)
+        _LOG.warning(
+            "upload of the index of %s failed, trying again: %s", stored.commit.queue, error
+        )
 
     def _committed(self, stored: StoredLog, part: Part, quarantined: int) -> None:
         file = self.file(stored.commit.queue)
@@ -317,114 +321,20 @@ class TieredDispatcher:
         counters.rounds = self._rounds.rounds + 1
         self._last_success_s = self._clock.monotonic_s()
 
-    def _backoff_s(self, failures: int) -> float:
-        settings = self._settings
-        pause_s = min(settings.backoff_s_min * 2 ** min(failures - 1, 30), settings.backoff_s_max)
-        return pause_s * self._rng.uniform(0.5, 1.0)
-
     def _wait_for_room(self) -> None:
         self._wake.set()
         self._clock.wait(self._room, 0.1)
         self._room.clear()
-
-    def _pace(self, size_bytes: int) -> None:
-        rate = self._settings.read_rate_bytes_s
-        if rate and size_bytes:
-            self._clock.wait(self._stop, size_bytes / rate)
 
     # -- compensation ---------------------------------------------------------------------------
 
     def _compensate(self) -> None:
         """Body of the scanner."""
         while not self._stop.is_set():
-            self._scan()
+            self._commits.scan()
+            self._compensation.begin(lambda body: self._index_pool.submit(self._guard, body))
             self._clock.wait(self._wake, min(0.25, self._settings.freshness_s / 4))
             self._wake.clear()
-
-    def _scan(self) -> None:
-        """Take what is due, relieve pressure, and start compensation of queues that are behind."""
-        with self._lock:
-            files = [self._files[queue] for queue in self._active]
-            behind = self._behind - self._compensating
-        for file in self._by_urgency(files):
-            if file.lock.acquire(blocking=False):
-                try:
-                    self._upload_if_due(file, flush=self._flush or self._pressed())
-                    if not file.buffered_bytes:
-                        with self._lock:
-                            self._active.discard(file.queue)
-                finally:
-                    file.lock.release()
-        for queue in behind:
-            self._begin_compensation(queue)
-
-    def _by_urgency(self, files: list[CompositeFlatFile]) -> list[CompositeFlatFile]:
-        """Under pressure the fullest buffers go first, so that parts stay as large as they can."""
-        if not self.budget.under_pressure:
-            return files
-        return sorted(files, key=lambda file: -file.buffered_bytes)
-
-    def _pressed(self) -> bool:
-        return self.budget.under_pressure and self._pool._work_queue.qsize() == 0  # noqa: SLF001 (the pool has no public length)
-
-    def _fall_behind(self, queue: MessageQueue) -> None:
-        with self._lock:
-            self._behind.add(queue)
-        self._wake.set()
-
-    def _begin_compensation(self, queue: MessageQueue) -> None:
-        with self._lock:
-            self._compensating.add(queue)
-        self._index_pool.submit(self._guard, lambda: self._catch_up(queue))
-
-    def _catch_up(self, queue: MessageQueue) -> None:
-        """Read a queue in bulk until it is level with the local store, or memory is full, or a gap must be recorded."""
-        file = self.file(queue)
-        level = False
-        try:
-            while not self._stop.is_set() and self.budget.has_room(self._settings.part_bytes):
-                start = file.append_offset
-                batch = self._local.read(
-                    queue, start, bytes_max=self._settings.part_bytes, count_max=1 << 16
-                )
-                if batch is None:
-                    level = True
-                    return
-                if batch.base_offset > start:
-                    self._record_gap(file, batch.base_offset)
-                    return
-                with file.lock:
-                    self._append(file, batch)
-                self.counters.compensated += 1
-                self._pace(memoryview(batch.data).nbytes)
-        finally:
-            with self._lock:
-                self._compensating.discard(queue)
-                if level:
-                    self._behind.discard(queue)
-
-    def _record_gap(self, file: CompositeFlatFile, end: QueueOffset) -> None:
-        """When all before it is settled, have the next entry say that local retention was faster (I12)."""
-        with file.lock:
-            self._upload_if_due(file, flush=True)
-            start = file.commit_offset
-            if not file.is_settled or file.queue in self._gaps:
-                return
-            with self._lock:
-                self._gaps[file.queue] = end
-
-        def done() -> None:
-            with file.lock:
-                file.skip_to(end)
-            with self._lock:
-                self._gaps.pop(file.queue)
-            self.counters.gaps += 1
-            _LOG.warning("%s: messages [%d, %d) were gone before they were tiered", file.queue, start, end)
-
-        reason = "local retention overtook dispatch"
-        gap = {"start": start, "end": end, "reason": reason}
-        action = queue_action("gap", file.queue, file.incarnation, **gap)
-        self._rounds.state_fact(Fact(action, done))
 
     # -- threads --------------------------------------------------------------------------------
 
@@ -435,7 +345,7 @@ class TieredDispatcher:
         """Run a thread's body; its error ends the dispatcher instead of vanishing."""
         try:
             body()
-        except BaseException as error:  # noqa: BLE001 (reported through `fault`, by the caller's thread)
+        except BaseException as error:  # noqa: BLE001 (reported through `fault`)
             if self.fault is None:
                 self.fault = error
             if not isinstance(error, (TieredStoreError, BackendError)):
@@ -443,9 +353,3 @@ class TieredDispatcher:
             self._stop.set()
             self._wake.set()
             self._room.set()
-
-
-def _refused(error: BackendError) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        f"the store refuses an upload: {error}", do="mend permissions or bucket, then attach again"
-    )

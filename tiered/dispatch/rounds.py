@@ -15,17 +15,22 @@ After a crash: objects that no entry names are orphans; nothing else is left.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
-from tiered.clock import Clock
-from tiered.dispatch.uploads import StoredLog, Uploader
-from tiered.journal.entry import Action
-from tiered.journal.writer import JournalWriter
+from tiered.errors import InternalError
 from tiered.log.state import Part, TierState, part_json, queue_action
-from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor, Future
+
+    from tiered.clock import Clock
+    from tiered.dispatch.uploads import StoredLog, Uploader
+    from tiered.journal.entry import Action
+    from tiered.journal.writer import JournalWriter
+    from tiered.model import MessageQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +108,18 @@ class RoundBuilder:
             return not (self._write_map or self._facts or self._busy)
 
     def run(self, stop: threading.Event) -> None:
-        """Body of the build thread: rounds until ``stop`` is set and nothing waits.
+        """Body of the build thread: rounds until ``stop`` is set, and then a last one.
 
         Raises:
             FencedError: Another writer has taken over.
             StoreUnavailableError: Told to stop while the store did not answer.
         """
-        while not (stop.is_set() and self.is_idle):
+        while not stop.is_set():
             self._clock.wait(self._wake, 0.25)
             self._wake.clear()
             if self.run_round() == 0 and not self.is_idle:
                 self._clock.wait(stop, 0.2)  # all index uploads failed: no busy loop
+        self.run_round()
 
     def wake(self) -> None:
         """Have the thread look at ``stop``."""
@@ -130,8 +136,7 @@ class RoundBuilder:
             actions = [action for one in built for action in _actions(one)]
             actions += [fact.action for fact in facts]
             if actions:
-                self._journal.append(actions)
-                self.rounds += 1
+                self._append(actions)
             for one in built:
                 self._committed(one.stored, one.part, one.quarantined)
             for fact in facts:
@@ -141,6 +146,16 @@ class RoundBuilder:
                 self._busy = False
         self._journal.write_checkpoint()
         return len(actions)
+
+    def _append(self, actions: Sequence[Action]) -> None:
+        refused = self._journal.state.refused_parts
+        self._journal.append(actions)
+        self.rounds += 1
+        if self._journal.state.refused_parts != refused:
+            raise InternalError(
+                f"replay refuses a part of our own journal entry {self._journal.number}",
+                do="stop attaching and report this defect",
+            )
 
     def _build(self, read_map: dict[MessageQueue, list[StoredLog]]) -> list[_Built]:
         """Upload the index objects; what fails goes back into the write map, in front."""

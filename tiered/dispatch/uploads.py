@@ -7,17 +7,20 @@ never by asking what became of the first (invariants I4, I7).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Buffer
 
-from backends.base import ObjectStore
 from tiered import keys
 from tiered.format.part import SealedObject, build_object
-from tiered.log.composite import GroupCommit
 from tiered.log.state import ObjectRange, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from backends.base import ObjectStore
+    from tiered.log.composite import GroupCommit
 
 
 @dataclass(frozen=True, slots=True)

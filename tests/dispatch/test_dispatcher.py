@@ -1,0 +1,308 @@
+"""The dispatcher over a local store in memory: nothing lost, nothing doubled, in order."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from support.synthetic import SyntheticStore
+
+from backends.errors import PermissionDeniedError, UnavailableError, UnknownOutcomeError
+from backends.memory import MemoryStore
+from tiered.clock import SystemClock
+from tiered.dispatch.dispatcher import TieredDispatcher
+from tiered.dispatch.sealer import Sealer
+from tiered.dispatch.settings import DispatchSettings
+from tiered.errors import FencedError, StoreUnavailableError
+from tiered.journal.writer import JournalWriter
+from tiered.log.reader import TierReader
+from tiered.log.state import Gap, TierMachine
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backends.base import ObjectStore
+
+PREFIX = "00000000_c/b/"
+FAST = DispatchSettings(
+    freshness_s=0.02, part_bytes=4096, buffer_bytes_max=65536, window_bytes=8192, poll_s=0.005,
+    backoff_s_min=0.001, backoff_s_max=0.01, uploads_max=4,
+)  # fmt: skip
+
+
+class Flaky:
+    """Wraps a store: every call of ``put_if_absent`` asks ``decide(key)`` what to do first."""
+
+    def __init__(self, inner: ObjectStore, decide) -> None:
+        self._inner = inner
+        self._decide = decide
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+    def put_if_absent(self, key: str, data) -> None:
+        answer = self._decide(key)
+        if isinstance(answer, UnknownOutcomeError):
+            self._inner.put_if_absent(key, data)
+        if answer is not None:
+            raise answer
+        self._inner.put_if_absent(key, data)
+
+
+@contextmanager
+def dispatching(
+    store: ObjectStore,
+    local: SyntheticStore,
+    settings=FAST,
+    seed: int = 1,
+    selects=lambda queue: True,
+) -> Iterator[TieredDispatcher]:
+    clock, rng, stop = SystemClock(), random.Random(seed), threading.Event()
+    journal = JournalWriter(
+        store,
+        PREFIX,
+        TierMachine(),
+        writer=f"{rng.getrandbits(32):08x}",
+        clock=clock,
+        rng=rng,
+        stop=stop,
+    )
+    journal.take_reign({})
+    dispatcher = TieredDispatcher(
+        store=store, prefix=PREFIX, journal=journal, local=local, settings=settings,
+        start=lambda queue, bounds: bounds.min, selects=selects, clock=clock, rng=rng,
+    )  # fmt: skip
+    dispatcher.start()
+    try:
+        yield dispatcher
+    finally:
+        stop.set()
+        dispatcher.close()
+
+
+def run_once(store, local, **more) -> TieredDispatcher:
+    with dispatching(store, local, **more) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    return dispatcher
+
+
+def read_back(store: ObjectStore, queue: MessageQueue) -> tuple[dict[int, bytes], list[Gap]]:
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    messages: dict[int, bytes] = {}
+    gaps: list[Gap] = []
+    for found in reader.queue(queue).batches(QueueOffset(0)):
+        if isinstance(found, Gap):
+            gaps.append(found)
+            continue
+        records = found.records
+        for index in range(records.count):
+            low = records.positions[index]
+            offset = records.base_offset + index
+            assert offset not in messages
+            messages[offset] = bytes(records.data[low : low + records.sizes[index]])
+    assert list(messages) == sorted(messages)
+    return messages, gaps
+
+
+def filled(topics: int = 2, queues: int = 3, each: int = 60) -> SyntheticStore:
+    local, rng = SyntheticStore(), random.Random(7)
+    for number in range(each):
+        for topic in range(topics):
+            for queue in range(queues):
+                local.append(
+                    f"t{topic}", queue, rng.randbytes(rng.randrange(10, 300)) + b"%d" % number
+                )
+    return local
+
+
+def assert_equal(store: ObjectStore, local: SyntheticStore) -> None:
+    for queue in local.queues():
+        assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def test_everything_committed_is_read_back_byte_for_byte():
+    store, local = MemoryStore(), filled()
+    dispatcher = run_once(store, local)
+    assert_equal(store, local)
+    assert dispatcher.budget.used_bytes == 0
+    assert dispatcher.counters.messages == 360
+
+
+def test_a_restart_goes_on_at_the_tiers_own_commit_offset():
+    store, local = MemoryStore(), filled(each=20)
+    run_once(store, local)
+    for number in range(50):
+        local.append("t0", number % 3, b"later %d" % number)
+    second = run_once(store, local, seed=2)
+    assert second.counters.messages == 50
+    assert_equal(store, local)
+
+
+def test_slow_queues_cost_one_commit_per_round_and_idle_ones_nothing():
+    store, local = MemoryStore(), filled(topics=1, queues=10, each=1)
+    dispatcher = run_once(store, local)
+    assert dispatcher.counters.parts == 10
+    again = run_once(store, local, seed=3)
+    assert again.counters.parts == 0
+
+
+def test_a_following_dispatcher_takes_what_comes_later():
+    store, local = MemoryStore(), SyntheticStore()
+    done = threading.Event()
+    with dispatching(store, local) as dispatcher:
+        thread = threading.Thread(target=dispatcher.follow, args=(done.is_set,))
+        thread.start()
+        for number in range(300):
+            local.append("live", number % 4, b"x%d" % number)
+        while sum(dispatcher.lag().values()) < 300 and dispatcher.fault is None:
+            done.wait(0.01)
+        done.set()
+        thread.join()
+    assert_equal(store, local)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_failed_and_unknown_uploads_switch_files_and_lose_or_double_nothing(seed):
+    local, rng, lock = filled(each=40), random.Random(seed), threading.Lock()
+
+    def decide(key: str):
+        with lock:
+            throw = rng.random()
+        if throw < 0.15:
+            return UnavailableError("no")
+        return UnknownOutcomeError("perhaps") if throw < 0.3 else None
+
+    inner = MemoryStore()
+    dispatcher = run_once(Flaky(inner, decide), local)
+    assert dispatcher.counters.switches > 0
+    assert_equal(inner, local)
+    assert dispatcher.budget.used_bytes == 0
+
+
+def test_hundred_switches_in_a_row_create_no_objects_beyond_the_tries():
+    local = filled(topics=1, queues=1, each=5)
+    tries = []
+
+    def decide(key: str):
+        if "/commitlog/" not in key:
+            return None
+        tries.append(key)
+        return UnavailableError("no") if len(tries) <= 100 else None
+
+    inner = MemoryStore()
+    run_once(Flaky(inner, decide), local)
+    assert len(set(tries)) == len(tries) == 101
+    assert len([i for i in inner.list("") if "/queue/" in i.key]) == 2
+    assert_equal(inner, local)
+
+
+def test_a_refusal_ends_the_dispatcher_and_says_so():
+    local = filled(each=2)
+    with dispatching(
+        Flaky(MemoryStore(), lambda key: PermissionDeniedError("no") if "/queue/" in key else None),
+        local,
+    ) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert not dispatcher.drain(5)
+        assert isinstance(dispatcher.fault, StoreUnavailableError)
+
+
+def test_a_newer_reign_fences_the_dispatcher():
+    store, local = MemoryStore(), filled(each=2)
+    with dispatching(store, local) as old:
+        with dispatching(store, local, seed=9):
+            pass
+        old.follow(lambda: False, until_idle=True)
+        assert not old.drain(5)
+        assert isinstance(old.fault, FencedError)
+
+
+def test_memory_stays_bounded_while_the_store_does_not_answer():
+    local, down = filled(each=200), threading.Event()
+    down.set()
+    store = Flaky(
+        MemoryStore(),
+        lambda key: UnavailableError("down") if down.is_set() and "/queue/" in key else None,
+    )
+    stop = threading.Event()
+    with dispatching(store, local) as dispatcher:
+        thread = threading.Thread(
+            target=dispatcher.follow, args=(stop.is_set,), kwargs={"until_idle": True}
+        )
+        thread.start()
+        stop.wait(0.5)
+        assert dispatcher.budget.peak_bytes <= FAST.buffer_bytes_max + FAST.window_bytes
+        down.clear()
+        thread.join(20)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert_equal(store, local)
+
+
+def test_local_retention_that_overtakes_dispatch_leaves_a_recorded_gap():
+    store, local = MemoryStore(), filled(topics=1, queues=1, each=30)
+    run_once(store, local)
+    before = local.raw(MessageQueue("t0", 0))
+    for number in range(40):
+        local.append("t0", 0, b"more %d" % number)
+    local.expire("t0", 0, 50)
+    with dispatching(store, local, seed=4) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    messages, gaps = read_back(store, MessageQueue("t0", 0))
+    assert [(gap.start, gap.end) for gap in gaps] == [(30, 50)]
+    assert messages == before | local.raw(MessageQueue("t0", 0))
+
+
+def test_a_busy_queue_is_left_to_compensation_and_dispatch_never_waits():
+    store, local = MemoryStore(), filled(topics=1, queues=2, each=30)
+    with dispatching(store, local) as dispatcher:
+        file = dispatcher.file(MessageQueue("t0", 0))
+        with file.lock:
+            dispatcher.follow(lambda: False, until_idle=True)
+            assert dispatcher.counters.lock_misses > 0
+        assert dispatcher.drain(20), dispatcher.fault
+        assert dispatcher.counters.compensated > 0
+    assert_equal(store, local)
+
+
+def test_unselected_topics_are_not_touched():
+    store, local = MemoryStore(), filled(each=3)
+    run_once(store, local, selects=lambda queue: queue.topic == "t1")
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    assert {queue.topic for queue in reader.state.queues} == {"t1"}
+
+
+def test_sealing_merges_small_parts_once_and_changes_no_message():
+    store, local = MemoryStore(), SyntheticStore()
+    for number in range(10):
+        local.append("t", 0, b"%d" % number)
+        run_once(store, local, seed=number)
+    clock, rng = SystemClock(), random.Random(99)
+    journal = JournalWriter(
+        store,
+        PREFIX,
+        TierMachine(),
+        writer="0000abcd",
+        clock=clock,
+        rng=rng,
+        stop=threading.Event(),
+    )
+    journal.take_reign({})
+    with dispatching(store, local, seed=77) as dispatcher:
+        sealer = Sealer(dispatcher.uploader, store, PREFIX)
+        journal.take_reign({})
+        assert sealer.seal_all(journal) == 1
+        assert sealer.seal_all(journal) == 0
+    life = journal.state.life(MessageQueue("t", 0))
+    assert [len(segment.parts) for segment in life.segments] == [1]
+    assert_equal(store, local)
+    local.append("t", 0, b"after")
+    run_once(store, local, seed=78)
+    assert_equal(store, local)

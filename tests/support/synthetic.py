@@ -1,0 +1,186 @@
+"""A local store in memory, made of real record bytes, that tests can grow, expire and hold back at the right moment."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tiered.format.record import Record, body_crc, encode_record, record_bytes
+from tiered.local.face import RecordBatch, StoreIdentity, StoreReport, Waiting
+from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def make_record(
+    queue: MessageQueue, offset: int, physical: int, body: bytes, time_ms: int
+) -> bytes:
+    """A real record."""
+    properties = b"TAGS\x01a\x02KEYS\x01k%d\x02" % offset
+    topic = queue.topic.encode("utf-8", "surrogateescape")
+    size = record_bytes(
+        body=len(body), topic=len(topic), props=len(properties), sys_flag=0, version=1
+    )
+    return encode_record(
+        Record(
+            size=size,
+            version=1,
+            body_crc=body_crc(body),
+            queue_id=queue.queue_id,
+            flag=0,
+            queue_offset=offset,
+            physical_offset=physical,
+            sys_flag=0,
+            born_timestamp_ms=time_ms,
+            born_host="10.0.0.1:40000",
+            store_timestamp_ms=time_ms,
+            store_host="10.0.0.2:10911",
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body=body,
+            topic=queue.topic,
+            properties_raw=properties,
+        )
+    )
+
+
+def make_batch(
+    queue: MessageQueue, base: int, raws: Sequence[bytes], times: Sequence[int]
+) -> RecordBatch:
+    """A batch of records that lie one after another."""
+    sizes = np.array([len(raw) for raw in raws], np.int32)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return RecordBatch(
+        queue=queue,
+        base_offset=QueueOffset(base),
+        data=b"".join(raws),
+        positions=ends - sizes,
+        sizes=sizes,
+        tag_codes=np.full(len(raws), 97, np.int64),
+        store_timestamps_ms=np.array(times, np.int64),
+        physical_offsets=np.arange(len(raws), dtype=np.int64),
+    )
+
+
+@dataclass(slots=True)
+class _Queue:
+    base: int
+    records: list[bytes]
+    times: list[int]
+
+
+class SyntheticStore:
+    """See ``tiered.local.face.LocalStore``."""
+
+    def __init__(self, store_id: str = "synthetic") -> None:
+        self._lock = threading.RLock()
+        self._queues: dict[MessageQueue, _Queue] = {}
+        self._log: list[tuple[MessageQueue, int]] = []
+        self._end = 0
+        self.identity = StoreIdentity("c", "b", store_id, "rocketmq", is_live=True)
+
+    def append(self, topic: str, queue_id: int, body: bytes, *, first: int = 0) -> int:
+        """Store one message; its queue offset."""
+        queue = MessageQueue(topic, queue_id)
+        with self._lock:
+            row = self._queues.setdefault(queue, _Queue(first, [], []))
+            offset = row.base + len(row.records)
+            time_ms = 1_700_000_000_000 + len(self._log)
+            raw = make_record(queue, offset, self._end, body, time_ms)
+            row.records.append(raw)
+            row.times.append(time_ms)
+            self._log.append((queue, offset))
+            self._end += len(raw)
+            return offset
+
+    def expire(self, topic: str, queue_id: int, before: int) -> None:
+        """Local retention: forget messages below ``before``."""
+        with self._lock:
+            row = self._queues[MessageQueue(topic, queue_id)]
+            drop = before - row.base
+            del row.records[:drop], row.times[:drop]
+            row.base = before
+
+    def raw(self, queue: MessageQueue) -> dict[int, bytes]:
+        """All records there are, by queue offset."""
+        row = self._queues[queue]
+        return {row.base + index: raw for index, raw in enumerate(row.records)}
+
+    def queues(self) -> Mapping[MessageQueue, QueueBounds]:
+        with self._lock:
+            return {
+                queue: QueueBounds(QueueOffset(row.base), QueueOffset(row.base + len(row.records)))
+                for queue, row in self._queues.items()
+            }
+
+    def refresh(self) -> None:
+        """Nothing to look at."""
+
+    def read(
+        self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        with self._lock:
+            row = self._queues.get(queue)
+            if row is None or start >= row.base + len(row.records):
+                return None
+            start = max(start, row.base)
+            index, size = start - row.base, 0
+            raws: list[bytes] = []
+            for raw in row.records[index : index + count_max]:
+                if raws and size + len(raw) > bytes_max:
+                    break
+                raws.append(raw)
+                size += len(raw)
+            return make_batch(queue, start, raws, row.times[index : index + len(raws)])
+
+    def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> _Follower:
+        return _Follower(self, dict(starts))
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        row = self._queues[queue]
+        return QueueOffset(row.base + sum(time_ms < timestamp_ms for time_ms in row.times))
+
+    def waiting(self) -> Waiting:
+        return Waiting()
+
+    def report(self) -> StoreReport:
+        return StoreReport(PhysicalOffset(0), PhysicalOffset(self._end))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Follower:
+    def __init__(self, store: SyntheticStore, starts: dict[MessageQueue, QueueOffset]) -> None:
+        self._store = store
+        self._starts = starts
+        self._at = 0
+        self.is_idle = False
+
+    def poll(self, window_bytes: int) -> list[RecordBatch]:
+        store = self._store
+        found: dict[MessageQueue, list[int]] = {}
+        with store._lock:
+            size = 0
+            while self._at < len(store._log) and size < window_bytes:
+                queue, offset = store._log[self._at]
+                row = store._queues[queue]
+                self._at += 1
+                if offset >= row.base:
+                    size += len(row.records[offset - row.base])
+                    if offset >= self._starts.get(queue, 0):
+                        found.setdefault(queue, []).append(offset)
+            self.is_idle = self._at == len(store._log)
+            return [self._batch(queue, offsets) for queue, offsets in found.items()]
+
+    def _batch(self, queue: MessageQueue, offsets: list[int]) -> RecordBatch:
+        row = self._store._queues[queue]
+        low, high = offsets[0] - row.base, offsets[-1] - row.base + 1
+        return make_batch(queue, offsets[0], row.records[low:high], row.times[low:high])
+
+    def close(self) -> None:
+        """Nothing is open."""

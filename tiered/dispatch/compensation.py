@@ -1,0 +1,139 @@
+"""Compensation: queues that the dispatch thread had to pass by are read in bulk from their own consume queue.
+
+Overview: ``fall_behind`` notes a queue; ``begin`` starts a catch-up for each noted one; a catch-up ends when the queue is
+level with the local store, when memory is full (it is begun again at the next scan), or at a gap, which is recorded by the
+next journal entry as soon as everything before it is settled (invariant I12).
+
+Ordering: at most one catch-up a queue; what it reads and what dispatch offers meanwhile meet under the queue's lock, and
+what is repeated is cut off there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from tiered.dispatch.rounds import Fact
+from tiered.log.state import queue_action
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiered.dispatch.counters import DispatchCounters
+    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.log.composite import CompositeFlatFile
+    from tiered.model import MessageQueue, QueueOffset
+
+_LOG = logging.getLogger("tiered.dispatch")
+_COUNT_MAX = 1 << 16
+"""Items read at once; bounds the arrays of a queue of tiny messages."""
+
+
+class Compensation:
+    """Which queues are behind, and bringing them level. From any thread."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        *,
+        take: Callable[[CompositeFlatFile, RecordBatch | None], None],
+        has_room: Callable[[], bool],
+        file: Callable[[MessageQueue], CompositeFlatFile],
+        state_fact: Callable[[Fact], None],
+        counters: DispatchCounters,
+        batch_bytes: int,
+        stop: threading.Event,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            local: Read in bulk.
+            take: Appends a batch to a queue's buffer; with None: commits what the buffer holds.
+            has_room: Whether memory has room for another batch.
+            file: Write side of a queue.
+            state_fact: Has the next journal entry say something.
+            counters: Where to count.
+            batch_bytes: How much to read at once.
+            stop: Ends catch-ups early.
+        """
+        self._local = local
+        self._take = take
+        self._has_room = has_room
+        self._file = file
+        self._state_fact = state_fact
+        self._counters = counters
+        self._batch_bytes = batch_bytes
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._behind: set[MessageQueue] = set()
+        self._running: set[MessageQueue] = set()
+        self._gaps: set[MessageQueue] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """No queue is behind."""
+        with self._lock:
+            return not (self._behind or self._running or self._gaps)
+
+    def fall_behind(self, queue: MessageQueue) -> None:
+        """Note that a queue must be brought level."""
+        with self._lock:
+            self._behind.add(queue)
+
+    def begin(self, submit: Callable[[Callable[[], None]], object]) -> None:
+        """Start a catch-up for each queue that is behind and has none."""
+        with self._lock:
+            chosen = self._behind - self._running - self._gaps
+            self._behind -= chosen
+            self._running |= chosen
+        for queue in chosen:
+            submit(functools.partial(self._catch_up, queue))
+
+    def _catch_up(self, queue: MessageQueue) -> None:
+        level = False
+        try:
+            level = self._bring_level(self._file(queue))
+        finally:
+            with self._lock:
+                self._running.discard(queue)
+                if not level:
+                    self._behind.add(queue)
+
+    def _bring_level(self, file: CompositeFlatFile) -> bool:
+        """Whether the queue is level with the local store now."""
+        while not self._stop.is_set() and self._has_room():
+            start = file.append_offset
+            batch = self._local.read(
+                file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
+            )
+            if batch is None:
+                return True
+            if batch.base_offset > start:
+                self._record_gap(file, batch.base_offset)
+                return False
+            self._take(file, batch)
+            self._counters.compensated += 1
+        return False
+
+    def _record_gap(self, file: CompositeFlatFile, end: QueueOffset) -> None:
+        """When all before it is settled, have the next entry say that local retention was faster."""
+        self._take(file, None)
+        with file.lock:
+            start = file.commit_offset
+            if not file.is_settled:
+                return
+            with self._lock:
+                self._gaps.add(file.queue)
+
+        def done() -> None:
+            with file.lock:
+                file.skip_to(end)
+            with self._lock:
+                self._gaps.discard(file.queue)
+            self._counters.gaps += 1
+            _LOG.warning("%s: [%d, %d) was gone before it was tiered", file.queue, start, end)
+
+        gap = {"start": start, "end": end, "reason": "local retention overtook dispatch"}
+        self._state_fact(Fact(queue_action("gap", file.queue, file.incarnation, **gap), done))

@@ -1,0 +1,381 @@
+"""Attach: the composition of a writer, that is a local store, a lease, a reign and a dispatcher.
+
+Overview: ``Attachment.open`` checks both ends, takes the lease and then the reign; ``run`` follows the store until it is
+stopped (or, with ``once``, until the present end is durable); ``close`` drains what is in hand and frees the lease.
+
+Ordering: the store is opened and the tier's identity checked before anything is written; the lease before the reign; the
+reign before the first object.
+
+After a crash: the lease stays until it expires (or is taken at once on the same host); everything else is in the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from backends.probe import probe
+
+from backends.errors import BackendError
+from backends.s3_options import S3Options
+from tiered.clock import Clock, SystemClock
+from tiered.dispatch.dispatcher import TieredDispatcher
+from tiered.dispatch.sealer import Sealer
+from tiered.dispatch.settings import DispatchSettings
+from tiered.errors import FencedError, InvalidError, StoreUnavailableError
+from tiered.journal.lease import Holder, Lease, LeaseState
+from tiered.journal.writer import JournalWriter
+from tiered.local.rocketmq import RocketMQStore
+from tiered.log.state import TierMachine, TierState
+from tiered.plugin.place import Place
+from tiered.plugin.stores import backend_errors, open_metered, with_retries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.metered import MeteredStore
+
+    from tiered.local.face import LocalStore, Waiting
+    from tiered.model import MessageQueue, QueueBounds, QueueOffset
+
+_LOG = logging.getLogger("tiered.attach")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachSettings:
+    """What ``tiered attach`` can be told.
+
+    Attributes:
+        cluster: Cluster name; None: as the store says, else ``DefaultCluster``.
+        broker: Broker name; None: as the store says, else ``broker``.
+        lease_s: How long the lease lasts without being renewed.
+        wait: Wait for a living holder's lease to end.
+        drain_s: How long stopping may take to upload what is in hand.
+        give_up_s: With ``once``: end when nothing could be uploaded for so long.
+        start: Where a queue begins that the tier has never met: ``earliest``, ``latest`` or a time (UTC ms).
+        selects: Which topics are tiered.
+        dispatch: Limits and periods.
+    """
+
+    cluster: str | None = None
+    broker: str | None = None
+    lease_s: float = 10.0
+    wait: bool = True
+    drain_s: float = 10.0
+    give_up_s: float = 60.0
+    start: str | int = "earliest"
+    selects: Callable[[str], bool] = field(default=lambda _topic: True)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachResult:
+    """What a run left behind.
+
+    Attributes:
+        is_complete: Everything that was committed locally (as far as selected) is in the tier.
+        waiting: What is in the store but not proven committed.
+        behind: Messages that are committed locally and not in the tier.
+        quarantined: Damaged records put into quarantine in this run.
+    """
+
+    is_complete: bool
+    waiting: Waiting
+    behind: int
+    quarantined: int
+
+
+class Attachment:
+    """A local store being tiered by this process."""
+
+    def __init__(
+        self,
+        *,
+        local: LocalStore,
+        meter: MeteredStore,
+        place: Place,
+        settings: AttachSettings,
+        clock: Clock,
+        rng: random.Random,
+        announce: Callable[[LeaseState], None],
+    ) -> None:
+        """Wire a writer over an opened store and tier; ``open`` does it for two names."""
+        self.local = local
+        self.meter = meter
+        self.place = place
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._announce = announce
+        self._abandon = threading.Event()
+        self._stopping = threading.Event()
+        self._store = with_retries(meter, clock, rng, self._abandon)
+        self._writer = f"{rng.getrandbits(32):08x}"
+        self._journal: JournalWriter[TierState] = JournalWriter(
+            meter,
+            place.prefix,
+            TierMachine(),
+            writer=self._writer,
+            clock=clock,
+            rng=rng,
+            stop=self._abandon,
+        )
+        self._lease = Lease(
+            self._store,
+            place.prefix,
+            writer=self._writer,
+            holder=Holder.present(),
+            seconds=settings.lease_s,
+            clock=clock,
+        )
+        self._fault: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+        self.dispatcher: TieredDispatcher | None = None
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        url: str,
+        settings: AttachSettings,
+        *,
+        options: S3Options | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        announce: Callable[[LeaseState], None] = lambda _state: None,
+    ) -> Attachment:
+        """Open both ends, check that they belong together, take lease and reign.
+
+        Args:
+            directory: The broker's store directory.
+            url: Of the tier.
+            settings: What to do.
+            options: For S3.
+            clock: For tests.
+            rng: For tests; by default from the system.
+            announce: Told of a holder whose lease is waited for.
+
+        Raises:
+            InvalidError: Not a store, a wrong URL, a tier of another store, a store without put-if-absent.
+            StoreUnavailableError: The tier's store cannot be reached or refuses us.
+            FencedError: Another writer holds the tier.
+        """
+        clock = clock or SystemClock()
+        local = RocketMQStore.open(directory, clock=clock)
+        try:
+            identity = local.identity
+            place = Place(
+                settings.cluster or identity.cluster or "DefaultCluster",
+                settings.broker or identity.broker or "broker",
+            )
+            attachment = cls(
+                local=local,
+                meter=open_metered(url, options or S3Options()),
+                place=place,
+                settings=settings,
+                clock=clock,
+                rng=rng or random.SystemRandom(),
+                announce=announce,
+            )
+            attachment._begin()
+        except BaseException:
+            local.close()
+            raise
+        return attachment
+
+    def _begin(self) -> None:
+        with backend_errors():
+            self._require_conditional_writes()
+            self._journal.catch_up()
+            self._require_same_store()
+            self._lease.acquire(
+                wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
+            )
+            self._start_thread("lease", self._renew)
+            self._take_reign()
+        dispatcher = TieredDispatcher(
+            store=self.meter,
+            prefix=self.place.prefix,
+            journal=self._journal,
+            local=self.local,
+            settings=self._settings.dispatch,
+            start=self._start_of,
+            selects=lambda queue: self._settings.selects(queue.topic),
+            clock=self._clock,
+            rng=self._rng,
+        )
+        self.dispatcher = dispatcher
+        dispatcher.start()
+
+    def _require_conditional_writes(self) -> None:
+        found = probe(self._store, f"{self._rng.getrandbits(64):016x}")
+        if not (found.put_if_absent and found.compare_and_set):
+            raise InvalidError(
+                "this store does not write conditionally, so two writers could not be kept apart",
+                where=self.meter.url,
+                do="use AWS S3, MinIO, versitygw, LocalStack, or a local folder",
+            )
+
+    def _require_same_store(self) -> None:
+        known = self._journal.state.store
+        mine = self._store_document()
+        if (
+            known
+            and known["store_id"]
+            and mine["store_id"]
+            and known["store_id"] != mine["store_id"]
+        ):
+            raise InvalidError(
+                f"this tier belongs to another store ({known['cluster']}/{known['broker']},"
+                f" id {known['store_id']}); this one has id {mine['store_id']}",
+                where=f"{self.meter.url}/{self.place.prefix}",
+                do="choose another URL, or name this broker's place with --cluster and --broker",
+            )
+
+    def _store_document(self) -> dict[str, Any]:
+        identity = self.local.identity
+        return {
+            "cluster": self.place.cluster,
+            "broker": self.place.broker,
+            "store_id": identity.store_id,
+            "kind": identity.kind,
+        }
+
+    def _take_reign(self) -> None:
+        self._journal.take_reign(asdict(Holder.present()))
+        mine = self._store_document()
+        known = self._journal.state.store
+        if not known or (mine["store_id"] and not known["store_id"]):
+            self._journal.append([{"do": "meta", "store": mine}])
+
+    def _start_of(self, queue: MessageQueue, bounds: QueueBounds) -> QueueOffset:
+        start = self._settings.start
+        if isinstance(start, int):
+            return max(bounds.min, self.local.offset_by_time(queue, start))
+        return bounds.min if start == "earliest" else bounds.end
+
+    # -- running --------------------------------------------------------------------------------
+
+    def run(self, *, once: bool = False, seal: bool = False) -> AttachResult:
+        """Follow the store until ``stop`` is called (``once``: until the present end is durable).
+
+        Raises:
+            FencedError: Another writer has taken over.
+            StoreUnavailableError: The store refuses us (``once``: or did not answer for ``give_up_s``).
+            TieredStoreError: The local store cannot be read any more.
+        """
+        dispatcher = self._running()
+        if once:
+            self.local.refresh()
+            target = dict(self.local.queues())
+            dispatcher.follow(self._should_stop, until_idle=True)
+            self._settle(dispatcher)
+            if seal:
+                self._seal()
+            return self._result(target)
+        dispatcher.follow(self._should_stop)
+        self._raise_fault()
+        return self._result(dict(self.local.queues()))
+
+    def stop(self) -> None:
+        """Take no new work. From any thread, or a signal handler."""
+        self._stopping.set()
+
+    def close(self) -> bool:
+        """Upload what is in hand for at most ``drain_s``, end all threads, free the lease.
+
+        Returns:
+            Whether everything in hand became durable.
+        """
+        self._stopping.set()
+        drained = True
+        try:
+            if self.dispatcher:
+                fine = self._fault is None and self.dispatcher.fault is None
+                drained = fine and self.dispatcher.drain(self._settings.drain_s)
+                self._abandon.set()
+                self.dispatcher.close()
+                if drained:
+                    self._journal.write_checkpoint(force=True)
+        finally:
+            self._abandon.set()
+            for thread in self._threads:
+                thread.join()
+            self._lease.release()
+            self.local.close()
+            self.meter.close()
+        return drained
+
+    def _running(self) -> TieredDispatcher:
+        assert self.dispatcher is not None
+        return self.dispatcher
+
+    def _should_stop(self) -> bool:
+        return self._stopping.is_set() or self._fault is not None
+
+    def _settle(self, dispatcher: TieredDispatcher) -> None:
+        """Flush until all is durable, for ``once``."""
+        while not self._should_stop() and not dispatcher.drain(1.0):
+            self._raise_fault()
+            silent_s = dispatcher.seconds_without_success()
+            if silent_s > self._settings.give_up_s:
+                raise StoreUnavailableError(
+                    f"nothing could be uploaded for {silent_s:.0f} s",
+                    where=self.meter.url,
+                    do="check the store; what is durable stays, attach again to go on",
+                )
+        self._raise_fault()
+
+    def _seal(self) -> None:
+        with backend_errors():
+            Sealer(self._running().uploader, self._store, self.place.prefix).seal_all(self._journal)
+
+    def _result(self, target: dict[MessageQueue, QueueBounds]) -> AttachResult:
+        state = self._journal.state
+        behind = 0
+        for queue, bounds in target.items():
+            if self._settings.selects(queue.topic):
+                life = state.life(queue)
+                start = life.commit_offset if life else self._start_of(queue, bounds)
+                behind += max(0, bounds.end - start)
+        waiting = self.local.waiting()
+        counters = self._running().counters
+        complete = behind == 0 and waiting.records == 0
+        return AttachResult(complete, waiting, behind, counters.quarantined)
+
+    def _raise_fault(self) -> None:
+        fault = self._fault or (self.dispatcher.fault if self.dispatcher else None)
+        if isinstance(fault, BackendError):
+            raise StoreUnavailableError(str(fault), do="check the store") from fault
+        if fault is not None:
+            raise fault
+
+    # -- lease ----------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        while not self._clock.wait(self._abandon, self._lease.renewal_seconds):
+            try:
+                self._lease.renew()
+            except FencedError as error:
+                self._fault = error
+                self._stopping.set()
+                self._abandon.set()
+                return
+            except BackendError as error:
+                _LOG.warning("the lease could not be renewed, trying again: %s", error)
+
+    def _wait_stopping(self, seconds: float) -> bool:
+        return self._clock.wait(self._stopping, seconds)
+
+    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
+        thread = threading.Thread(target=body, name=f"tiered-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def with_freshness(settings: AttachSettings, seconds: float) -> AttachSettings:
+    """The settings with another freshness."""
+    return replace(settings, dispatch=replace(settings.dispatch, freshness_s=seconds))

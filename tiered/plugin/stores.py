@@ -1,0 +1,59 @@
+"""Opens object stores for the layers above: registry, then retries and metering, each one decorator."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from backends.metered import MeteredStore
+from backends.retrying import RetryingStore, RetryPolicy
+
+from backends.errors import (
+    BackendError,
+    ConfigurationError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+)
+from backends.registry import open_store
+from tiered.errors import InvalidError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    import random
+    import threading
+    from collections.abc import Iterator
+
+    from backends.base import ObjectStore
+    from backends.s3_options import S3Options
+    from tiered.clock import Clock
+
+
+@contextlib.contextmanager
+def backend_errors() -> Iterator[None]:
+    """Turn what a backend says into what an operator does about it."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise InvalidError(str(error)) from error
+    except ObjectNotFoundError as error:
+        raise StoreUnavailableError(str(error), do="check the URL") from error
+    except PermissionDeniedError as error:
+        raise StoreUnavailableError(str(error), do="check credentials and permissions") from error
+    except BackendError as error:
+        raise StoreUnavailableError(str(error), do="check that the store can be reached") from error
+
+
+def open_metered(url: str, options: S3Options) -> MeteredStore:
+    """The store itself, metered.
+
+    Raises:
+        InvalidError: The URL or an option is wrong.
+    """
+    with backend_errors():
+        return MeteredStore(open_store(url, options))
+
+
+def with_retries(
+    store: ObjectStore, clock: Clock, rng: random.Random, stop: threading.Event
+) -> RetryingStore:
+    """For readers, and for everything of a writer but its data uploads (these switch files instead)."""
+    return RetryingStore(store, RetryPolicy(), clock=clock, rng=rng, stop=stop)
