@@ -47,7 +47,7 @@ from backends.errors import (
     UnknownOutcomeError,
 )
 from backends.local_errors import mapped
-from backends.local_files import ExclusiveWriter, open_object, read_range, write_named
+from backends.local_files import ExclusiveWriter, open_object, read_range
 from backends.local_folders import FolderCache
 from backends.local_listing import walk
 from backends.memory import content_version
@@ -83,10 +83,9 @@ class LocalFolderStore:
             raise ConfigurationError(f"not a folder: {str(root)!r}")
         self._url = path.as_uri()
         self._root = os.fsencode(path)
-        self._temporary = self._root + b"/" + _HIDDEN
         self._timeout_s = timeout_s
         self._folders = FolderCache(self._root)
-        self._writer = ExclusiveWriter(self._temporary)
+        self._writer = ExclusiveWriter(self._root, self._folders, _HIDDEN)
         self._change = threading.Lock()
 
     @property
@@ -208,6 +207,10 @@ class LocalFolderStore:
                 self._writer.create(folder_fd, name, views)
             except FileExistsError:
                 self._refuse_taken(folder_fd, key)
+            except PermissionError as error:
+                if os.fstat(folder_fd).st_nlink:
+                    raise
+                raise FileNotFoundError from error  # what ext4 answers in a folder that was removed
             self._force(folder_fd, key)
 
     def _refuse_taken(self, folder_fd: int, key: str) -> None:
@@ -245,7 +248,7 @@ class LocalFolderStore:
         self, folder: bytes, name: bytes, key: str, views: builtins.list[memoryview]
     ) -> None:
         """Put new bytes in the place of an object; the lock is held, so its folder stays."""
-        path = write_named(self._temporary, views)
+        path = self._writer.write_named(views)
         with self._folders.lease(folder) as folder_fd:
             try:
                 os.rename(path, name, dst_dir_fd=folder_fd)

@@ -18,6 +18,8 @@ from backends.ranges import check_range
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from backends.local_folders import FolderCache
+
 _IOV_MAX = 1024  # of Linux; os.sysconf says the same, but costs a call
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hang the reader
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
@@ -40,13 +42,17 @@ def write_all(fd: int, views: Sequence[memoryview]) -> None:
 class ExclusiveWriter:
     """Creates files that must not exist yet. Safe to use from any number of threads."""
 
-    def __init__(self, temporary: bytes) -> None:
+    def __init__(self, root: bytes, folders: FolderCache, hidden: bytes) -> None:
         """Make a writer.
 
         Args:
-            temporary: Folder for named files, used where the system has no unnamed ones.
+            root: Absolute path of the store.
+            folders: Makes the hidden folder.
+            hidden: Its name; for named files, used where the system has no unnamed ones.
         """
-        self._temporary = temporary
+        self._hidden = hidden
+        self._path = root + b"/" + hidden
+        self._folders = folders
         self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
 
     def create(self, folder_fd: int, name: bytes, views: Sequence[memoryview]) -> None:
@@ -67,11 +73,26 @@ class ExclusiveWriter:
             else:
                 _finish_unnamed(fd, folder_fd, name, views)
                 return
-        path = write_named(self._temporary, views)
+        path = self.write_named(views)
         try:
             os.link(path, name, dst_dir_fd=folder_fd)
         finally:
             os.unlink(path)
+
+    def write_named(self, views: Sequence[memoryview]) -> bytes:
+        """Write a file with a name of its own and force its bytes to disk; its path."""
+        with self._folders.lease(self._hidden):
+            fd, path = tempfile.mkstemp(dir=self._path)
+        try:
+            os.fchmod(fd, 0o666 & ~_umask())
+            write_all(fd, views)
+            os.fsync(fd)
+        except BaseException:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        return path
 
 
 def _finish_unnamed(fd: int, folder_fd: int, name: bytes, views: Sequence[memoryview]) -> None:
@@ -82,21 +103,6 @@ def _finish_unnamed(fd: int, folder_fd: int, name: bytes, views: Sequence[memory
         os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
     finally:
         os.close(fd)
-
-
-def write_named(folder: bytes, views: Sequence[memoryview]) -> bytes:
-    """Write a file with a name of its own in ``folder`` and force its bytes to disk; its path."""
-    fd, path = tempfile.mkstemp(dir=folder)
-    try:
-        os.fchmod(fd, 0o666 & ~_umask())
-        write_all(fd, views)
-        os.fsync(fd)
-    except BaseException:
-        os.unlink(path)
-        raise
-    finally:
-        os.close(fd)
-    return path
 
 
 def _umask() -> int:

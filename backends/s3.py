@@ -1,0 +1,244 @@
+"""Objects in a bucket of an S3-compatible server.
+
+Contract
+    Each method is one request, or one per page of a listing or per range, and none is sent twice.
+    Creation is a PUT with ``If-None-Match: *``, replacement one with ``If-Match``; the version is
+    the ETag. Larger objects than the server takes in one PUT (5 GiB on AWS) are refused by it.
+
+    A PUT whose answer did not come is an unknown outcome: the object may be there, and may still
+    appear. A PUT that was answered 409 is looked for once: AWS answers so when two PUTs of one key
+    met, also when neither is stored.
+
+    Listings go by plain prefixes; the server is asked for the folder of the prefix, from just
+    before the prefix on. The client is made at the first request, so that opening asks nothing of
+    the network. Any thread may call anything at any time; nothing here has to survive a crash.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, cast
+
+from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
+from backends.buffers import as_views
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    ConfigurationError,
+    InvalidRangeError,
+    PreconditionFailedError,
+    ShortReadError,
+)
+from backends.s3_errors import to_error
+from backends.s3_listing import is_key, keys_from
+from backends.s3_settings import check_options, resolve, split_location
+from backends.s3_wire import Condition, S3Failure, S3Wire
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from backends.s3_options import S3Options
+
+RANGES_AT_ONCE_MAX = 8
+_CONFLICT = 409
+_PRECONDITION = 412
+_NOT_FOUND = 404
+
+
+def open_s3(location: str, options: S3Options) -> S3Store:
+    """Make a store for ``bucket/prefix``. Nothing is asked of the network.
+
+    Raises:
+        ConfigurationError: No bucket, a wrong option, or obstore is not installed.
+    """
+    bucket, prefix = split_location(location)
+    check_options(options)
+    signed = any(name.lower().startswith("x-amz-") for name in options.headers)
+    module, name = ("s3_control", "BotoWire") if signed else ("s3_obstore", "ObstoreWire")
+    try:
+        make = getattr(importlib.import_module(f"backends.{module}"), name)
+    except ImportError as error:
+        raise ConfigurationError("s3:// needs more libraries: install tieredmq[s3]") from error
+
+    def connect() -> tuple[S3Wire, str]:
+        settings = resolve(bucket, options, os.environ)
+        return cast("S3Wire", make(settings)), settings.server
+
+    return S3Store(bucket, prefix, connect)
+
+
+class S3Store:
+    """An ``ObjectStore`` in a bucket; see the module's contract."""
+
+    def __init__(self, bucket: str, prefix: str, connect: Callable[[], tuple[S3Wire, str]]) -> None:
+        """Keep what is needed to connect.
+
+        Args:
+            bucket: Name.
+            prefix: Below which all keys lie; "" for the whole bucket.
+            connect: Makes the client and names the server; called once, at the first request.
+        """
+        self._url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+        self._prefix = prefix + "/" if prefix else ""
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._connected: tuple[S3Wire, str] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def url(self) -> str:
+        """``s3://bucket/prefix``."""
+        return self._url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What S3 promises; some servers take the conditions and ignore them, so probe."""
+        return Capabilities(put_if_absent=True, compare_and_set=True)
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        """See ``ObjectStore``. The body is signed, so the server checks that it arrived whole."""
+        check_key(key)
+        try:
+            self._wire.put(self._prefix + key, as_views(data), Condition())
+        except S3Failure as failure:
+            if failure.status == _PRECONDITION:
+                raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
+            if failure.status == _CONFLICT and self._is_there(key):
+                raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
+            raise self._error(failure, key, write=True) from failure
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """See ``ObjectStore``."""
+        check_key(key)
+        try:
+            if byte_range is None:
+                return self._wire.get(self._prefix + key)[0]
+            data = self._wire.get_range(self._prefix + key, byte_range.start, byte_range.end)
+        except S3Failure as failure:
+            raise self._error(failure, key, write=False) from failure
+        if len(data) == byte_range.size_bytes:
+            return data
+        asked = f"[{byte_range.start}, {byte_range.end})"
+        if not data:  # some servers answer 206 with nothing where 416 is due
+            raise InvalidRangeError(f"range begins behind the end: {asked} of {self._where(key)}")
+        raise ShortReadError(f"{len(data)} bytes came for {asked} of {self._where(key)}")
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        """See ``ObjectStore``. Up to ``RANGES_AT_ONCE_MAX`` at once, over all callers together."""
+        if len(byte_ranges) <= 1:
+            return [self.get(key, byte_range) for byte_range in byte_ranges]
+        futures = [self._executor.submit(self.get, key, asked) for asked in byte_ranges]
+        try:
+            return [future.result() for future in futures]
+        except BackendError:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """See ``ObjectStore``. The version is the ETag."""
+        check_key(key)
+        try:
+            data, etag = self._wire.get(self._prefix + key)
+        except S3Failure as failure:
+            raise self._error(failure, key, write=False) from failure
+        return data, Version(etag)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ``ObjectStore``."""
+        check_key(key)
+        try:
+            found = self._wire.head(self._prefix + key)
+        except S3Failure as failure:
+            raise self._error(failure, key, write=False) from failure
+        return ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``. A page of 1,000 keys is asked for when it is reached."""
+        folder, after = keys_from(self._prefix, prefix, start_after)
+        wanted = self._prefix + prefix
+        if folder and not is_key(folder.removesuffix("/")):
+            return
+        try:
+            for page in self._wire.list(folder, after):
+                for found in page:
+                    if not found.key.startswith(wanted):
+                        if found.key > wanted:
+                            return
+                    elif found.key > after:
+                        key = found.key.removeprefix(self._prefix)
+                        yield ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
+        except S3Failure as failure:
+            raise self._error(failure, prefix, write=False) from failure
+
+    def delete(self, key: str) -> None:
+        """See ``ObjectStore``."""
+        check_key(key)
+        try:
+            self._wire.delete(self._prefix + key)
+        except S3Failure as failure:
+            if failure.status == _NOT_FOUND and failure.code != "NoSuchBucket":
+                return
+            raise self._error(failure, key, write=True) from failure
+
+    def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
+        """See ``ObjectStore``."""
+        check_key(key)
+        try:
+            etag = self._wire.put(self._prefix + key, as_views(data), Condition(expected))
+        except S3Failure as failure:
+            gone = failure.status == _NOT_FOUND and failure.code != "NoSuchBucket"
+            if failure.status == _PRECONDITION or gone:
+                message = f"at another version, or gone: {self._where(key)}"
+                raise PreconditionFailedError(message) from failure
+            raise self._error(failure, key, write=True) from failure
+        return Version(etag)
+
+    def close(self) -> None:
+        """See ``ObjectStore``."""
+        with self._lock:
+            connected, self._connected = self._connected, None
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        if connected is not None:
+            connected[0].close()
+
+    @property
+    def _wire(self) -> S3Wire:
+        return self._connection()[0]
+
+    def _connection(self) -> tuple[S3Wire, str]:
+        connected = self._connected
+        if connected is None:
+            with self._lock:
+                connected = self._connected = self._connected or self._connect()
+        return connected
+
+    @property
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(RANGES_AT_ONCE_MAX, thread_name_prefix="s3-range")
+            return self._pool
+
+    def _where(self, key: str) -> str:
+        return f"{self._url} {key!r}"
+
+    def _error(self, failure: S3Failure, key: str, *, write: bool) -> BackendError:
+        server = self._connection()[1]
+        return to_error(failure, write=write, where=self._where(key), endpoint=server)
+
+    def _is_there(self, key: str) -> bool:
+        """Whether a key exists, asked once after a 409; an unclear answer counts as no."""
+        try:
+            self.head(key)
+        except BackendError:
+            return False
+        return True

@@ -1,0 +1,191 @@
+"""The fast S3 client: obstore, from many threads at once.
+
+It is told to retry nothing: a conditional PUT that is tried again meets its own object. Its errors
+carry the answer only as text, so the class of the exception decides, and the text, of which only
+the structured tail is read, refines it. Should a later version word it otherwise, failed writes
+become unknown outcomes and failed reads unavailable, which is safe.
+
+``get_ranges`` of obstore is not used: it panics when a range reaches behind the end.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store as Client
+
+from backends.base import ObjectInfo, Version
+from backends.s3_wire import Condition, S3Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from obstore import ObjectMeta
+    from obstore.store import ClientConfig, S3Config, S3CredentialProvider
+
+    from backends.s3_settings import S3Settings
+
+_CONNECT_TIMEOUT_S = 5.0
+_PAGE_KEYS = 1000
+# Lines of the "Debug source" that obstore appends. Keys and bodies stand in them inside quotes on
+# lines of their own, so that no key can be mistaken for a status.
+_STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
+_BODY = re.compile(r'^\s+body: Some\(\n\s+"(.*)",$', re.MULTILINE)
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_KIND = re.compile(r"HttpError \{\n\s+kind: (\w+),$", re.MULTILINE)
+_CAUSE = re.compile(r'ConnectError\(\n\s+"([^"]+)",$', re.MULTILINE)
+_STATUS_OF_CLASS: list[tuple[type[BaseException], int]] = [
+    (exceptions.AlreadyExistsError, 412),
+    (exceptions.PreconditionError, 412),
+    (exceptions.PermissionDeniedError, 403),
+    (exceptions.UnauthenticatedError, 401),
+    (exceptions.NotSupportedError, 501),
+    (FileNotFoundError, 404),
+]
+
+
+class ObstoreWire:
+    """An ``S3Wire`` over obstore."""
+
+    def __init__(self, settings: S3Settings) -> None:
+        """Make a client; nothing is sent."""
+        client: ClientConfig = {
+            "allow_http": settings.is_plain_http,
+            "timeout": timedelta(seconds=settings.timeout_s),
+            "connect_timeout": timedelta(seconds=min(_CONNECT_TIMEOUT_S, settings.timeout_s)),
+        }
+        if settings.headers:
+            client["default_headers"] = dict(settings.headers)
+        self._client = Client(
+            settings.bucket,
+            config=_config(settings),
+            client_options=client,
+            retry_config={"max_retries": 0},
+            credential_provider=cast("S3CredentialProvider", settings.credentials),
+        )
+
+    def put(self, key: str, views: Sequence[memoryview], condition: Condition) -> str:
+        """See ``S3Wire``. The views are sent as they are, without joining them."""
+        with _failures():
+            # An iterator of no pieces would be a body of none; one piece needs no iterator.
+            body = views[0] if len(views) == 1 else iter(views) if views else b""
+            etag = condition.etag
+            mode = "create" if etag is None else {"e_tag": etag}
+            result = obstore.put(
+                self._client,
+                key,
+                body,
+                mode=mode,  # type: ignore[arg-type]  # (a TypedDict of obstore that is not there at run time)
+                use_multipart=False,
+            )
+            return result["e_tag"] or ""
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        """See ``S3Wire``."""
+        with _failures():
+            result = obstore.get(self._client, key)
+            etag = result.meta["e_tag"] or ""
+            return bytes(result.bytes()), etag
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """See ``S3Wire``."""
+        with _failures():
+            return bytes(obstore.get_range(self._client, key, start=start, end=end))
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ``S3Wire``."""
+        with _failures():
+            return _info(obstore.head(self._client, key))
+
+    def list(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
+        """See ``S3Wire``."""
+        with _failures():
+            pages = obstore.list(
+                self._client,
+                folder.rstrip("/") or None,
+                offset=_plain_key(start_after) or None,
+                chunk_size=_PAGE_KEYS,
+            )
+            for page in pages:
+                yield [_info(meta) for meta in page]
+
+    def delete(self, key: str) -> None:
+        """See ``S3Wire``."""
+        with _failures():
+            obstore.delete(self._client, key)
+
+    def close(self) -> None:
+        """See ``S3Wire``. obstore closes idle connections by itself."""
+
+
+def _config(settings: S3Settings) -> S3Config:
+    config: S3Config = {
+        "region": settings.region,
+        "virtual_hosted_style_request": not settings.path_style,
+        "unsigned_payload": not settings.sign_payload,
+        "conditional_put": "etag",
+        "disable_bulk_delete": True,  # DELETE of a key is what every server has
+    }
+    if settings.request_url is not None:
+        config["endpoint"] = settings.request_url
+        config["aws_endpoint_url_s3"] = settings.request_url  # else the environment would win
+    if settings.sse_kms_key_id is not None:
+        config["server_side_encryption"] = "aws:kms"
+        config["sse_kms_key_id"] = settings.sse_kms_key_id
+    return config
+
+
+def _plain_key(key: str) -> str:
+    """The longest beginning of ``key`` that obstore takes as a path; it sorts no later."""
+    segments = key.split("/")
+    for count, segment in enumerate(segments):
+        if segment in {"", ".", ".."}:
+            return "/".join(segments[:count])
+    return key
+
+
+def _info(meta: ObjectMeta) -> ObjectInfo:
+    etag = meta["e_tag"]
+    return ObjectInfo(
+        key=meta["path"],
+        size_bytes=meta["size"],
+        modified_ms=round(meta["last_modified"].timestamp() * 1000),
+        version=None if etag is None else Version(etag),
+    )
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        raise failure_of(error) from error
+
+
+def failure_of(error: BaseException) -> S3Failure:
+    """What an exception of obstore says about the request."""
+    text = str(error)
+    status = _STATUS.search(text)
+    if status is not None:
+        return S3Failure(int(status[1]), _code(text))
+    for kind, number in _STATUS_OF_CLASS:
+        if isinstance(error, kind):
+            return S3Failure(number)
+    if "inner: BareRedirect" in text:
+        return S3Failure(301)
+    transport = _KIND.search(text)
+    cause = _CAUSE.search(text)
+    kind_name = transport[1] if transport else type(error).__name__
+    detail = cause[1] if cause else kind_name.lower()
+    return S3Failure(0, sent=kind_name != "Connect", detail=detail)
+
+
+def _code(text: str) -> str:
+    body = _BODY.search(text)
+    code = _CODE.search(body[1]) if body else None
+    return code[1] if code else ""

@@ -1,0 +1,224 @@
+"""Where S3 settings come from: options first, then the environment, then the AWS profile."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from urllib.parse import urlsplit
+
+from backends.base import check_key
+from backends.errors import ConfigurationError, InvalidKeyError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from backends.s3_options import S3Options
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_REGION_DEFAULT = "us-east-1"
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+class Credential(TypedDict):
+    """A key pair, as obstore takes it."""
+
+    access_key_id: str
+    secret_access_key: str
+    token: NotRequired[str | None]
+    expires_at: datetime | None
+
+
+CredentialSource = Callable[[], Credential]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What an AWS profile or the machine's role gives.
+
+    Attributes:
+        endpoint_url: Set in the profile, or None.
+        region: Set in the profile, or None.
+        credentials: Gives a key pair that is valid now, or None when there is none at all.
+    """
+
+    endpoint_url: str | None
+    region: str | None
+    credentials: CredentialSource | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Everything a client needs. The credentials are behind a function and never shown.
+
+    Attributes:
+        bucket: Name.
+        endpoint_url: Address of the server, or None for AWS.
+        region: Name of the region.
+        path_style: Bucket in the path, not in the host name.
+        headers: Added to every request.
+        sse_kms_key_id: Key for encryption by the server, or None.
+        timeout_s: Deadline of a request.
+        sign_payload: Whether the signature covers the bytes.
+        credentials: Gives a key pair that is valid now.
+    """
+
+    bucket: str
+    endpoint_url: str | None
+    region: str
+    path_style: bool
+    headers: Mapping[str, str] = field(repr=False)
+    sse_kms_key_id: str | None
+    timeout_s: float
+    sign_payload: bool
+    credentials: CredentialSource = field(repr=False)
+
+    @property
+    def is_plain_http(self) -> bool:
+        """Whether the endpoint says that nothing is encrypted."""
+        return self.endpoint_url is not None and self.endpoint_url.startswith("http://")
+
+    @property
+    def request_url(self) -> str | None:
+        """The endpoint, with the bucket in its host name unless that is in the path."""
+        if self.endpoint_url is None or self.path_style:
+            return self.endpoint_url
+        scheme, _, rest = self.endpoint_url.partition("://")
+        return f"{scheme}://{self.bucket}.{rest}"
+
+    @property
+    def server(self) -> str:
+        """The server, for messages."""
+        return self.endpoint_url or f"AWS S3 in {self.region}"
+
+
+def split_location(location: str) -> tuple[str, str]:
+    """Bucket and prefix of ``bucket/prefix``.
+
+    Raises:
+        ConfigurationError: No bucket, or a name that no bucket or key can have.
+    """
+    bucket, _, prefix = location.partition("/")
+    if not bucket:
+        raise ConfigurationError("no bucket in the S3 URL; write s3://bucket/prefix")
+    if "@" in bucket or ":" in bucket:
+        raise ConfigurationError(
+            "an S3 URL takes no user, password or port; keys come from the environment or an AWS "
+            "profile, the server from --endpoint-url"
+        )
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigurationError(f"not a bucket name: {bucket!r}")
+    if "?" in prefix or "#" in prefix:
+        raise ConfigurationError("an S3 URL takes no ? or #; write s3://bucket/prefix")
+    try:
+        if prefix:
+            check_key(prefix)
+    except InvalidKeyError as error:
+        raise ConfigurationError(f"not a prefix for keys: {error}") from error
+    return bucket, prefix
+
+
+def check_endpoint(url: str) -> str:
+    """The endpoint without a trailing slash.
+
+    Raises:
+        ConfigurationError: It is no http or https address, or has a user, password or query in it.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigurationError("endpoint must be http://host[:port] or https://host[:port]")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigurationError("endpoint takes no user, password, query or fragment")
+    return url.rstrip("/")
+
+
+def check_options(options: S3Options) -> None:
+    """Refuse options that no request could carry.
+
+    Raises:
+        ConfigurationError: Says which one.
+    """
+    if options.timeout_s <= 0:
+        raise ConfigurationError(f"S3 timeout is not positive: {options.timeout_s}")
+    if options.endpoint_url is not None:
+        check_endpoint(options.endpoint_url)
+    for name, value in options.headers.items():
+        # The value is not shown: it may be a token.
+        if not _HEADER.fullmatch(name) or not value.isprintable() or not value.isascii():
+            raise ConfigurationError(f"not an HTTP header: {name!r}")
+
+
+def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settings:
+    """Bring together options, environment and profile. May ask a metadata service for a role.
+
+    Args:
+        bucket: Name.
+        options: What the caller said; wins over everything.
+        env: The process's environment.
+
+    Raises:
+        ConfigurationError: An endpoint makes no sense, or there are no credentials.
+    """
+    endpoint = options.endpoint_url or _endpoint(env)
+    region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
+    static = None if options.profile else _static_credentials(env)
+    profile = Profile(None, None, None)
+    if static is None or (_has_profile(env) and not (endpoint and region)):
+        profile = _load_profile(options.profile)
+    credentials = static or profile.credentials
+    if credentials is None:
+        raise ConfigurationError(
+            "no AWS credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or AWS_PROFILE"
+        )
+    endpoint = endpoint or profile.endpoint_url
+    path_style = endpoint is not None if options.path_style is None else options.path_style
+    return S3Settings(
+        bucket=bucket,
+        endpoint_url=None if endpoint is None else check_endpoint(endpoint),
+        region=region or profile.region or _REGION_DEFAULT,
+        path_style=path_style,
+        headers=options.headers,
+        sse_kms_key_id=options.sse_kms_key_id,
+        timeout_s=options.timeout_s,
+        sign_payload=options.sign_payload,
+        credentials=credentials,
+    )
+
+
+def _endpoint(env: Mapping[str, str]) -> str | None:
+    if env.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return None
+    return env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None
+
+
+def _static_credentials(env: Mapping[str, str]) -> CredentialSource | None:
+    key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
+    if not key or not secret:
+        return None
+    credential: Credential = {
+        "access_key_id": key,
+        "secret_access_key": secret,
+        "token": env.get("AWS_SESSION_TOKEN"),
+        "expires_at": None,
+    }
+    return lambda: credential
+
+
+def _has_profile(env: Mapping[str, str]) -> bool:
+    """Whether a profile may say something. Asked first, since loading boto3 takes a while."""
+    config = env.get("AWS_CONFIG_FILE", "~/.aws/config")
+    return bool(env.get("AWS_PROFILE")) or Path(config).expanduser().is_file()
+
+
+def _load_profile(name: str | None) -> Profile:
+    try:
+        control = importlib.import_module("backends.s3_control")
+    except ImportError as error:
+        raise ConfigurationError(
+            "AWS profiles and roles need boto3: install tieredmq[s3]"
+        ) from error
+    return cast("Profile", control.load_profile(name))

@@ -1,0 +1,300 @@
+"""The contract over LocalFolderStore, and what only it does."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from backends import local_files
+from backends.base import ByteRange
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    ConfigurationError,
+    InvalidKeyError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StoreFullError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from backends.local import HIDDEN, LocalFolderStore
+from backends.testing.contract import ObjectStoreContract
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(found.name for found in folder.iterdir())
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    made = LocalFolderStore(tmp_path / "not" / "yet")
+    yield made
+    made.close()
+
+
+class TestLocalFolderStore(ObjectStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path):
+        made = LocalFolderStore(tmp_path / "not" / "yet")
+        yield made
+        made.close()
+
+
+class TestLocalFolderStoreWithNamedFiles(ObjectStoreContract):
+    """As on a file system without O_TMPFILE."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(local_files, "_TMPFILE", 0)
+        made = LocalFolderStore(tmp_path)
+        yield made
+        assert names(tmp_path / HIDDEN) in ([], ["lock"]) if (tmp_path / HIDDEN).exists() else 1
+        made.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [("x", "x/y"), ("x/y", "x"), ("x", "x/y/z")])
+def test_no_key_is_the_folder_of_another(store: LocalFolderStore, first: str, second: str):
+    store.put_if_absent(first, b"")
+    with pytest.raises(InvalidKeyError):
+        store.put_if_absent(second, b"")
+    with pytest.raises(InvalidKeyError):
+        store.compare_and_set(second, b"", None)
+    store.put_if_absent(first + "-y", b"")
+
+
+def test_hidden_folder_is_no_place_for_keys(store: LocalFolderStore):
+    store.compare_and_set("lease", b"", None)
+    for key in (HIDDEN, f"{HIDDEN}/lock"):
+        with pytest.raises(InvalidKeyError):
+            store.put_if_absent(key, b"")
+        with pytest.raises(InvalidKeyError):
+            store.get(key)
+    for prefix in ("", ".", HIDDEN, HIDDEN + "/", HIDDEN + "/l"):
+        assert HIDDEN not in str(list(store.list(prefix)))
+    store.put_if_absent(HIDDEN + "x", b"")
+    assert [found.key for found in store.list(HIDDEN)] == [HIDDEN + "x"]
+
+
+def test_foreign_things_in_the_folder_are_no_objects(store: LocalFolderStore, tmp_path: Path):
+    root = tmp_path / "not" / "yet"
+    store.put_if_absent("a", b"")
+    (root / "link").symlink_to(root / "a")
+    (root / "folder").mkdir()
+    os.mkfifo(root / "fifo")
+    Path(os.fsdecode(os.fsencode(root) + b"/\xff\xfe")).write_bytes(b"")
+    (root / "line\nbreak").write_bytes(b"")
+    assert [found.key for found in store.list("")] == ["a"]
+    for key in ("folder", "fifo"):
+        with pytest.raises(ObjectNotFoundError):
+            store.get(key)
+
+
+def test_opening_and_reading_make_nothing(store: LocalFolderStore, tmp_path: Path):
+    assert list(store.list("")) == []
+    store.delete("a/b")
+    with pytest.raises(ObjectNotFoundError):
+        store.get("a")
+    assert names(tmp_path) == []
+
+
+def test_root_must_be_an_absolute_folder(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    for root in ("relative", tmp_path / "file"):
+        with pytest.raises(ConfigurationError):
+            LocalFolderStore(root)
+
+
+def test_deleting_the_last_key_of_a_folder_removes_it(store: LocalFolderStore, tmp_path: Path):
+    store.put_if_absent("a/b/c/d", b"")
+    store.put_if_absent("a/x", b"")
+    store.delete("a/b/c/d")
+    assert names(tmp_path / "not" / "yet" / "a") == ["x"]
+
+
+def test_put_survives_that_another_process_removes_its_folder(
+    store: LocalFolderStore, tmp_path: Path
+):
+    other = LocalFolderStore(tmp_path / "not" / "yet")
+    for turn in range(5):
+        store.put_if_absent(f"a/b/{turn}", b"")
+        other.delete(f"a/b/{turn}")
+    store.put_if_absent("a/b/c", b"1")
+    assert other.get("a/b/c") == b"1"
+    other.close()
+
+
+def test_every_new_name_is_forced_to_disk_after_its_bytes(
+    store: LocalFolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What is fsynced, in order: bytes, then each folder that got a name; once when it is known."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+        synced.append(os.path.relpath(path, tmp_path) if is_folder else "bytes")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.put_if_absent("a/b/c", b"1")
+    assert synced == [".", "not", "not/yet", "not/yet/a", "bytes", "not/yet/a/b"]
+    synced.clear()
+    store.put_if_absent("a/b/d", b"1")
+    assert synced == ["bytes", "not/yet/a/b"]
+    synced.clear()
+    version = store.compare_and_set("a/e", b"1", None)
+    assert synced == ["not/yet", "bytes", "not/yet/a"]
+    synced.clear()
+    store.compare_and_set("a/e", b"2", version)
+    assert synced == ["bytes", "not/yet/a"]
+    synced.clear()
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("a/e", b"3")
+    assert synced == ["bytes", "not/yet/a"]  # whoever is told that it exists may rely on it
+
+
+def test_known_folders_outlive_the_open_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("backends.local_folders.FOLDERS_OPEN_MAX", 4)
+    store = LocalFolderStore(tmp_path)
+    before = open_files()
+    for turn in range(2):
+        for folder in range(20):
+            store.put_if_absent(f"{folder}/{turn}", b"")
+    assert open_files() <= before + 4
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    store.put_if_absent("0/2", b"")
+    assert len(synced) == 2  # the bytes and the folder; not what holds the folder, though reopened
+    store.close()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        ("ENOSPC", StoreFullError),
+        ("EDQUOT", StoreFullError),
+        ("EACCES", PermissionDeniedError),
+        ("EROFS", PermissionDeniedError),
+        ("EIO", UnavailableError),
+        ("EMFILE", UnavailableError),
+    ],
+)
+def test_system_errors_before_the_name_is_there_wrote_nothing(
+    store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch, number: str, kind: type[BackendError]
+):
+    store.put_if_absent("first", b"")
+    code = getattr(errno, number)
+
+    def fail(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", fail)
+        with pytest.raises(kind) as caught:
+            store.put_if_absent("second", b"1")
+        assert not isinstance(caught.value, UnknownOutcomeError)
+        assert "second" in str(caught.value)
+    assert [found.key for found in store.list("")] == ["first"]
+
+
+def test_unknown_when_the_name_may_not_be_on_disk(
+    store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch
+):
+    store.put_if_absent("first", b"")
+    calls = []
+
+    def fail_second(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_second)
+        with pytest.raises(UnknownOutcomeError):
+            store.put_if_absent("second", b"1")
+    assert store.get("second") == b"1"
+
+
+def test_short_writes_are_continued(store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch):
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, views: real(fd, [memoryview(views[0])[:3]]))
+    store.put_if_absent("a", [b"0123456789", b"", b"ab", b"cdef"])
+    assert store.get("a") == b"0123456789abcdef"
+
+
+def test_short_reads_are_continued(store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch):
+    store.put_if_absent("a", b"0123456789")
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: real(fd, min(size, 3), at))
+    assert store.get("a") == b"0123456789"
+    assert store.get("a", ByteRange(1, 9)) == b"12345678"
+
+
+def test_read_only_folder(tmp_path: Path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    tmp_path.chmod(0o555)
+    store = LocalFolderStore(tmp_path)
+    with pytest.raises(PermissionDeniedError):
+        store.put_if_absent("a", b"")
+
+
+def test_waiting_for_the_lock_has_a_deadline(store: LocalFolderStore, tmp_path: Path):
+    other = LocalFolderStore(tmp_path / "not" / "yet", timeout_s=0.05)
+    with store._locked(), pytest.raises(UnavailableError):
+        other.compare_and_set("a", b"", None)
+    other.compare_and_set("a", b"", None)
+    other.close()
+
+
+def test_url_is_canonical(tmp_path: Path):
+    assert LocalFolderStore(tmp_path / "a b%c").url == f"file://{tmp_path}/a%20b%25c"
+
+
+def _count(root: Path, times: int, results: multiprocessing.Queue[int]) -> None:
+    store = LocalFolderStore(root)
+    done = made = 0
+    while done < times:
+        value, version = store.get_versioned("counter")
+        try:
+            store.compare_and_set("counter", b"%d" % (int(value) + 1), version)
+        except PreconditionFailedError:
+            continue
+        done += 1
+        try:
+            store.put_if_absent(f"made/{done}", b"%d" % os.getpid())
+            made += 1
+        except AlreadyExistsError:
+            pass
+    store.close()
+    results.put(made)
+
+
+def test_atomic_among_processes(tmp_path: Path):
+    store = LocalFolderStore(tmp_path)
+    store.compare_and_set("counter", b"0", None)
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=_count, args=(tmp_path, 50, results)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    made = sum(results.get(timeout=60) for _ in workers)
+    for worker in workers:
+        worker.join(60)
+    assert store.get("counter") == b"150"
+    assert made == 50
+    store.close()
+    results.close()
