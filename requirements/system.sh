@@ -15,20 +15,21 @@ java_ready() {
 }
 
 java() {
-    local jdk
+    local jdk log=.tools/apt.log
     java_ready && return
     if ((EUID)) || ! command -v apt-get >/dev/null; then
         echo "no JDK 17 with Maven; installing them takes root and apt" >&2
         return 1
     fi
     echo "installing a JDK and Maven with apt" >&2
+    mkdir -p .tools
     export DEBIAN_FRONTEND=noninteractive
     local apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
-    "${apt[@]}" update >&2 || true # one source that does not answer must not spoil the others
+    "${apt[@]}" update &>$log || true # one source that does not answer must not spoil the others
     for jdk in openjdk-17-jdk-headless default-jdk-headless; do
-        if "${apt[@]}" install -y --no-install-recommends $jdk maven >&2; then break; fi
+        if "${apt[@]}" install -y --no-install-recommends $jdk maven &>>$log; then break; fi
     done
-    java_ready
+    java_ready || { tail -20 $log >&2 && return 1; }
 }
 
 oracle() {
