@@ -20,4 +20,5 @@ def test_finds_nothing(tool: str, root: Path):
     name, *arguments = TOOLS[tool]
     command = [BIN / name, *arguments]
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    if run.returncode:
+        pytest.fail(f"{tool}:\n{run.stdout}{run.stderr}", pytrace=False)
