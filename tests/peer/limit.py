@@ -295,6 +295,10 @@ def main() -> None:
     parser.add_argument("--servers", default="nulls3")
     parser.add_argument("--nulls3", type=Path, default=HERE.parents[1] / "localstack" / "nulls3.py")
     args = parser.parse_args()
+    if "nulls3" in args.servers and not args.nulls3.exists():
+        parser.error(
+            f"no null server at {args.nulls3}; name it with --nulls3, or leave it out of --servers"
+        )
     files = commit_log(args.store)
     measure_copy(files, args.tier, args.runs)
     measure_crc(files, args.runs)
