@@ -7,7 +7,7 @@ headers after signing.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -109,7 +109,7 @@ class BotoWire:
         """See ``S3Wire``."""
         with _failures():
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 return bytes(body.read()), str(answer["ETag"])
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
@@ -118,7 +118,7 @@ class BotoWire:
             answer = self._client.get_object(
                 Bucket=self._bucket, Key=key, Range=f"bytes={start}-{end - 1}"
             )
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 return bytes(body.read())
 
     def head(self, key: str) -> ObjectInfo:

@@ -1,0 +1,62 @@
+"""S3 servers that are started once per run, when the first test asks for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from support.servers import S3Server, run_minio, run_ministack, run_moto
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with run_ministack(tmp_path_factory.mktemp("ministack")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Mark what uses it: ``pytest.mark.go``."""
+    with run_minio(tmp_path_factory.mktemp("minio")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3Server]:
+    with run_moto() as server:
+        yield server
+
+
+@pytest.fixture(params=["ministack", pytest.param("minio", marks=pytest.mark.go)])
+def s3_server(request: pytest.FixtureRequest) -> S3Server:
+    """Each server on which every S3 test runs."""
+    server = request.getfixturevalue(request.param)
+    assert isinstance(server, S3Server)
+    return server
+
+
+@pytest.fixture
+def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, found through the environment, and nothing of this machine's AWS settings."""
+    use_server(s3_server, monkeypatch)
+    return s3_server
+
+
+@pytest.fixture
+def moto_environment(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """moto, found through the environment."""
+    use_server(moto, monkeypatch)
+    return moto
+
+
+def use_server(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the environment name ``server`` and hide what else this machine knows of AWS."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)

@@ -1,0 +1,162 @@
+"""A proxy that makes an S3 server fail at the right moment: plain HTTP, one thread per connection.
+
+``proxy.add("lost", method="PUT")`` breaks the next PUT; ``proxy.requests`` tells what came.
+
+====== ==========================================================================================
+kind   what happens
+====== ==========================================================================================
+status answered here with ``status`` and ``code``; the server sees nothing
+reset  the connection is reset once the request is read; the server sees nothing
+lost   the server carries it out; its answer is dropped and the connection reset
+late   the server carries it out; its answer waits ``seconds``
+cut    half of the answer's body comes, then the connection ends
+====== ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_HOP = {"connection", "transfer-encoding", "content-length", "server", "date"}
+
+
+@dataclass
+class Rule:
+    """One way to fail, for the next ``times`` requests that match."""
+
+    kind: str
+    method: str
+    path: str = ""
+    times: int = 1
+    status: int = 503
+    code: str = "SlowDown"
+    seconds: float = 0.0
+
+
+class FaultProxy:
+    """Serves on ``url`` while the ``with`` block runs."""
+
+    def __init__(self, upstream_url: str) -> None:
+        self.upstream = urlsplit(upstream_url)
+        self.requests: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.rules: list[Rule] = []
+        self.stopping = threading.Event()
+        proxy = self
+
+        class Handler(_Handler):
+            owner = proxy
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def add(self, kind: str, method: str = "PUT", **arguments: object) -> None:
+        """Add a rule; the first that matches and is not used up counts."""
+        self.rules.append(Rule(kind, method, **arguments))  # type: ignore[arg-type]
+
+    def take(self, method: str, path: str) -> Rule | None:
+        """The rule for a request, which is used up by one."""
+        for rule in self.rules:
+            if rule.times > 0 and rule.method == method and rule.path in path:
+                rule.times -= 1
+                return rule
+        return None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stopping.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: FaultProxy
+
+    def handle_any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.owner.requests.append(f"{self.command} {self.path}")
+        self.owner.headers.append({name.lower(): value for name, value in self.headers.items()})
+        rule = self.owner.take(self.command, self.path)
+        kind = rule.kind if rule else ""
+        if kind == "reset":
+            self._reset()
+        elif rule and kind == "status":
+            text = f"<Error><Code>{rule.code}</Code></Error>".encode()
+            self._send(rule.status, {}, text, len(text))
+        else:
+            self._pass_on(body, rule)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any  # noqa: N815 (so the base class calls them)
+
+    def _pass_on(self, body: bytes, rule: Rule | None) -> None:
+        upstream = self.owner.upstream
+        assert upstream.hostname is not None
+        connection = http.client.HTTPConnection(upstream.hostname, upstream.port, timeout=60)
+        try:
+            connection.putrequest(
+                self.command, self.path, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in self.headers.items():
+                connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        headers = {name: value for name, value in answer.getheaders() if name.lower() not in _HOP}
+        size = int(answer.getheader("Content-Length") or len(data))
+        if rule and rule.kind == "lost":
+            self._reset()
+            return
+        if rule and rule.kind == "late":
+            self.owner.stopping.wait(rule.seconds)
+        if rule and rule.kind == "cut":
+            data, self.close_connection = data[: len(data) // 2], True
+        self._send(answer.status, headers, data, size)
+
+    def _send(self, status: int, headers: dict[str, str], data: bytes, size: int) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if status != http.client.NO_CONTENT:
+            self.send_header("Content-Length", str(size))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _reset(self) -> None:
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.close_connection = True
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:
+            self.close_connection = True  # the client has given up
+
+    def log_message(self, *args: object) -> None:
+        pass
