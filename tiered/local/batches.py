@@ -1,0 +1,75 @@
+"""Cutting records out of a buffer into a batch that owns its bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from typing_extensions import Buffer
+
+from tiered.local.face import RecordBatch
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from tiered.format.block import RecordBlock
+    from tiered.local.entries import Entries, Flags, Longs
+
+
+def cut_records(block: RecordBlock, indices: Longs) -> tuple[Buffer, Longs]:
+    """The bytes of the records at ``indices``, one after another, and where each begins in them.
+
+    One copy. Records that lie side by side are copied in one piece; otherwise one slice a record and one join.
+    """
+    positions, sizes = block.positions[indices], block.sizes[indices].astype(np.int64)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    if not len(indices):
+        return b"", starts
+    view = memoryview(block.buffer)
+    first, last = int(positions[0]), int(positions[-1] + sizes[-1])
+    if last - first == int(ends[-1]):
+        return bytes(view[first:last]), starts
+    slices = map(slice, positions.tolist(), (positions + sizes).tolist())
+    return b"".join(map(view.__getitem__, slices)), starts
+
+
+def sound_batch(
+    queue: MessageQueue, block: RecordBlock, indices: Longs, entries: Entries, counts: Longs | None
+) -> RecordBatch:
+    """A batch without holes.
+
+    Args:
+        queue: Whose.
+        block: Checked records.
+        indices: int64[n], those of the batch, in order and without a gap.
+        entries: What the consume queue says of all their queue offsets.
+        counts: int64[n], queue offsets of each record; None: one each.
+    """
+    data, starts = cut_records(block, indices)
+    sizes, times = block.sizes[indices], block.store_timestamps_ms[indices]
+    if counts is not None:
+        starts, sizes = np.repeat(starts, counts), np.repeat(sizes, counts)
+        times = np.repeat(times, counts)
+    return RecordBatch(
+        queue=queue,
+        base_offset=QueueOffset(entries.start),
+        data=data,
+        positions=starts,
+        sizes=sizes,
+        tag_codes=entries.tag_codes,
+        store_timestamps_ms=times,
+        physical_offsets=entries.physical_offsets,
+    )
+
+
+def fill_times(times: Longs, known: Flags) -> Longs:
+    """Give each unknown time that of the known one before it, or of the first behind it, or -1."""
+    if known.all():
+        return times
+    if not known.any():
+        return np.full(len(times), -1, np.int64)
+    at = np.where(known, np.arange(len(times)), -1)
+    last_known = np.maximum.accumulate(at)
+    last_known[last_known < 0] = int(np.argmax(known))
+    filled: Longs = times[last_known]
+    return filled

@@ -1,0 +1,154 @@
+"""The queues of a store, those that are tiered and those that are left out by name.
+
+Changed only under the store's lock; ``states`` may be read by any thread.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tiered.local.consumequeues import BatchQueue, PlainQueue, QueueIndex
+from tiered.local.face import LeftOut
+from tiered.local.layout import BATCH_DIRECTORY, Layout, list_queues, queue_file_bytes
+from tiered.local.topics import LIGHT_PREFIX, reason_left_out
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    from tiered.local.configs import Topics
+    from tiered.local.files import FileCache
+
+
+@dataclass(slots=True)
+class QueueState:
+    """One tiered queue.
+
+    Attributes:
+        queue: Which.
+        index: Its consume queue.
+        min: First queue offset whose record is not below the log's minimum.
+        end: One past the last that is committed.
+    """
+
+    queue: MessageQueue
+    index: QueueIndex
+    min: int = 0
+    end: int = 0
+
+    @property
+    def bounds(self) -> QueueBounds:
+        """As the face shows them."""
+        return QueueBounds(QueueOffset(min(self.min, self.end)), QueueOffset(self.end))
+
+
+class Catalog:
+    """Finds the state of a queue, and remembers what is left out.
+
+    Attributes:
+        states: The tiered queues.
+        topics: What the topic tables say.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        cache: FileCache,
+        topics: Topics,
+        *,
+        cluster: str | None,
+        broker: str | None,
+    ) -> None:
+        self._layout = layout
+        self._cache = cache
+        self._cluster, self._broker = cluster, broker
+        self.topics = topics
+        self.states: dict[MessageQueue, QueueState] = {}
+        self._left_out: dict[str, str] = {}
+        self._reasons: dict[str, str | None] = {}
+        self._log_min = -1
+
+    def load(self) -> list[QueueIndex]:
+        """Take in every queue that has a directory; the indexes of those that are left out.
+
+        Of light queues, which can be very many, the indexes are not opened.
+        """
+        others: list[QueueIndex] = []
+        for queue, is_batch in list_queues(self._layout.root).items():
+            if self.reason(queue.topic) is None:
+                self.states.setdefault(queue, QueueState(queue, self._index(queue, is_batch)))
+            elif not queue.topic.startswith(LIGHT_PREFIX):
+                others.append(self._index(queue, is_batch))
+        return others
+
+    def find(self, queue: MessageQueue) -> QueueState | None:
+        """The state of a queue, made when it is new; None when its topic is left out."""
+        state = self.states.get(queue)
+        if state is not None and state.index.row.bases:
+            return state
+        if self.reason(queue.topic) is not None:
+            return None
+        if state is None:
+            state = self.states[queue] = QueueState(queue, self._index(queue, self._kind(queue)))
+        else:
+            self._look_again(state)
+        return state
+
+    def reason(self, topic: str) -> str | None:
+        """Why a topic is left out, or None."""
+        if topic not in self._reasons:
+            reason = reason_left_out(
+                topic, cluster=self._cluster, broker=self._broker, static=self.topics.static
+            )
+            self._reasons[topic] = reason
+            if reason is not None:
+                self._left_out[topic] = reason
+        return self._reasons[topic]
+
+    def leave_out(self, topic: str, reason: str) -> None:
+        """Name something that is left out for another reason than its topic's name."""
+        self._left_out.setdefault(topic, reason)
+
+    def left_out(self) -> list[LeftOut]:
+        """Everything left out so far, by name."""
+        return [LeftOut(name, reason) for name, reason in sorted(self._left_out.items())]
+
+    def bounds(self) -> dict[MessageQueue, QueueBounds]:
+        """All tiered queues that have a directory or messages."""
+        return {
+            queue: state.bounds
+            for queue, state in list(self.states.items())
+            if state.end or state.index.row.bases
+        }
+
+    def follow_expiry(self, log_min: int) -> None:
+        """Bring the queues' minima up to date when the log begins later than at the last call."""
+        if log_min == self._log_min:
+            return
+        self._log_min = log_min
+        for state in list(self.states.values()):
+            state.index.row.rescan()
+            if state.min < state.end:
+                low = state.index.first_not_below(log_min, state.end)
+                state.min = max(state.min, min(low, state.end))
+
+    def _look_again(self, state: QueueState) -> None:
+        """A queue without files: its directory may have come meanwhile, of either kind."""
+        fresh = self._index(state.queue, self._kind(state.queue))
+        if fresh.row.bases:
+            fresh.rebuilt = state.index.rebuilt
+            state.index = fresh
+
+    def _kind(self, queue: MessageQueue) -> bool:
+        if pathlib.Path(
+            f"{self._layout.root}/{BATCH_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        ).is_dir():
+            return True
+        plain = self._layout.queue_directory(queue, is_batch=False)
+        return queue.topic in self.topics.batch and not pathlib.Path(plain).is_dir()
+
+    def _index(self, queue: MessageQueue, is_batch: bool) -> QueueIndex:
+        directory = self._layout.queue_directory(queue, is_batch=is_batch)
+        size = queue_file_bytes(directory, is_batch=is_batch)
+        kind = BatchQueue if is_batch else PlainQueue
+        return kind(self._cache, directory, size)

@@ -1,0 +1,110 @@
+"""The broker's JSON tables in ``config/``, read as they are: not atomic, and in two dialects.
+
+A broker rewrites a table in place (or renames it away first), so a reader may find it missing, empty or cut off. Such
+a file is read again a few times at once; then its ``.bak``, the content before the last change, takes its place and a
+note says so.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tiered.format.fastjson import loads
+from tiered.local.files import open_read_only, unreadable
+
+_TRIES: Final = 3
+TOPICS_FILE: Final = "config/topics.json"
+STATIC_TOPICS_FILE: Final = "config/topicQueueMapping.json"
+_SYNC_MEMBER: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+_REVIVE: Final = "rmq_sys_REVIVE_LOG_"
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What the topic tables tell.
+
+    Attributes:
+        names: Topics that exist; None when no table can be read (then nothing is known).
+        batch: Those of them with a batch consume queue.
+        static: Static topics: their queue offsets are not those that clients see.
+        cluster: Name that the system topics bear, or None.
+        broker: Likewise.
+        notes: Lines for the report.
+    """
+
+    names: frozenset[str] | None = None
+    batch: frozenset[str] = frozenset()
+    static: frozenset[str] = frozenset()
+    cluster: str | None = None
+    broker: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_topics(root: str) -> Topics:
+    """Read the topic tables of the store at ``root``."""
+    notes: list[str] = []
+    table = _table(_read_table(root, TOPICS_FILE, notes), "topicConfigTable")
+    static = _table(_read_table(root, STATIC_TOPICS_FILE, notes), "topicQueueMappingInfoMap")
+    names = None if table is None else frozenset(table)
+    return Topics(
+        names=names,
+        batch=frozenset(name for name, config in (table or {}).items() if _is_batch(config)),
+        static=frozenset(static or ()),
+        cluster=_suffix(names, _REVIVE),
+        broker=_suffix(names, _SYNC_MEMBER),
+        notes=tuple(notes),
+    )
+
+
+def read_text(path: str, size_max: int = 1 << 28) -> bytes | None:
+    """A whole small file, or None when it does not exist.
+
+    Raises:
+        InvalidError: It may not be read.
+    """
+    try:
+        with os.fdopen(open_read_only(path), "rb") as file:
+            return file.read(size_max)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _read_table(root: str, name: str, notes: list[str]) -> dict[str, Any] | None:
+    """A table, or its ``.bak``; None when neither can be read."""
+    exists = False
+    for attempt in (name,) * _TRIES + (f"{name}.bak",):
+        raw = read_text(f"{root}/{attempt}")
+        exists |= raw is not None
+        if not raw:
+            continue
+        try:
+            found = loads(raw)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            if attempt != name:
+                notes.append(f"{name} cannot be read; {attempt} was taken")
+            return found
+    if exists:
+        notes.append(f"{name} cannot be read, nor its .bak; its contents are taken as unknown")
+    return None
+
+
+def _table(document: dict[str, Any] | None, key: str) -> dict[str, Any] | None:
+    found = document.get(key) if document is not None else None
+    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else None
+
+
+def _is_batch(config: object) -> bool:
+    attributes = config.get("attributes") if isinstance(config, dict) else None
+    return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+
+
+def _suffix(names: frozenset[str] | None, prefix: str) -> str | None:
+    """What follows ``prefix`` in the only topic that has it."""
+    found = [name.removeprefix(prefix) for name in names or () if name.startswith(prefix)]
+    return found[0] if len(found) == 1 else None

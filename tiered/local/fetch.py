@@ -1,0 +1,177 @@
+"""Fetching the records that consume-queue entries name, in few reads, and judging each of them.
+
+A plan first (which bytes to read in one go), then the reads, then one vectorised check of all records. For any thread;
+nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tiered.format.block import (
+    RecordBlock,
+    check_records,
+    inner_counts,
+    parse_records,
+    topics_equal,
+)
+from tiered.format.record import RecordFault
+from tiered.local.face import HoleReason
+from tiered.local.pieces import RECORD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from tiered.local.entries import Entries, Flags, Ints, Longs
+    from tiered.local.files import FileRow
+    from tiered.model import MessageQueue
+
+GAP_BYTES_MAX: Final = 64 << 10
+"""Bytes between two wanted records that are read rather than skipped by a second read."""
+_NO_HOLE: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which part of the log may be read.
+
+    Attributes:
+        log_min: First local physical offset.
+        log_end: One past the last.
+    """
+
+    log_min: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Records and what became of each entry.
+
+    Attributes:
+        block: The records that could be asked for, in entry order, each once.
+        record_of: int64[n], index in ``block`` of each entry's record; -1 where there was nothing to ask for.
+        verdicts: int8[n], 0 for a sound record of this queue and offset, else a ``HoleReason``.
+        is_whole: Every byte that was asked for could be read. If not, a file may have expired meanwhile.
+    """
+
+    block: RecordBlock
+    record_of: Longs
+    verdicts: np.ndarray[tuple[int, ...], np.dtype[np.int8]]
+    is_whole: bool
+
+
+def plan_reads(
+    physical_offsets: Longs, sizes: Ints, file_bytes: int, gap_bytes_max: int = GAP_BYTES_MAX
+) -> list[tuple[int, int, int, int]]:
+    """Join neighbouring records into reads.
+
+    Args:
+        physical_offsets: int64[n], where each record lies, n > 0.
+        sizes: int32[n].
+        file_bytes: A read never spans files.
+        gap_bytes_max: Read over gaps of at most this many bytes.
+
+    Returns:
+        ``(first record, one past the last record, from byte, to byte)`` of each read, in record order.
+    """
+    ends = physical_offsets + sizes
+    gaps = physical_offsets[1:] - ends[:-1]
+    same_file = physical_offsets[1:] // file_bytes == physical_offsets[:-1] // file_bytes
+    breaks = np.flatnonzero((gaps < 0) | (gaps > gap_bytes_max) | ~same_file) + 1
+    firsts = [0, *breaks.tolist()]
+    lasts = [*breaks.tolist(), len(ends)]
+    return [
+        (first, last, int(physical_offsets[first]), int(ends[last - 1]))
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+def readable(entries: Entries, bounds: Bounds, file_bytes: int) -> Flags:
+    """bool[n]: whether each entry names bytes that lie in the log and in one file."""
+    physical, sizes = entries.physical_offsets, entries.sizes.astype(np.int64)
+    good = entries.is_written & (physical >= bounds.log_min) & (physical < bounds.log_end)
+    room = np.minimum(bounds.log_end - physical, file_bytes - physical % file_bytes)
+    return good & (sizes <= np.minimum(room, RECORD_BYTES_MAX))
+
+
+def distinct_records(entries: Entries, wanted: Flags) -> tuple[Longs, Longs]:
+    """The first entry of each record, and for each entry the number of its record (-1 if not wanted).
+
+    Entries of an inner batch follow each other and name the same place.
+    """
+    chosen = np.flatnonzero(wanted)
+    record_of = np.full(len(entries), -1, np.int64)
+    if not len(chosen):
+        return chosen, record_of
+    physical = entries.physical_offsets[chosen]
+    is_first = np.concatenate(([True], physical[1:] != physical[:-1]))
+    record_of[chosen] = np.cumsum(is_first) - 1
+    return chosen[is_first], record_of
+
+
+def fetch(
+    log: FileRow, queue: MessageQueue, entries: Entries, bounds: Bounds, *, is_batch: bool
+) -> Fetched:
+    """Read and judge the records that ``entries`` of ``queue`` name.
+
+    Raises:
+        InvalidError: A file may not be read.
+    """
+    wanted = readable(entries, bounds, log.file_bytes)
+    firsts, record_of = distinct_records(entries, wanted)
+    physical, sizes = entries.physical_offsets[firsts], entries.sizes[firsts]
+    buffer, positions, is_whole = _read(log, physical, sizes)
+    block = parse_records(buffer, positions, sizes)
+    check_records(block, expected_physical=physical)
+    of_queue = _is_of_queue(block, queue)
+    verdicts = np.zeros(len(entries), np.int8)
+    verdicts[~entries.is_written] = HoleReason.MISSING
+    verdicts[entries.is_written & ~wanted] = HoleReason.DANGLING
+    at = np.flatnonzero(wanted)
+    numbers = record_of[at]
+    offsets = entries.start + at - block.queue_offsets[numbers]
+    counts = inner_counts(block)[numbers] if is_batch else 1
+    is_foreign = ~of_queue[numbers] | (offsets < 0) | (offsets >= counts)
+    verdicts[at[is_foreign]] = HoleReason.FOREIGN
+    faulty = block.faults[numbers] != RecordFault.OK
+    verdicts[at[faulty]] = np.where(
+        _has_traces(block, physical)[numbers[faulty]], HoleReason.DAMAGED, HoleReason.DANGLING
+    )
+    return Fetched(block, record_of, verdicts, is_whole)
+
+
+def _read(log: FileRow, physical: Longs, sizes: Ints) -> tuple[bytearray, Longs, bool]:
+    """All records in one new buffer, where each begins in it, and whether every read was full."""
+    reads = plan_reads(physical, sizes, log.file_bytes) if len(physical) else []
+    buffer = bytearray(sum(end - start for *_, start, end in reads))
+    view, positions, done, is_whole = memoryview(buffer), np.zeros(len(physical), np.int64), 0, True
+    for first, last, start, end in reads:
+        size = end - start
+        is_whole &= log.read_into(start, view[done : done + size]) == size
+        positions[first:last] = physical[first:last] + (done - start)
+        done += size
+    return buffer, positions, is_whole
+
+
+def _is_of_queue(block: RecordBlock, queue: MessageQueue) -> Flags:
+    everything = np.arange(len(block))
+    same: Flags = topics_equal(block, everything, queue.topic)
+    same &= block.queue_ids == queue.queue_id
+    return same
+
+
+def _has_traces(block: RecordBlock, physical: Longs) -> Flags:
+    """Whether something says that a record of this size or place once stood there.
+
+    If not, the entry points at nothing: zeros, or the middle of another record.
+    """
+    known = block.faults >= RecordFault.LENGTHS
+    view = memoryview(block.buffer)
+    for number in np.flatnonzero(~known).tolist():
+        start, size = int(block.positions[number]), int(block.sizes[number])
+        says_size = int.from_bytes(view[start : start + 4], "big") == size
+        says_place = int.from_bytes(view[start + 28 : start + 36], "big") == physical[number]
+        known[number] = says_size or (says_place and physical[number] > 0)
+    return known

@@ -1,0 +1,279 @@
+"""Reading rows of equally long files that another process writes, moves and deletes.
+
+A local store is made of rows: files of one size, each named by the byte of the row at which it begins (20 digits).
+
+**Contract.** Files are opened for reading only and read with ``pread``; nothing is mapped, so that a file that is
+truncated under us gives a short read, never a signal, and memory stays bounded. A file that has vanished (expiry)
+gives no bytes. What was read is never kept; descriptors are, at most ``open_max`` of them between reads, least
+recently used first out. A descriptor whose file has been unlinked still reads: call ``FileCache.drop_deleted`` when a
+directory changed, so that a new file of the same name is seen. For any thread. A crash leaves nothing behind: nothing
+is locked or written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Final
+
+from tiered.errors import ClosedError, InvalidError
+
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
+_NOATIME: Final = getattr(os, "O_NOATIME", 0)
+NAME_DIGITS: Final = 20
+"""Digits of a file name in a row."""
+
+
+def open_read_only(path: str) -> int:
+    """Open for reading, without touching the access time where the system lets us.
+
+    Raises:
+        OSError: As ``os.open``.
+    """
+    if _NOATIME:
+        try:
+            return os.open(path, _FLAGS | _NOATIME)
+        except PermissionError:
+            pass  # only the owner may leave the access time alone
+    return os.open(path, _FLAGS)
+
+
+def unreadable(path: str, error: OSError) -> InvalidError:
+    """The error to raise when ``path`` cannot be read for another reason than its absence."""
+    return InvalidError(
+        f"cannot read the store: {error.strerror or error}",
+        where=path,
+        do="give this user the right to read it, or look at the disk",
+    )
+
+
+class _Open:
+    """One open file, and how many reads are under way on it."""
+
+    __slots__ = ("descriptor", "is_dropped", "users")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.users = 0
+        self.is_dropped = False
+
+
+class FileCache:
+    """Open files of one store. For any thread."""
+
+    def __init__(self, open_max: int = 256) -> None:
+        self._open_max = open_max
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, _Open] = OrderedDict()
+        self._is_closed = False
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; fewer at the end of the file, none when it does not exist.
+
+        Raises:
+            InvalidError: The file may not be read, or the device fails.
+        """
+        file = self._take(path)
+        if file is None:
+            return b""
+        try:
+            return os.pread(file.descriptor, size, offset)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            self._give_back(file)
+
+    def read_into(self, path: str, offset: int, view: memoryview) -> int:
+        """Fill ``view`` from ``offset``; the number of bytes read, 0 when the file does not exist.
+
+        Raises:
+            InvalidError: As ``read``.
+        """
+        file = self._take(path)
+        if file is None:
+            return 0
+        done = 0
+        try:
+            while done < len(view):
+                count = os.preadv(file.descriptor, [view[done:]], offset + done)
+                if not count:
+                    break
+                done += count
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            self._give_back(file)
+        return done
+
+    def drop_deleted(self) -> None:
+        """Close the descriptors whose files have been unlinked."""
+        with self._lock:
+            for path, file in list(self._files.items()):
+                if not os.fstat(file.descriptor).st_nlink:
+                    self._drop(path)
+
+    def drop_all(self) -> None:
+        """Close every descriptor; the next read opens anew."""
+        with self._lock:
+            for path in list(self._files):
+                self._drop(path)
+
+    def close(self) -> None:
+        """Close everything for good. Reads under way end well; later ones raise ``ClosedError``."""
+        self._is_closed = True
+        self.drop_all()
+
+    @property
+    def open_count(self) -> int:
+        """Files open now."""
+        return len(self._files)
+
+    def _take(self, path: str) -> _Open | None:
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                file = self._open(path)
+                if file is None:
+                    return None
+                self._files[path] = file
+                if len(self._files) > self._open_max:
+                    self._drop(next(iter(self._files)))
+            else:
+                self._files.move_to_end(path)
+            file.users += 1
+            return file
+
+    def _open(self, path: str) -> _Open | None:
+        if self._is_closed:
+            raise ClosedError("the local store has been closed", where=path)
+        try:
+            return _Open(open_read_only(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _give_back(self, file: _Open) -> None:
+        with self._lock:
+            file.users -= 1
+            if file.is_dropped and not file.users:
+                os.close(file.descriptor)
+
+    def _drop(self, path: str) -> None:
+        """Forget a file; close it now, or when the last read on it ends. The lock is held."""
+        file = self._files.pop(path)
+        file.is_dropped = True
+        if not file.users:
+            os.close(file.descriptor)
+
+
+class FileRow:
+    """The files of one directory that are named by 20 digits, seen as one stretch of bytes. For any thread.
+
+    Attributes:
+        directory: Where they are.
+        file_bytes: Size of each file in bytes.
+    """
+
+    __slots__ = ("_bases", "_cache", "_stamp", "directory", "file_bytes")
+
+    def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
+        self._cache = cache
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._stamp: tuple[int, int] | None = None
+        self._bases: tuple[int, ...] = ()
+        self.rescan()
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Where the files begin, in order, as of the last scan."""
+        return self._bases
+
+    @property
+    def end(self) -> int:
+        """One past the last file, whether or not that has been written; 0 without files."""
+        return self._bases[-1] + self.file_bytes if self._bases else 0
+
+    def rescan(self) -> bool:
+        """List the directory again if it changed; whether the files are others now. One system call when idle."""
+        stamp = directory_stamp(self.directory)
+        if stamp is not None and stamp == self._stamp:
+            return False
+        bases = list_bases(self.directory)
+        self._stamp = stamp
+        self._cache.drop_deleted()
+        changed, self._bases = bases != self._bases, bases
+        return changed
+
+    def base_of(self, position: int) -> int | None:
+        """Where the file that holds ``position`` begins; None when there is no such file."""
+        bases = self._bases
+        at = bisect_right(bases, position) - 1
+        if at < 0 or position >= bases[at] + self.file_bytes:
+            return None
+        return bases[at]
+
+    def next_base(self, position: int) -> int | None:
+        """Where the first file that begins behind ``position`` begins."""
+        bases = self._bases
+        at = bisect_right(bases, position)
+        return bases[at] if at < len(bases) else None
+
+    def path(self, base: int) -> str:
+        """The file that begins at ``base``."""
+        return f"{self.directory}/{base:0{NAME_DIGITS}d}"
+
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes from ``position`` on, from one file only; fewer at its end or when it is gone."""
+        base = self.base_of(position)
+        if base is None:
+            return b""
+        size = min(size, base + self.file_bytes - position)
+        return self._cache.read(self.path(base), position - base, size)
+
+    def read_into(self, position: int, view: memoryview) -> int:
+        """As ``read``, into ``view``; the number of bytes."""
+        base = self.base_of(position)
+        if base is None:
+            return 0
+        size = min(len(view), base + self.file_bytes - position)
+        return self._cache.read_into(self.path(base), position - base, view[:size])
+
+
+def directory_stamp(directory: str) -> tuple[int, int] | None:
+    """Changes whenever a file comes or goes in ``directory``; None when it does not exist."""
+    try:
+        found = os.stat(directory)  # noqa: PTH116 (asked with every look; Path costs three times as much)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    return found.st_ino, found.st_mtime_ns
+
+
+def list_names(directory: str) -> list[str]:
+    """Names in ``directory``, sorted; empty when it does not exist.
+
+    Raises:
+        InvalidError: It may not be read.
+    """
+    try:
+        return sorted(os.listdir(directory))  # noqa: PTH208 (names only)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unreadable(directory, error) from error
+
+
+def list_bases(directory: str) -> tuple[int, ...]:
+    """Where the files of a row begin."""
+    names = list_names(directory)
+    return tuple(int(name) for name in names if is_row_name(name))
+
+
+def is_row_name(name: str) -> bool:
+    """Whether a file of this name belongs to a row."""
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

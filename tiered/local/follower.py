@@ -1,0 +1,226 @@
+"""Following a store in log order: one read of the log, one check, one read of each consume queue per window.
+
+**Contract.** Each queue's messages come in order, each queue offset once, as a message or a hole, from where the caller
+said; a queue's batch begins later than the last one ended only when local retention has overtaken us. What the log's
+own order does not give (a damaged record, a stale or foreign entry) is taken through the consume queue
+(``tiered.local.reader``): before the next message of that queue, or, when none follows, once the end of the log is
+reached. When the broker stops or starts, the store is looked at anew and the follower goes on from its queue offsets.
+For one thread. Nothing has to survive a crash: begin again with the queue offsets that are durable.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tiered.errors import ClosedError
+from tiered.format.block import RecordBlock, group_by_queue, tag_hashes
+from tiered.format.consume_queue import is_ext_address
+from tiered.local.batches import sound_batch
+from tiered.local.liveview import Advance, LiveView
+from tiered.local.matching import Match, match, runs
+from tiered.local.pieces import LogPieces, Next, Piece
+from tiered.local.resync import Resync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tiered.local.catalog import QueueState
+    from tiered.local.entries import Longs
+    from tiered.local.face import RecordBatch
+    from tiered.local.rocketmq import RocketMQStore, View
+    from tiered.model import MessageQueue, QueueOffset
+
+_START_LOOKAHEAD: Final = 64
+
+
+class RocketMQFollower:
+    """See ``tiered.local.face.Follower``."""
+
+    def __init__(self, store: RocketMQStore, starts: Mapping[MessageQueue, QueueOffset]) -> None:
+        self._store = store
+        self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
+        self._is_idle = False
+        self._is_closed = False
+        self._must_sweep = True
+        self._view = store.current_view()
+        self._position = self._first_position()
+        self._pieces = LogPieces(self._view.log)
+        self._resync = Resync(self._view.log, self._view.catalog)
+
+    @property
+    def is_idle(self) -> bool:
+        """See ``Follower``."""
+        return self._is_idle
+
+    @property
+    def position(self) -> int:
+        """Local physical offset up to which the log has been followed."""
+        return self._position
+
+    def close(self) -> None:
+        """See ``Follower``. The store's files stay open."""
+        self._is_closed = True
+
+    def poll(self, window_bytes: int) -> list[RecordBatch]:
+        """See ``Follower``."""
+        if self._is_closed:
+            raise ClosedError("the follower has been closed")
+        view = self._store.current_view()
+        if view is not self._view:
+            self._go_on_in(view)
+        if self._position < view.log_end:
+            self._is_idle = False
+            return self._follow(view, window_bytes)
+        if isinstance(view, LiveView):
+            found = self._store.advance(view, self._position, window_bytes, self._take_advance)
+            if found is not None:
+                self._is_idle = False
+                return found
+            if self._position < view.log_end:
+                return []  # somebody else has moved the frontier
+        return self._sweep(view, window_bytes)
+
+    # -- where to begin --------------------------------------------------------------------------
+
+    def _first_position(self) -> int:
+        """The lowest place in the log where a queue goes on."""
+        view = self._view
+        places = [
+            place
+            for state in list(view.catalog.states.values())
+            if (place := self._place(state)) is not None
+        ]
+        return min(places, default=view.log_end)
+
+    def _place(self, state: QueueState) -> int | None:
+        """Where the record lies with which a queue goes on; None when it has none yet."""
+        start = self._next_of(state)
+        if start >= state.end:
+            return None
+        entries = state.index.entries(start, min(state.end, start + _START_LOOKAHEAD))
+        usable = entries.is_written & (entries.physical_offsets >= self._view.log_min)
+        usable &= entries.physical_offsets < self._view.log_end
+        if not usable.any():
+            return self._view.log_min
+        return int(entries.physical_offsets[usable].min())
+
+    def _next_of(self, state: QueueState) -> int:
+        """The next queue offset wanted; local retention may have pushed it on."""
+        return max(self._next.get(state.queue, 0), state.min)
+
+    def _go_on_in(self, view: View) -> None:
+        self._view = view
+        self._pieces = LogPieces(view.log)
+        self._resync = Resync(view.log, view.catalog)
+        self._position = min(self._position, self._first_position())
+        self._must_sweep = True
+
+    # -- the committed part of the log -----------------------------------------------------------
+
+    def _follow(self, view: View, window_bytes: int) -> list[RecordBatch]:
+        self._position = max(self._position, view.log_min)
+        piece = self._pieces.read(self._position, view.log_end, window_bytes)
+        batches: list[RecordBatch] = []
+        for queue, indices in group_by_queue(piece.block):
+            state = view.catalog.states.get(queue) or self._store.find(view, queue)
+            if state is not None:
+                batches.extend(self._take(view, state, piece.block, indices))
+        if len(piece.block) and not piece.block.is_sound:
+            self._must_sweep = True
+        self._move(view, piece)
+        return batches
+
+    def _move(self, view: View, piece: Piece) -> None:
+        """Set the position behind a piece; over damage to where a consume queue says that a record begins."""
+        if piece.follows is Next.FILE:
+            following = piece.next_file
+            self._position = view.log_end if following is None else min(following, view.log_end)
+        elif piece.follows in {Next.NOTHING, Next.BROKEN} and piece.end < view.log_end:
+            view.log.rescan()
+            if piece.end < view.log_min:
+                self._position = view.log_min  # expired while we were reading
+                return
+            self._must_sweep = True
+            self._position = self._resync.behind(piece.end, view.log_end)
+        else:
+            self._position = piece.end
+
+    def _take(
+        self, view: View, state: QueueState, block: RecordBlock, indices: Longs
+    ) -> Iterator[RecordBatch]:
+        """The batches of one queue's records in a piece."""
+        start = self._next_of(state)
+        if int(block.queue_offsets[indices[0]]) < start:
+            indices = indices[block.queue_offsets[indices] >= start]
+            if not len(indices):
+                return
+        found = match(state.index, block, indices)
+        if not found.is_listed.all():
+            self._store.claim(view, state, block, found)
+        yield from self._emit(state, block, found)
+
+    def _take_advance(self, found: Advance) -> list[RecordBatch]:
+        block, taken = found.block, found.taken
+        self._position = found.end
+        return [batch for state, found in taken for batch in self._emit(state, block, found)]
+
+    def _emit(self, state: QueueState, block: RecordBlock, found: Match) -> Iterator[RecordBatch]:
+        if (
+            found.entries is not None
+            and int(found.offsets[0]) == self._next_of(state)
+            and bool(found.is_listed.all())
+        ):
+            yield self._batch(state, block, found)
+            return
+        listed = found.is_listed & (found.offsets >= self._next_of(state))
+        indices = found.indices[listed]
+        counts = None if found.counts is None else found.counts[listed]
+        for first, last in runs(found.offsets[listed], counts):
+            run = match(state.index, block, indices[first:last])
+            at = int(run.offsets[0])
+            if at < self._next_of(state):
+                continue
+            yield from self._fill(state, at)
+            if run.entries is not None and run.is_listed.all():
+                yield self._batch(state, block, run)
+
+    def _batch(self, state: QueueState, block: RecordBlock, found: Match) -> RecordBatch:
+        assert found.entries is not None
+        entries = found.entries
+        addresses = is_ext_address(entries.tag_codes)
+        if addresses.any():
+            tags = tag_hashes(block)[found.indices]
+            tags = tags if found.counts is None else np.repeat(tags, found.counts)
+            entries.tag_codes[addresses] = tags[addresses]
+        batch = sound_batch(state.queue, block, found.indices, entries, found.counts)
+        self._next[state.queue] = batch.end_offset
+        return batch
+
+    # -- what the log's order does not give ------------------------------------------------------
+
+    def _fill(self, state: QueueState, end: int) -> Iterator[RecordBatch]:
+        """Take a queue's offsets up to ``end`` through its consume queue."""
+        while (start := self._next_of(state)) < end:
+            batch = self._store.read_until(self._view, state, start, end)
+            if batch is None:
+                return
+            self._next[state.queue] = batch.end_offset
+            yield batch
+
+    def _sweep(self, view: View, window_bytes: int) -> list[RecordBatch]:
+        """At the end of the log: what is left of queues that no later message has brought on."""
+        batches: list[RecordBatch] = []
+        size = 0
+        if self._must_sweep:
+            for state in list(view.catalog.states.values()):
+                for batch in self._fill(state, state.end):
+                    batches.append(batch)
+                    size += memoryview(batch.data).nbytes
+                    if size >= window_bytes:
+                        self._is_idle = False
+                        return batches
+            self._must_sweep = False
+        self._is_idle = not batches
+        return batches

@@ -1,0 +1,383 @@
+"""A store that a broker runs on: how far its log is proven, and which queues list it.
+
+**Contract.** ``log_end`` is the frontier: everything below it is committed, and it only moves forward as long as the
+same broker runs (the ``abort`` file stands as it stood). It begins in the newest log file whose first record is sound:
+a broker's start deletes every file behind the end that it decides on, so only the file that holds that end has a stale
+tail. From there the log is walked in its own order, with a broker's checks:
+
+- the walk stops at the first record that fails;
+- once a record stored after the broker's start was met, it stops at the first one stored before that start: that is
+  what a start gave up;
+- where replicas may truncate the log (``epochFileCheckpoint`` is there), records stored before the start count only
+  when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
+- it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
+  that is not listed although a later one is, is one that the broker dropped: counted, and passed over.
+
+The frontier stands before damage until a listed record that was stored after the start is found behind it. Anything
+read is used only if the ``abort`` file still stands when the reading is over. All methods under the store's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tiered.format.block import RecordBlock, group_by_queue
+from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
+from tiered.local.deadview import is_message
+from tiered.local.face import Waiting
+from tiered.local.fetch import Bounds
+from tiered.local.matching import Match, match
+from tiered.local.pieces import LogPieces, Next, Piece
+from tiered.local.reader import judge
+from tiered.local.recovery import count_sound, read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiered.clock import Clock
+    from tiered.local.catalog import Catalog, QueueState
+    from tiered.local.entries import Longs
+    from tiered.local.files import FileRow
+    from tiered.local.sightings import Sightings
+
+_PIECE_BYTES: Final = 8 << 20
+_PIECE_BYTES_MIN: Final = 64 << 10
+_LOOKED_AT: Final = 16
+_BROKEN_AGAIN_S: Final = 1.0
+_EMPTY_AGAIN_S: Final = 10.0
+_FAR: Final = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Advance:
+    """What one step of the frontier took in.
+
+    Attributes:
+        block: The records; valid until the next step.
+        taken: Their queues, each with its records; those that are listed count.
+        end: Where the frontier stands now.
+    """
+
+    block: RecordBlock
+    taken: list[tuple[QueueState, Match]]
+    end: int
+
+
+class LiveView:
+    """See the module.
+
+    Attributes:
+        log: The commit log.
+        catalog: The queues.
+        log_end: The frontier.
+        damages: How often the frontier has leapt over damage.
+    """
+
+    is_live = True
+    torn_bytes = 0
+
+    def __init__(
+        self,
+        log: FileRow,
+        catalog: Catalog,
+        sightings: Sightings,
+        clock: Clock,
+        *,
+        started_ms: int | None,
+        may_truncate: bool,
+        broker_max_offset: Callable[[], int] | None,
+    ) -> None:
+        self.log = log
+        self.catalog = catalog
+        self.damages = 0
+        self._sightings = sightings
+        self._clock = clock
+        self._started_ms = started_ms
+        self._may_truncate = may_truncate
+        self._broker_max_offset = broker_max_offset
+        self._pieces = LogPieces(log)
+        self._wanted_bytes = _PIECE_BYTES_MIN
+        self._has_met_new = False
+        self._proven_old = -1
+        self._looked_again_s = clock.monotonic_s()
+        self.log_end = self._first_position()
+        self._open_queues()
+
+    @property
+    def log_min(self) -> int:
+        """First physical offset of the log."""
+        return self.log.bases[0] if self.log.bases else 0
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    def _first_position(self) -> int:
+        for base in reversed(self.log.bases):
+            if read_head(self._pieces, base).is_sound:
+                return base
+        return self.log_min
+
+    def _open_queues(self) -> None:
+        self.catalog.load()
+        for state in self.catalog.states.values():
+            self._raise_end(state, self.log_end)
+            state.min = min(state.index.first_not_below(self.log_min, state.end), state.end)
+
+    def _raise_end(self, state: QueueState, limit: int) -> None:
+        """Set a queue's end behind its last entry that names its own sound record below ``limit``.
+
+        Entries behind it are left from before a restart, and wait.
+        """
+        end, step = state.index.written_end(limit), 1
+        bounds = Bounds(self.log_min, limit)
+        first_offset = max(state.end, state.index.span()[0])
+        while end > first_offset:
+            first = max(first_offset, end - step)
+            entries = state.index.entries(first, end)
+            good = (
+                judge(
+                    self.log, state.queue, entries, bounds, is_batch=state.index.is_batch
+                ).verdicts
+                == 0
+            )
+            if good.any():
+                state.end = first + int(np.flatnonzero(good)[-1]) + 1
+                return
+            if (entries.physical_offsets < self.log_min).all():
+                break  # expired: there is nothing to hold the entries against
+            end, step = first, min(step * 8, 512)
+        if not state.end:
+            state.end = end
+
+    # -- the frontier ----------------------------------------------------------------------------
+
+    def advance(self, bytes_max: int, is_same: Callable[[], bool]) -> Advance | None:
+        """Move the frontier by one piece.
+
+        Args:
+            bytes_max: How much of the log to look at, at most (one record at least).
+            is_same: Whether the same broker still runs; asked after everything was read.
+
+        Returns:
+            None when there is nothing new, or the broker is another one.
+        """
+        if not self._has_record_at_end():
+            return None
+        piece = self._pieces.read(
+            self.log_end, _FAR, min(bytes_max, max(self._wanted_bytes, _PIECE_BYTES_MIN))
+        )
+        count = self._count_proven(piece)
+        if not count and not (piece.follows is Next.FILE and piece.next_file is not None):
+            self._look_behind_damage(_BROKEN_AGAIN_S)
+            return None
+        taken = self._match(piece, count)
+        cut = self._cut(piece, count, taken)
+        if not is_same():
+            return None
+        return self._accept(piece, cut, taken)
+
+    def _has_record_at_end(self) -> bool:
+        """One read when idle. A blank leads to the next file as soon as there is one."""
+        while True:
+            head = self.log.read(self.log_end, SIZE_AND_MAGIC.size)
+            magic = SIZE_AND_MAGIC.unpack(head)[1] if len(head) == SIZE_AND_MAGIC.size else None
+            if magic in {MAGIC_V1, MAGIC_V2}:
+                return True
+            if magic == MAGIC_BLANK or self.log.base_of(self.log_end) is None:
+                following = self._next_file()
+                if following is None or following == self.log_end:
+                    return False
+                self.log_end = following
+                continue
+            self._look_behind_damage(_BROKEN_AGAIN_S if magic else _EMPTY_AGAIN_S)
+            return False
+
+    def _next_file(self) -> int | None:
+        """Where the next file begins, if it exists; a frontier in an expired file goes to the first one."""
+        self.log.rescan()
+        if self.log.base_of(self.log_end) is None and self.log.bases:
+            return (
+                max(self.log_end, self.log.bases[0]) if self.log_end <= self.log.bases[-1] else None
+            )
+        base = self.log.base_of(self.log_end)
+        return self.log.next_base(base) if base is not None else None
+
+    def _count_proven(self, piece: Piece) -> int:
+        """How many records of the piece, from the first, are sound and not from before the start."""
+        count = count_sound(piece)
+        if self._started_ms is None or not count:
+            return count
+        is_new = piece.block.store_timestamps_ms[:count] >= self._started_ms
+        first_new = 0 if self._has_met_new else int(np.argmax(is_new)) if is_new.any() else count
+        stale = np.flatnonzero(~is_new[first_new:])
+        if len(stale):
+            count = first_new + int(stale[0])
+        if self._may_truncate and not self._has_met_new and first_new >= count:
+            count = min(count, self._count_told(piece, count))
+        return count
+
+    def _count_told(self, piece: Piece, count: int) -> int:
+        """How many records stored before the start are known to be kept: by later ones, or by the broker."""
+        limit = self._proven_old
+        if limit < piece.end:
+            limit = self._proven_old = max(limit, self._find_new(piece.end))
+        if self._broker_max_offset is not None and limit < piece.end:
+            limit = max(limit, self._broker_max_offset())
+        ends = piece.start + piece.block.positions[:count] + piece.block.sizes[:count]
+        return int(np.searchsorted(ends, limit, side="right"))
+
+    def _find_new(self, position: int) -> int:
+        """Where the first record stored after the start begins, from ``position`` on; -1 when there is none yet."""
+        assert self._started_ms is not None
+        pieces = LogPieces(self.log)
+        while True:
+            piece = pieces.read(position, _FAR, _PIECE_BYTES, check_crc=False)
+            count = count_sound(piece)
+            new = np.flatnonzero(piece.block.store_timestamps_ms[:count] >= self._started_ms)
+            if len(new):
+                return piece.start + int(piece.block.positions[new[0]])
+            if count < len(piece.block) or piece.follows not in {Next.MORE, Next.FILE}:
+                return -1
+            if piece.follows is Next.FILE and piece.next_file is None:
+                return -1
+            position = piece.end if piece.next_file is None else piece.next_file
+
+    def _match(self, piece: Piece, count: int) -> list[tuple[QueueState, Match]]:
+        among = np.zeros(len(piece.block), np.bool_)
+        among[:count] = True
+        found = []
+        for queue, indices in group_by_queue(piece.block, among=among):
+            state = self.catalog.find(queue)
+            if state is not None:
+                found.append((state, match(state.index, piece.block, indices)))
+        return found
+
+    def _cut(self, piece: Piece, count: int, taken: list[tuple[QueueState, Match]]) -> int:
+        """How many records of the piece, from the first, are listed or will never be."""
+        waiting = [_unlisted(piece.block, found) for _, found in taken]
+        if not any(map(len, waiting)):
+            return count
+        # Another queue's entry may have been written between the two readings: look at those again that
+        # lie before a listed record.
+        last = max((_last_listed(found) for _, found in taken), default=-1)
+        for number, (state, found) in enumerate(taken):
+            if len(waiting[number]) and waiting[number][0] < last:
+                taken[number] = state, match(state.index, piece.block, found.indices)
+                waiting[number] = _unlisted(piece.block, taken[number][1])
+        last = max((_last_listed(found) for _, found in taken), default=-1)
+        everything = np.concatenate(waiting)
+        self._sightings.count("dropped_records", int((everything < last).sum()))
+        behind = everything[everything > last]
+        return int(behind.min()) if len(behind) else count
+
+    def _accept(
+        self, piece: Piece, cut: int, taken: list[tuple[QueueState, Match]]
+    ) -> Advance | None:
+        before = self.log_end
+        if cut < len(piece.block):
+            self.log_end = piece.start + int(piece.block.positions[cut])
+        elif piece.follows is Next.FILE and piece.next_file is not None:
+            self.log_end = piece.next_file
+        else:
+            self.log_end = piece.end
+        if self.log_end == before:
+            return None
+        self._wanted_bytes = 2 * (self.log_end - before)
+        if self._started_ms is not None and not self._has_met_new:
+            self._has_met_new = bool(
+                (piece.block.store_timestamps_ms[:cut] >= self._started_ms).any()
+            )
+        for state, found in taken:
+            self._extend(state, found)
+        return Advance(piece.block, taken, self.log_end)
+
+    def _extend(self, state: QueueState, found: Match) -> None:
+        listed = np.flatnonzero(found.is_listed)
+        if not len(listed):
+            return
+        last = int(listed[-1])
+        end = int(found.offsets[last]) + (1 if found.counts is None else int(found.counts[last]))
+        if end > state.end:
+            is_new, state.end = not state.end, end
+            if is_new:
+                state.min = min(state.index.first_not_below(self.log_min, end), end)
+
+    # -- damage ----------------------------------------------------------------------------------
+
+    def _look_behind_damage(self, again_s: float) -> None:
+        """Leap over what stands at the frontier if a record stored after the start is listed behind it."""
+        now_s = self._clock.monotonic_s()
+        if self._started_ms is None or now_s < self._looked_again_s + again_s:
+            return
+        self._looked_again_s = now_s
+        behind = min(map(self._first_live_behind, list(self.catalog.states.values())), default=_FAR)
+        if behind == _FAR:
+            return
+        self.damages += 1
+        self._sightings.count("damaged_places")
+        self.log_end = behind
+        for state in list(self.catalog.states.values()):
+            self._raise_end(state, behind)
+
+    def _first_live_behind(self, state: QueueState) -> int:
+        entries = state.index.entries(state.end, state.end + _LOOKED_AT)
+        if not (entries.is_written & (entries.physical_offsets > self.log_end)).any():
+            return _FAR
+        found = judge(
+            self.log,
+            state.queue,
+            entries,
+            Bounds(self.log_end + 1, _FAR),
+            is_batch=state.index.is_batch,
+        )
+        good = np.flatnonzero(found.verdicts == 0)
+        times = found.block.store_timestamps_ms[found.record_of[good]]
+        good = good[times >= (self._started_ms or 0)]
+        return int(entries.physical_offsets[good].min()) if len(good) else _FAR
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def waiting(self) -> Waiting:
+        """Count what can be read behind the frontier."""
+        records = size = 0
+        reason, position = "", self.log_end
+        pieces = LogPieces(self.log)
+        while True:
+            piece = pieces.read(position, _FAR, _PIECE_BYTES)
+            count = count_sound(piece)
+            if count and not reason:
+                reason = self._reason(piece)
+            records += count
+            size += int(piece.block.sizes[:count].sum())
+            following = piece.next_file if piece.follows is Next.FILE else piece.end
+            if (
+                count < len(piece.block)
+                or piece.follows not in {Next.MORE, Next.FILE}
+                or following is None
+            ):
+                return Waiting(records, size, reason)
+            position = following
+
+    def _reason(self, piece: Piece) -> str:
+        is_old = (
+            self._started_ms is not None
+            and int(piece.block.store_timestamps_ms[0]) < self._started_ms
+        )
+        if is_old and self._has_met_new:
+            return "stored before the broker's start, behind what was stored after it: given up at that start"
+        if is_old and self._may_truncate:
+            return "stored before the broker's start, and replicas may still take it back"
+        return "not listed by the broker's consume queues yet"
+
+
+def _unlisted(block: RecordBlock, found: Match) -> Longs:
+    """Indices of the records that should be listed and are not."""
+    chosen: Longs = found.indices[~found.is_listed & is_message(block, found.indices)]
+    return chosen
+
+
+def _last_listed(found: Match) -> int:
+    listed = found.indices[found.is_listed]
+    return int(listed[-1]) if len(listed) else -1

@@ -1,0 +1,165 @@
+"""Queue-ordered reading: batches straight from a consume queue, whatever the state of the log.
+
+Used for compensation and verification, and by the follower for the queue offsets that the log's own order does not
+give (damaged records, stale entries). Every queue offset asked for comes back, as a message or as a hole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tiered.format.block import tag_hashes
+from tiered.format.consume_queue import is_ext_address
+from tiered.format.record import RecordFault
+from tiered.local.batches import cut_records, fill_times
+from tiered.local.face import HoleReason, Quarantined, RecordBatch
+from tiered.local.fetch import Bounds, Fetched, distinct_records, fetch, readable
+from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from tiered.local.consumequeues import QueueIndex
+    from tiered.local.entries import Entries, Longs
+    from tiered.local.files import FileRow
+    from tiered.local.sightings import Sightings
+
+BATCH_COUNT_MAX: Final = 0x7FFF
+"""Messages of one inner batch at most."""
+
+
+def read_batch(
+    log: FileRow,
+    sightings: Sightings,
+    queue: MessageQueue,
+    index: QueueIndex,
+    *,
+    start: int,
+    end: int,
+    bounds: Bounds,
+    bytes_max: int,
+    count_max: int,
+) -> RecordBatch | None:
+    """Read queue offsets from ``start``, at most to ``end``.
+
+    Args:
+        log: The commit log.
+        sightings: Where holes are counted.
+        queue: Whose.
+        index: Its consume queue.
+        start: First queue offset, inclusive.
+        end: Exclusive, above ``start``.
+        bounds: Which part of the log counts.
+        bytes_max: Stop before exceeding it, but take at least one record.
+        count_max: Items at most, but an inner batch is not divided.
+
+    Returns:
+        None when bytes that should be there could not be read: look whether the log's minimum has moved, and ask
+        again (``bounds.log_min`` must then be the new one).
+
+    Raises:
+        InvalidError: A file may not be read.
+    """
+    slack = BATCH_COUNT_MAX if index.is_batch else 0
+    entries = index.entries(start, min(end, start + count_max + slack))
+    entries = entries.head(whole_records(entries, count_max))
+    entries = entries.head(plan_count(entries, bounds, log.file_bytes, bytes_max))
+    found = fetch(log, queue, entries, bounds, is_batch=index.is_batch)
+    if not found.is_whole and log.rescan() and log.bases and log.bases[0] > bounds.log_min:
+        return None
+    return _compose(queue, entries, found, sightings)
+
+
+def whole_records(entries: Entries, count_max: int) -> int:
+    """How many entries to take: ``count_max``, and the rest of the record that the last of them names."""
+    if len(entries) <= count_max:
+        return len(entries)
+    physical = entries.physical_offsets
+    is_other = (physical[count_max:] != physical[count_max - 1]) | (entries.sizes[count_max:] <= 0)
+    return count_max + int(np.argmax(is_other)) if is_other.any() else len(entries)
+
+
+def plan_count(entries: Entries, bounds: Bounds, file_bytes: int, bytes_max: int) -> int:
+    """How many entries to take so that their records have at most ``bytes_max`` bytes; at least one record's."""
+    wanted = readable(entries, bounds, file_bytes)
+    firsts, _ = distinct_records(entries, wanted)
+    costs = np.zeros(len(entries), np.int64)
+    costs[firsts] = entries.sizes[firsts]
+    total = np.cumsum(costs)
+    over = np.flatnonzero(total > bytes_max)
+    if not len(over):
+        return len(entries)
+    count = int(over[0])
+    if count and total[count - 1]:
+        return count
+    return int(firsts[1]) if len(firsts) > 1 else len(entries)
+
+
+def judge(
+    log: FileRow, queue: MessageQueue, entries: Entries, bounds: Bounds, *, is_batch: bool
+) -> Fetched:
+    """What became of each entry, without making a batch of it."""
+    return fetch(log, queue, entries, bounds, is_batch=is_batch)
+
+
+def _compose(
+    queue: MessageQueue, entries: Entries, found: Fetched, sightings: Sightings
+) -> RecordBatch:
+    good = found.verdicts == 0
+    numbers = found.record_of[good]
+    used = np.unique(numbers)
+    data, positions = cut_records(found.block, used)
+    sizes = np.zeros(len(entries), np.int32)
+    starts = np.zeros(len(entries), np.int64)
+    times = np.full(len(entries), -1, np.int64)
+    physical = np.where(found.verdicts == HoleReason.MISSING, -1, entries.physical_offsets)
+    sizes[good] = entries.sizes[good]
+    starts[good] = positions[np.searchsorted(used, numbers)]
+    times[good] = found.block.store_timestamps_ms[numbers]
+    tags = _tag_codes(entries, found)
+    return RecordBatch(
+        queue=queue,
+        base_offset=QueueOffset(entries.start),
+        data=data,
+        positions=starts,
+        sizes=sizes,
+        tag_codes=tags,
+        store_timestamps_ms=fill_times(times, good),
+        physical_offsets=physical,
+        quarantined=() if good.all() else _holes(queue, entries, found, sightings),
+    )
+
+
+def _tag_codes(entries: Entries, found: Fetched) -> Longs:
+    """The entries' own, except holes' reasons and addresses in ``consumequeue_ext``."""
+    tags = np.where(found.verdicts == 0, entries.tag_codes, found.verdicts.astype(np.int64))
+    addresses = (found.verdicts == 0) & is_ext_address(tags)
+    if addresses.any():
+        tags[addresses] = tag_hashes(found.block)[found.record_of[addresses]]
+    return tags
+
+
+def _holes(
+    queue: MessageQueue, entries: Entries, found: Fetched, sightings: Sightings
+) -> tuple[Quarantined, ...]:
+    """Count the holes; the bytes of those whose record is there and damaged go to quarantine."""
+    kept = []
+    for at in np.flatnonzero(found.verdicts).tolist():
+        reason = HoleReason(int(found.verdicts[at]))
+        sightings.hole(queue, entries.start + at, reason)
+        if reason is HoleReason.DAMAGED:
+            kept.append(_quarantine(entries, found, at))
+    return tuple(kept)
+
+
+def _quarantine(entries: Entries, found: Fetched, at: int) -> Quarantined:
+    number = int(found.record_of[at])
+    begin = int(found.block.positions[number])
+    raw = bytes(memoryview(found.block.buffer)[begin : begin + int(entries.sizes[at])])
+    return Quarantined(
+        queue_offset=QueueOffset(entries.start + at),
+        physical_offset=PhysicalOffset(int(entries.physical_offsets[at])),
+        reason=HoleReason.DAMAGED,
+        detail=RecordFault(int(found.block.faults[number])).name.lower(),
+        raw=raw,
+    )

@@ -1,0 +1,76 @@
+"""Finding the next record behind damage: where a consume queue says that one begins, else the next file."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tiered.local.catalog import Catalog, QueueState
+    from tiered.local.entries import Longs
+    from tiered.local.files import FileRow
+
+_READ_MAX: Final = 200_000
+"""Entries looked at for one queue and file; a file that holds more of one queue is looked at in several steps."""
+
+
+class Resync:
+    """Remembers, for the file with the damage, where its records begin. For one thread."""
+
+    def __init__(self, log: FileRow, catalog: Catalog) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._base: int | None = None
+        self._known: list[int] = []
+
+    def behind(self, position: int, limit: int) -> int:
+        """The first place behind ``position`` where a record is said to begin.
+
+        Args:
+            position: Where there is damage.
+            limit: Returned when there is nothing below it.
+
+        Returns:
+            Above ``position``, at most ``limit``.
+        """
+        base = self._log.base_of(position)
+        if base is None:
+            following = self._log.next_base(position)
+            return min(limit, following) if following is not None else limit
+        if base != self._base:
+            self._base, self._known = base, self._places(base, base + self._log.file_bytes)
+        at = bisect_right(self._known, position)
+        if at < len(self._known):
+            return min(limit, self._known[at])
+        following = self._log.next_base(base)
+        return min(limit, following) if following is not None else limit
+
+    def _places(self, start: int, end: int) -> list[int]:
+        """Physical offsets in ``[start, end)`` that any consume queue lists."""
+        found = [
+            self._places_of(state, start, end) for state in list(self._catalog.states.values())
+        ]
+        return np.unique(np.concatenate(found)).tolist() if found else []
+
+    def _places_of(self, state: QueueState, start: int, end: int) -> Longs:
+        """Those of one queue. Bisection finds where to begin; entries that break the order only cost a place."""
+        index = state.index
+        low, last = index.span()
+        claimed = index.rebuilt.bounds
+        if claimed is not None:
+            low, last = min(low, claimed[0]), max(last, claimed[1])
+        first = index.first_not_below(start, last)
+        pieces = [np.zeros(0, np.int64)]
+        while first < last:
+            entries = index.entries(first, min(last, first + _READ_MAX))
+            written = entries.is_written
+            inside = (
+                written & (entries.physical_offsets >= start) & (entries.physical_offsets < end)
+            )
+            pieces.append(entries.physical_offsets[inside])
+            if not inside.any():
+                break
+            first += len(entries)
+        return np.concatenate(pieces)

@@ -1,0 +1,351 @@
+"""A RocketMQ store directory behind the fixed face, live or dead, read-only.
+
+**Contract.** ``open`` looks at the directory and refuses by name what it cannot read faithfully. What holds of a
+stopped store is decided by ``tiered.local.deadview``, of a running one by ``tiered.local.liveview``; each is one *view*.
+When the broker stops or starts (lock, ``abort`` file), the view is thrown away and made anew: looked at with every poll
+and ``refresh``, the ``abort`` file each time, the lock at most every half second.
+
+Methods may be called from any thread. One lock guards the views; reads of records take it only to look up bounds.
+Nothing is written, created, renamed or locked in the directory (I10). After a crash there is nothing to clean up.
+
+Who may attach: a user who can read the directory, on the host (and mount) where the broker writes, since the page
+cache is what makes fresh bytes visible. A slave's directory may be read as well: it is a copy of its master's.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from tiered.clock import Clock, SystemClock
+from tiered.errors import ClosedError
+from tiered.format.checkpoint import decode_checkpoint
+from tiered.local.catalog import Catalog, QueueState
+from tiered.local.configs import read_text, read_topics
+from tiered.local.deadview import DeadView
+from tiered.local.face import (
+    HoleReason,
+    RecordBatch,
+    StoreIdentity,
+    StoreReport,
+    Waiting,
+)
+from tiered.local.fetch import Bounds
+from tiered.local.files import FileCache, FileRow
+from tiered.local.follower import RocketMQFollower
+from tiered.local.identity import Names, read_names
+from tiered.local.layout import check_contiguous, inspect
+from tiered.local.liveness import Liveness, abort_mark, is_locked, look
+from tiered.local.liveview import Advance, LiveView
+from tiered.local.pieces import LogPieces
+from tiered.local.reader import read_batch
+from tiered.local.sightings import Sightings, hole_counter
+from tiered.local.times import first_at_or_after
+from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tiered.format.block import RecordBlock
+    from tiered.local.matching import Match
+
+View = DeadView | LiveView
+_LOCK_AGAIN_S: Final = 0.5
+_EPOCH_FILE: Final = "epochFileCheckpoint"
+_CHECKPOINT_FILE: Final = "checkpoint"
+_READ_BYTES: Final = 8 << 20
+_READ_COUNT: Final = 65_536
+_REFRESH_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RocketMQOptions:
+    """How to read a store.
+
+    Attributes:
+        cluster: Cluster name; None: as the store says.
+        broker: Broker name; None: as the store says.
+        files_open_max: File descriptors held between reads.
+        whole_log_bytes_max: A stopped store with a log up to this size is scanned whole when it is opened, to find
+            records that no consume queue lists; a larger one only when something suggests it.
+        broker_max_offset: Asks the running broker for the end of its log (physical offset); None: not asked.
+    """
+
+    cluster: str | None = None
+    broker: str | None = None
+    files_open_max: int = 256
+    whole_log_bytes_max: int = 1 << 30
+    broker_max_offset: Callable[[], int] | None = None
+
+
+class RocketMQStore:
+    """See ``tiered.local.face.LocalStore`` and this module."""
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        options: RocketMQOptions | None = None,
+    ) -> RocketMQStore:
+        """Open a store directory.
+
+        Args:
+            directory: The broker's ``storePathRootDir``.
+            clock: Default: the machine's.
+            options: Default: ``RocketMQOptions()``.
+
+        Raises:
+            InvalidError: It is no store, may not be read, or is of a kind that is not supported.
+            DataError: It is a store whose log has a hole.
+        """
+        return cls(os.fspath(directory), clock or SystemClock(), options or RocketMQOptions())
+
+    def __init__(self, directory: str, clock: Clock, options: RocketMQOptions) -> None:
+        self._layout = inspect(directory)
+        self._clock = clock
+        self._options = options
+        self._lock = threading.RLock()
+        self._cache = FileCache(options.files_open_max)
+        self._sightings = Sightings()
+        self._is_closed = False
+        self._seen = Liveness(is_locked=False, abort=None)
+        self._names = Names(None, None, "")
+        self._looked_s = self._expiry_s = 0.0
+        try:
+            self._view = self._make_view()
+        except BaseException:
+            self._cache.close()
+            raise
+
+    # -- the face --------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> StoreIdentity:
+        """See ``LocalStore``."""
+        with self._lock:
+            return StoreIdentity(
+                cluster=self._names.cluster,
+                broker=self._names.broker,
+                store_id=self._names.store_id,
+                kind="rocketmq",
+                is_live=self._view.is_live,
+            )
+
+    def queues(self) -> Mapping[MessageQueue, QueueBounds]:
+        """See ``LocalStore``."""
+        with self._lock:
+            return self._view.catalog.bounds()
+
+    def refresh(self) -> None:
+        """See ``LocalStore``."""
+        with self._lock:
+            self._looked_s = self._expiry_s = -_LOCK_AGAIN_S
+            view = self.current_view()
+            self._follow_expiry(view)
+            if isinstance(view, LiveView):
+                while view.advance(_REFRESH_BYTES, self._is_same) is not None:
+                    pass
+
+    def read(
+        self, queue: MessageQueue, start: QueueOffset, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        """See ``LocalStore``."""
+        view = self.current_view()
+        state = view.catalog.states.get(queue)
+        if state is None or start >= state.end:
+            return None
+        return self._read(
+            view, state, int(start), state.end, bytes_max=bytes_max, count_max=count_max
+        )
+
+    def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> RocketMQFollower:
+        """See ``LocalStore``."""
+        return RocketMQFollower(self, starts)
+
+    def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        """See ``LocalStore``. Store times are taken to be in order, as a broker's own search takes them."""
+        view = self.current_view()
+        state = view.catalog.states.get(queue)
+        if state is None:
+            return QueueOffset(0)
+        bounds = Bounds(view.log_min, view.log_end)
+        return QueueOffset(first_at_or_after(view.log, state, bounds, timestamp_ms))
+
+    def waiting(self) -> Waiting:
+        """See ``LocalStore``. Of a stopped store nothing waits: what counts has been decided."""
+        with self._lock:
+            view = self.current_view()
+            return view.waiting() if isinstance(view, LiveView) else Waiting()
+
+    def report(self) -> StoreReport:
+        """See ``LocalStore``."""
+        with self._lock:
+            view, counters = self._view, self._sightings.counts()
+            return StoreReport(
+                log_min=PhysicalOffset(view.log_min),
+                log_end=PhysicalOffset(view.log_end),
+                torn_bytes=view.torn_bytes,
+                foreign_entries=counters.get(hole_counter(HoleReason.FOREIGN), 0),
+                below_min_entries=counters.get("below_min_entries", 0),
+                damaged_records=counters.get(hole_counter(HoleReason.DAMAGED), 0),
+                rebuilt_queues=[
+                    queue
+                    for queue, state in sorted(view.catalog.states.items())
+                    if state.index.rebuilt.bounds is not None
+                ],
+                left_out=view.catalog.left_out(),
+                notes=(*view.catalog.topics.notes, *self._sightings.notes()),
+                counters=counters,
+            )
+
+    def close(self) -> None:
+        """See ``LocalStore``."""
+        self._is_closed = True
+        self._cache.close()
+
+    # -- for the follower ------------------------------------------------------------------------
+
+    def current_view(self) -> View:
+        """The view that holds now; made anew when the broker has stopped or started."""
+        if self._is_closed:
+            raise ClosedError("the local store has been closed", where=self._layout.root)
+        with self._lock:
+            if not self._is_same() or self._has_lock_changed():
+                self._view = self._make_view()
+            return self._view
+
+    def find(self, view: View, queue: MessageQueue) -> QueueState | None:
+        """The state of a queue that may be new."""
+        with self._lock:
+            return view.catalog.find(queue)
+
+    def claim(self, view: View, state: QueueState, block: RecordBlock, found: Match) -> None:
+        """Decide on records that are not listed, in the committed part of the log."""
+        with self._lock:
+            if isinstance(view, DeadView):
+                view.claim(state, block, found)
+            else:
+                self._sightings.count("dropped_records", int((~found.is_listed).sum()))
+
+    def advance(
+        self,
+        view: LiveView,
+        position: int,
+        bytes_max: int,
+        take: Callable[[Advance], list[RecordBatch]],
+    ) -> list[RecordBatch] | None:
+        """Move a running store's frontier, if it stands at ``position``, and let ``take`` make batches of it.
+
+        Returns:
+            None when nothing is new, or the frontier stands elsewhere.
+        """
+        with self._lock:
+            if view is not self._view or view.log_end != position:
+                return None
+            self._follow_expiry(view)
+            found = view.advance(bytes_max, self._is_same)
+            return None if found is None else take(found)
+
+    def read_until(self, view: View, state: QueueState, start: int, end: int) -> RecordBatch | None:
+        """Some of ``[start, end)`` through the consume queue; None when all of it has expired meanwhile."""
+        return self._read(view, state, start, end, bytes_max=_READ_BYTES, count_max=_READ_COUNT)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _read(
+        self, view: View, state: QueueState, start: int, end: int, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        while True:
+            low = max(start, state.min)
+            if low >= end:
+                return None
+            batch = read_batch(
+                view.log,
+                self._sightings,
+                state.queue,
+                state.index,
+                start=low,
+                end=end,
+                bounds=Bounds(view.log_min, view.log_end),
+                bytes_max=bytes_max,
+                count_max=count_max,
+            )
+            if batch is not None:
+                return batch
+            with self._lock:
+                view.catalog.follow_expiry(view.log_min)
+
+    def _follow_expiry(self, view: View) -> None:
+        """Look for deleted files, at most every half second."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._expiry_s + _LOCK_AGAIN_S:
+            return
+        self._expiry_s = now_s
+        view.log.rescan()
+        view.catalog.follow_expiry(view.log_min)
+
+    def _is_same(self) -> bool:
+        """Whether the broker that this view is of has neither stopped cleanly nor been started anew. One call."""
+        return abort_mark(self._layout.root) == self._seen.abort
+
+    def _has_lock_changed(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._looked_s + _LOCK_AGAIN_S:
+            return False
+        self._looked_s = now_s
+        if not self._view.log.bases and self._view.log.rescan():
+            return True  # the first log file has come
+        return is_locked(self._layout.root) != self._seen.is_locked
+
+    def _make_view(self) -> View:
+        """Look at the whole store; again, when a broker stops or starts meanwhile."""
+        while True:
+            self._seen = look(self._layout.root)
+            self._cache.drop_all()
+            view = self._look()
+            self._looked_s = self._expiry_s = self._clock.monotonic_s()
+            if look(self._layout.root) == self._seen:
+                return view
+
+    def _look(self) -> View:
+        root = self._layout.root
+        layout = self._layout = inspect(root)
+        log = FileRow(self._cache, layout.log, layout.log_file_bytes)
+        check_contiguous(layout.log, log.bases, layout.log_file_bytes)
+        topics = read_topics(root)
+        names = read_names(root, log, LogPieces(log), topics)
+        self._names = replace(
+            names,
+            cluster=self._options.cluster or names.cluster,
+            broker=self._options.broker or names.broker,
+        )
+        catalog = Catalog(
+            layout, self._cache, topics, cluster=self._names.cluster, broker=self._names.broker
+        )
+        return self._make(log, catalog)
+
+    def _make(self, log: FileRow, catalog: Catalog) -> View:
+        root, seen = self._layout.root, self._seen
+        if seen.is_locked:
+            return LiveView(
+                log,
+                catalog,
+                self._sightings,
+                self._clock,
+                started_ms=None if seen.abort is None else seen.abort.started_ms,
+                may_truncate=pathlib.Path(f"{root}/{_EPOCH_FILE}").exists(),
+                broker_max_offset=self._options.broker_max_offset,
+            )
+        return DeadView(
+            log,
+            catalog,
+            self._sightings,
+            is_clean=seen.abort is None,
+            checkpoint=decode_checkpoint(read_text(f"{root}/{_CHECKPOINT_FILE}") or b""),
+            whole_log_bytes_max=self._options.whole_log_bytes_max,
+        )
