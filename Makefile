@@ -54,8 +54,8 @@ lock: ## compiles requirements/*.txt from pyproject.toml; UPGRADE=1 takes newer 
 bench: .venv/.installed-test ## the benchmarks, as ratios
 	@$(BIN)/tiered bench
 
-minio: system ## MinIO in the foreground, for trying things: prints its address and keys
-	@localstack/minio.sh run
+minio: ## MinIO in the foreground, for trying things: prints its address and keys
+	@TIERED_REQUIRE=1 requirements/system.sh minio && exec localstack/minio.sh run
 
 localstack: .venv/.installed-runtime ## LocalStack without Docker; prints the variables to export
 	@$(BIN)/python localstack/run_host.py up

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # What the tests want beside Python packages: a JDK with Maven, the RocketMQ oracle built with them, and MinIO.
 #
+#   system.sh         all of it
+#   system.sh minio   MinIO alone
+#
 # Says what is there, installs what can be had (the JDK and Maven with apt, as root; MinIO is built, with Go on PATH or from
 # the package index), and names loudly what has to be left out. With TIERED_REQUIRE=1 anything left out is a failure.
 set -euo pipefail
@@ -74,8 +77,10 @@ want() { # want FUNCTION WHAT CONSEQUENCE
     ((status == 0)) || left_out+=("$2: $3")
 }
 
-want java "JDK 17 and Maven" "tests marked java and spark"
-if java_ready; then want oracle "the RocketMQ oracle" "tests marked java"; fi
+if [[ ${1:-all} == all ]]; then
+    want java "JDK 17 and Maven" "tests marked java and spark"
+    if java_ready; then want oracle "the RocketMQ oracle" "tests marked java"; fi
+fi
 want minio "MinIO" "tests marked go"
 
 ((${#left_out[@]})) || exit 0
