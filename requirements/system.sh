@@ -71,7 +71,7 @@ want() { # want FUNCTION WHAT CONSEQUENCE
     local status=0
     # In a subshell with -e: a function called as a condition would go on after a failed command.
     set +e
-    (set -e && "$1")
+    (set -e; "$1")
     status=$?
     set -e
     ((status == 0)) || left_out+=("$2: $3")
