@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.s3_options import S3Options
 from tiered.clock import Clock, SystemClock
-from tiered.format.message import messages_json
+from tiered.log.messages import messages_json
 from tiered.log.reader import TierReader
 from tiered.log.state import Gap, TierState
 from tiered.model import MessageQueue, QueueOffset
@@ -18,9 +18,8 @@ from tiered.plugin.stores import backend_errors, open_metered, with_retries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from backends.metered import MeteredStore
-
     from backends.base import ObjectStore
+    from backends.metered import MeteredStore
 
 
 class Tier:

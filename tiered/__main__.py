@@ -1,0 +1,56 @@
+"""The door of the program ``tiered``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.cli.call import Surroundings
+
+
+def main() -> None:
+    """Run the command line of this process and end it.
+
+    Raises:
+        SystemExit: Always, with the exit code of the contract.
+    """
+    from tiered.cli.errors import Terminated  # noqa: PLC0415 (start-up loads only what is needed)
+
+    def terminate(_number: int, _frame: object) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    raise SystemExit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        arguments: Without the program's name.
+        surroundings: For tests.
+
+    Returns:
+        The exit code.
+    """
+    from tiered.cli.call import Surroundings  # noqa: PLC0415 (start-up loads only what is needed)
+    from tiered.cli.errors import ending  # noqa: PLC0415
+    from tiered.cli.frame import program  # noqa: PLC0415
+
+    around = surroundings or Surroundings(os.environ)
+    around.debug = "--debug" in arguments
+
+    def body() -> int:
+        result = program().main(list(arguments), "tiered", standalone_mode=False, obj=around)
+        return cast("int | None", result) or 0
+
+    return ending(body, debug=lambda: around.debug)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""``tiered cat``: the messages of a topic, queue after queue.
+
+A block is checked and turned into output as a whole before any of it is written, so nothing of a damaged one gets out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.output import json_bytes
+from tiered.errors import DataError, InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from typing_extensions import Buffer
+
+    from tiered.cli.call import Call
+    from tiered.log.messages import Tags
+    from tiered.log.reader import QueueReader, TierBatch
+    from tiered.model import MessageQueue, QueueOffset
+    from tiered.plugin.tier import Tier
+
+FOLLOW_S = 1.0
+"""Pause between two looks at the journal: one listing each."""
+_COUNT_MAX = 1 << 20
+_DOCUMENT = "document"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to print of each queue.
+
+    Attributes:
+        offset: First queue offset.
+        from_ms: Begin with the first message stored at or after it.
+        until_ms: End before the first message stored at or after it.
+        tags: Only these.
+        form: One of the formats, or ``document``.
+        raw_body: Bodies as stored.
+    """
+
+    offset: int
+    from_ms: int | None
+    until_ms: int | None
+    tags: Tags | None
+    form: str
+    raw_body: bool
+
+
+@dataclass(slots=True)
+class Printer:
+    """Writes what is wanted of one queue after another.
+
+    Attributes:
+        wish: What.
+        out: Where to.
+        left: How many messages may still be written; None for all.
+        places: Where to go on, by queue: incarnation and queue offset.
+    """
+
+    wish: Wish
+    out: BinaryIO
+    left: int | None
+    places: dict[MessageQueue, tuple[int, QueueOffset]] = field(default_factory=dict)
+    _written: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """As many as were asked for have been written."""
+        return self.left is not None and self.left <= 0
+
+    def print_queue(self, reader: QueueReader) -> None:
+        """Write what the queue has from where we are.
+
+        Raises:
+            DataError: A block is damaged; nothing of it is written.
+        """
+        from tiered.log.state import Gap
+
+        at, end = self._start(reader), self._end(reader)
+        while not self.is_full and at < end:
+            count = end - at
+            if self.wish.tags is None and self.left is not None:
+                count = min(count, self.left)
+            found = reader.read(at, count_max=min(count, _COUNT_MAX))
+            if found is None:
+                break
+            if isinstance(found, Gap):
+                at = found.end
+            else:
+                self._write(found)
+                at = found.records.end_offset
+            self.places[reader.queue] = (reader.life.incarnation, at)
+
+    def finish(self) -> None:
+        """End the document, and give everything out."""
+        if self.wish.form == _DOCUMENT:
+            self.out.write(b"\n]}\n" if self._written else b"]}\n")
+        self.out.flush()
+
+    def begin(self) -> None:
+        """Begin the document."""
+        if self.wish.form == _DOCUMENT:
+            self.out.write(b'{"format": 1, "messages": [')
+
+    def _start(self, reader: QueueReader) -> QueueOffset:
+        from tiered.model import QueueOffset
+
+        incarnation, at = self.places.get(reader.queue, (None, QueueOffset(0)))
+        if incarnation == reader.life.incarnation:
+            return at
+        start = self.wish.offset if incarnation is None else 0
+        if self.wish.from_ms is not None:
+            start = max(start, reader.offset_by_time(self.wish.from_ms))
+        start = QueueOffset(max(start, reader.life.min_offset))
+        self.places[reader.queue] = (reader.life.incarnation, start)
+        return start
+
+    def _end(self, reader: QueueReader) -> QueueOffset:
+        if self.wish.until_ms is None:
+            return reader.life.commit_offset
+        return reader.offset_by_time(self.wish.until_ms)
+
+    def _write(self, batch: TierBatch) -> None:
+        try:
+            count, buffers = self._render(batch)
+        except DataError as error:
+            where = f"{batch.records.queue} from queue offset {batch.records.base_offset}"
+            raise DataError(error.what, where=where, do="run `tiered verify --deep`") from error
+        if self.left is not None:
+            self.left -= count
+        self._written += count
+        self.out.writelines(buffers)
+
+    def _render(self, batch: TierBatch) -> tuple[int, Sequence[Buffer]]:
+        from tiered.log import messages
+
+        wish, records = self.wish, batch.records
+        if wish.form in {"raw", "body"}:
+            numbers = messages.wanted_items(records, wish.tags)[: self.left]
+            if wish.form == "raw":
+                return len(numbers), messages.raw_bytes(records, numbers)
+            return len(numbers), messages.bodies(records, numbers, raw_body=wish.raw_body)
+        found = messages.messages_json(
+            records, batch.log_offset, raw_body=wish.raw_body, tags=wish.tags
+        )[: self.left]
+        if wish.form == "text":
+            return len(found), [_line(message) for message in found]
+        if wish.form == _DOCUMENT:
+            lead = [b",\n"] * len(found)
+            if found and not self._written:
+                lead[0] = b"\n"
+            return len(found), [a + json_bytes(m) for a, m in zip(lead, found, strict=True)]
+        return len(found), [json_bytes(message) + b"\n" for message in found]
+
+
+def run(call: Call) -> int:
+    """Read and print."""
+    from tiered.cli.tiers import open_tier
+    from tiered.plugin.stores import backend_errors
+
+    wish = read_wish(call)
+    printer = Printer(wish, call.stdout, call.whole_or_none("count"))
+    topic, number = call.argument("topic"), call.whole_or_none("queue")
+    with contextlib.ExitStack() as stack, backend_errors():
+        tier = open_tier(call, call.argument("url"), stack)
+        check_queues(tier, topic, number)
+        printer.begin()
+        try:
+            _print_all(tier, printer, topic, number)
+            while call.flag("follow") and not printer.is_full:
+                call.stdout.flush()
+                call.clock.wait(threading.Event(), FOLLOW_S)
+                if tier.refresh():
+                    _print_all(tier, printer, topic, number)
+        except DataError:
+            call.stdout.flush()  # what came before the damaged block is good
+            raise
+        printer.finish()
+    return 0
+
+
+def read_wish(call: Call) -> Wish:
+    """What the options say.
+
+    Raises:
+        InvalidError: They contradict each other.
+    """
+    from tiered.log.messages import Tags
+
+    if call.flag("follow") and call.text("until") is not None:
+        raise InvalidError("--follow and --until contradict each other", do="give one of them")
+    return Wish(
+        offset=call.whole_or_none("offset") or 0,
+        from_ms=call.time_ms("from"),
+        until_ms=call.time_ms("until"),
+        tags=Tags.parse(call.text("tag")),
+        form=_form(call),
+        raw_body=call.flag("raw-body"),
+    )
+
+
+def _form(call: Call) -> str:
+    """``--format``; ``-o`` counts on the command line only, since it is set for other commands elsewhere."""
+    given = [call.find(name).source == "command line" for name in ("output", "json")]
+    output = call.form if any(given) else "jsonl"
+    if output == "jsonl":
+        return call.words("format")
+    if output == "json" and call.words("format") == "json":
+        return _DOCUMENT
+    raise InvalidError(
+        f"cat does not print {call.words('format')} messages as {output}",
+        do="leave out -o; --format says how messages are printed",
+    )
+
+
+def check_queues(tier: Tier, topic: str, number: int | None) -> None:
+    """Refuse a topic or queue that the tier does not have.
+
+    Raises:
+        InvalidError: It has not.
+    """
+    known = [queue.queue_id for queue in tier.queues(topic)]
+    if not known:
+        what = f"the tier has no topic {topic}"
+    elif number is not None and number not in known:
+        what = f"topic {topic} has no queue {number}, only {_ranges(known)}"
+    else:
+        return
+    raise InvalidError(what, where=tier.store.url, do="`tiered ls URL` lists the topics and queues")
+
+
+def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> None:
+    for queue in tier.queues(topic):
+        if number in {None, queue.queue_id} and not printer.is_full:
+            printer.print_queue(tier.reader.queue(queue))
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """As ``0-3, 7``."""
+    rows: list[list[int]] = []
+    for number in sorted(numbers):
+        if rows and number == rows[-1][1] + 1:
+            rows[-1][1] = number
+        else:
+            rows.append([number, number])
+    return ", ".join(f"{low}-{high}" if low != high else f"{low}" for low, high in rows)
+
+
+def _line(message: dict[str, object]) -> bytes:
+    """A message for eyes: one line, nothing that a terminal would obey."""
+    from base64 import b64decode
+
+    from tiered.cli.output import printable
+    from tiered.cli.times import format_time
+
+    stored_ms = message["store_timestamp_ms"]
+    assert isinstance(stored_ms, int)
+    body = b64decode(str(message["body_base64"])).decode("utf-8", "backslashreplace")
+    named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
+    place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
+    text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+COMMAND = make_command(
+    "cat",
+    run,
+    summary=COMMANDS["cat"].summary,
+    arguments=[click.Argument(["url"]), click.Argument(["topic"])],
+    examples=[
+        "tiered cat file:///tmp/tier orders --count 10",
+        "tiered cat s3://bucket/prefix orders --from now-2h --tag 'paid||sent' --format text",
+    ],
+)

@@ -1,0 +1,123 @@
+"""How a command ends: each error as one line on stderr, and the exit code of the contract.
+
+==== ======================================================================================
+code meaning
+==== ======================================================================================
+0    done; what is explained and recorded is in the output and is no failure
+1    done, and something needs a person
+2    wrong usage, configuration or argument
+3    an endpoint or object store cannot be reached, or refuses us
+4    fenced
+5    a tier or store that cannot be read at the asked place because it is damaged
+70   a defect of ours
+130  cut short by SIGINT
+143  cut short by SIGTERM
+==== ======================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.errors import TieredStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+DONE = 0
+NEEDS_A_PERSON = 1
+USAGE = 2
+UNREACHABLE = 3
+DEFECT = 70
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Terminated(BaseException):
+    """SIGTERM."""
+
+
+def ending(body: Callable[[], int], *, debug: Callable[[], bool]) -> int:
+    """Run a command and turn whatever ends it into an exit code, with at most one line on stderr.
+
+    Args:
+        body: The command.
+        debug: Whether to show the traceback too; asked after an error.
+    """
+    try:
+        code = body()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return DONE
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except Terminated:
+        return TERMINATED
+    except Exception as error:  # noqa: BLE001 (the last line of defence: what is not known is a defect)
+        line, code = explain(error)
+        if debug():
+            traceback.print_exception(error)
+        complain(line)
+    return code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    from backends.errors import BackendError, ConfigurationError
+
+    if isinstance(error, TieredStoreError):
+        return str(error), error.exit_code
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return f"no command is given; see `{_path(error)} --help`", USAGE
+    if isinstance(error, click.ClickException):
+        return _usage(error), USAGE
+    if isinstance(error, ConfigurationError):
+        return str(error), USAGE
+    if isinstance(error, BackendError):
+        return f"{error}; check that the store can be reached", UNREACHABLE
+    if isinstance(error, OSError):
+        name = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror or error}{name}; mend it and try again", NEEDS_A_PERSON
+    place = _place(error.__traceback__)
+    what = f"a defect of ours: {type(error).__name__}: {error}"
+    return f"{what} ({place}); please report it with what --debug shows", DEFECT
+
+
+def complain(line: str) -> None:
+    """One error line."""
+    sys.stderr.write(f"tiered: error: {' '.join(line.split())}\n")
+    sys.stderr.flush()
+
+
+def _usage(error: click.ClickException) -> str:
+    message = error.format_message().strip().rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}; see `{_path(error)} --help`"
+
+
+def _path(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "tiered"
+
+
+def _place(trace: TracebackType | None) -> str:
+    frames = traceback.extract_tb(trace)
+    last = frames[-1] if frames else None
+    return f"{'/'.join(last.filename.split('/')[-3:])}:{last.lineno}" if last else "unknown place"
+
+
+def _forget_stdout() -> None:
+    """So that the interpreter does not complain of the closed pipe when it ends."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -1,0 +1,327 @@
+"""The frame of the command line: groups that load a command when it is called, and options made of settings.
+
+A command is a module of ``tiered.cli`` with a ``COMMAND``. Common options may stand before or after the command's name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from tiered.cli.call import Call, Surroundings
+from tiered.cli.settings import COMMON, all_settings, settings_of
+from tiered.config import Setting, Shape, read_file, resolve
+
+Run = Callable[[Call], int]
+WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command that a group knows of without loading it."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "demo": Entry("tiered.cli.demo", "Shows the whole story on a local folder, without a server."),
+    "attach": Entry("tiered.cli.attach", "Follows a store directory, live or dead, and tiers it."),
+    "status": Entry(
+        "tiered.cli.status", "Says how far each queue is tiered, and what waits and why."
+    ),
+    "ls": Entry("tiered.cli.ls", "Lists topics and queues, or the segments and their objects."),
+    "cat": Entry("tiered.cli.cat", "Prints the messages of a topic, queue after queue."),
+    "verify": Entry("tiered.cli.verify", "Checks that a tier is whole, or equal to a local store."),
+    "bench": Entry("tiered.cli.bench", "Measures this machine against plain copying."),
+    "config": Entry("tiered.cli.config", "Shows the settings in force."),
+    "completion": Entry("tiered.cli.completion", "Prints the completion script of a shell."),
+}
+
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[object]
+else:
+    _ParamType = click.ParamType  # generic in newer releases only
+
+
+class SettingType(_ParamType):
+    """Hands a text to a setting's own parser."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.name = setting.metavar
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """See ``click.ParamType``."""
+        if not isinstance(value, str):
+            return value
+        try:
+            if self.setting.shape is Shape.LIST:
+                return self.setting.convert(value, "command line")
+            return (self.setting.convert(value, "command line"),)  # None stays "not given"
+        except Exception as error:  # noqa: BLE001 (any parser's complaint is the user's text)
+            what = str(error.__cause__ or error).removeprefix(f"{self.setting.key}: ")
+            self.fail(what, param, ctx)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 (click's signature)
+        param: click.Parameter,  # noqa: ARG002 (click's signature)
+        incomplete: str,
+    ) -> list[click.shell_completion.CompletionItem]:
+        """See ``click.ParamType``."""
+        from click.shell_completion import CompletionItem
+
+        fitting = [text for text in self.setting.choices if text.startswith(incomplete)]
+        if self.setting.metavar == "DIR":
+            return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(text) for text in fitting]
+
+
+def describe(setting: Setting) -> str:
+    """Help of one option: what it does, its choices and its default."""
+    text = setting.help
+    if setting.choices:
+        text += f" ({', '.join(setting.choices)})"
+    default = default_text(setting)
+    return f"{text} [default: {default}]" if default else text
+
+
+def default_text(setting: Setting) -> str:
+    """The default as people read it; "" when there is none or it goes without saying."""
+    if setting.default_text:
+        return setting.default_text
+    if setting.is_required:
+        return ""
+    if setting.shape is Shape.FLAG or setting.default is None or setting.default == ():
+        return ""
+    if setting.metavar == "SIZE":
+        from tiered.cli.sizes import format_size
+
+        return format_size(cast("int", setting.default))
+    if isinstance(setting.default, float) and setting.default.is_integer():
+        return str(int(setting.default))
+    return str(setting.default)
+
+
+def _option(setting: Setting) -> click.Option:
+    text = describe(setting) + ("  [required]" if setting.is_required else "")
+    declared = [_parameter(setting), *(setting.spellings or (f"--{setting.name}",))]
+    if setting.shape is Shape.FLAG:
+        return click.Option(declared, is_flag=True, default=None, help=text)
+    return click.Option(
+        declared,
+        type=SettingType(setting),
+        metavar=setting.metavar,
+        multiple=setting.shape is Shape.LIST,
+        default=None,
+        help=text,
+    )
+
+
+def _parameter(setting: Setting) -> str:
+    return "set_" + setting.key.replace("-", "_").replace(".", "__")
+
+
+def _config_option() -> click.Option:
+    text = "TOML file that gives every option a default [default: TIERED_CONFIG]"
+    return click.Option(["config_file", "--config"], metavar="FILE", default=None, help=text)
+
+
+def _common_options() -> list[click.Option]:
+    return [_config_option(), *(_option(setting) for setting in COMMON)]
+
+
+class _Sections:
+    """Help whose common options stand apart."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See ``click.Command``."""
+        command = cast("click.Command", self)
+        common = {_parameter(setting) for setting in COMMON} | {"config_file"}
+        own: list[tuple[str, str]] = []
+        shared: list[tuple[str, str]] = []
+        for parameter in command.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                (shared if parameter.name in common else own).append(record)
+        if isinstance(command, Program):
+            command.format_commands(ctx, formatter)
+        for title, rows in (("Options", own), ("Common options", shared)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Examples as they stand, one a line."""
+        examples = cast("click.Command", self).epilog
+        if examples:
+            with formatter.section("Examples"):
+                for line in examples.splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+class Command(_Sections, click.Command):
+    """A command with common options and examples."""
+
+
+class Program(_Sections, click.Group):
+    """A group whose commands are loaded when they are called."""
+
+    entries: Mapping[str, Entry] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        """See ``click.Group``."""
+        return list(self.entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
+        """See ``click.Group``; loads the command's module."""
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, name = entry.module.partition(":")
+        return cast("click.Command", getattr(importlib.import_module(module), name or "COMMAND"))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's signature)
+        """From the table, without loading anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in self.entries.items()])
+
+
+_CONTEXT: dict[str, Any] = {"max_content_width": WIDTH, "help_option_names": ["--help", "-h"]}
+
+
+def make_program(
+    name: str,
+    entries: Mapping[str, Entry],
+    summary: str,
+    examples: Sequence[str],
+    params: Sequence[click.Parameter] = (),
+) -> Program:
+    """A group of commands."""
+    program = Program(
+        name,
+        help=summary,
+        epilog="\n".join(examples),
+        params=[*params, *_common_options()],
+        callback=lambda **_parameters: None,
+        context_settings=_CONTEXT,
+    )
+    program.entries = entries
+    return program
+
+
+def make_command(
+    name: str,
+    run: Run,
+    *,
+    summary: str,
+    examples: Sequence[str],
+    arguments: Sequence[click.Argument] = (),
+    section: str | None = None,
+) -> Command:
+    """A command.
+
+    Args:
+        name: As typed, without the groups.
+        run: Does it; gives the exit code.
+        summary: One sentence.
+        examples: Two, each a line that runs.
+        arguments: Positional ones.
+        section: Of its settings; default: its name.
+    """
+    section = name if section is None else section
+    names = [argument.name for argument in arguments]
+
+    def callback(**parameters: str | None) -> int:
+        context = click.get_current_context()
+        chosen_arguments = {key: parameters[key] for key in names if key}
+        return run(make_call(context, section, chosen_arguments))
+
+    return Command(
+        name,
+        callback=callback,
+        help=summary,
+        short_help=summary,
+        epilog="\n".join(examples),
+        params=[*arguments, *map(_option, settings_of(section)), *_common_options()],
+        context_settings=_CONTEXT,
+    )
+
+
+def make_call(context: click.Context, section: str, arguments: Mapping[str, str | None]) -> Call:
+    """Resolve the settings of a call.
+
+    Raises:
+        InvalidError: In the file or the environment.
+    """
+    surroundings = context.find_object(Surroundings)
+    assert surroundings is not None
+    given, file_name = _given(context)
+    file_name = file_name or surroundings.environment.get("TIERED_CONFIG", "")
+    chosen = resolve(
+        all_settings(),
+        file=read_file(file_name, all_settings()) if file_name else {},
+        file_name=file_name,
+        environment=surroundings.environment,
+        given=given,
+    )
+    call = Call(context.command_path, section, arguments, chosen, surroundings.clock)
+    surroundings.debug = call.flag("debug")
+    return call
+
+
+def _given(context: click.Context) -> tuple[dict[str, object], str]:
+    """What the command line says, by key; what stands further right rules."""
+    given: dict[str, object] = {}
+    file_name = ""
+    chain: list[click.Context] = []
+    at: click.Context | None = context
+    while at is not None:
+        chain.append(at)
+        at = at.parent
+    for level in reversed(chain):
+        file_name = level.params.get("config_file") or file_name
+        for setting in all_settings():
+            value = level.params.get(_parameter(setting))
+            if value is None or value == ():
+                continue
+            if setting.shape is Shape.LIST:
+                value = tuple(item for group in value for item in group)
+            elif setting.shape is Shape.ONE:
+                value = value[0]
+            given[setting.key] = value
+    return given, file_name
+
+
+def program() -> Program:
+    """The whole command line."""
+    from tiered import __version__
+
+    version = click.Option(
+        ["--version"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        help="print the version and end",
+        callback=lambda ctx, _option, wanted: _print_version(ctx, __version__) if wanted else None,
+    )
+    return make_program(
+        "tiered",
+        COMMANDS,
+        "Tiered storage for RocketMQ-format message stores: attach, copy to S3, read back.",
+        ["tiered demo", "tiered attach /data/rocketmq/store --to s3://bucket/prefix"],
+        params=[version],
+    )
+
+
+def _print_version(ctx: click.Context, version: str) -> None:
+    click.echo(f"tiered {version}")
+    ctx.exit()

@@ -1,0 +1,399 @@
+"""Every option of every command, as data: the command line, ``--config``, the environment and the docs are made of it."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+
+from tiered.cli.sizes import parse_size
+from tiered.cli.times import check_time
+from tiered.config import Setting, Shape
+
+OUTPUTS = ("table", "json", "jsonl", "csv")
+CAT_FORMATS = ("json", "raw", "body", "text")
+_MIB = 1024 * 1024
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"{text} must be above 0")
+    return number
+
+
+def _not_below_zero(text: str) -> float:
+    number = float(text)
+    if not (number >= 0 and math.isfinite(number)):
+        raise ValueError(f"{text} must not be below 0")
+    return number
+
+
+def _whole(text: str, *, low: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no whole number") from None
+    if number < low:
+        raise ValueError(f"{number} must be at least {low}")
+    return number
+
+
+def _start(text: str) -> str:
+    return text if text in {"earliest", "latest"} else check_time(text)
+
+
+def _pair(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    if not (name.strip() and equals):
+        raise ValueError("write NAME=VALUE")  # the text may hold a token
+    return text
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+_flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
+_count = partial(Setting, metavar="N", parse=partial(_whole, low=0))
+_positive = partial(Setting, metavar="N", parse=partial(_whole, low=1))
+_seconds = partial(Setting, metavar="SECONDS", parse=_above_zero)
+_size = partial(Setting, metavar="SIZE", parse=parse_size)
+_time = partial(Setting, metavar="TIME", parse=check_time)
+
+COMMON: tuple[Setting, ...] = (
+    Setting(
+        section="",
+        name="cluster",
+        help="cluster whose broker is meant",
+        default_text="the only one there; for attach, as the store says, else DefaultCluster",
+        metavar="NAME",
+    ),
+    Setting(
+        section="",
+        name="broker",
+        help="broker that is meant",
+        default_text="the only one there; for attach, as the store says, else broker",
+        metavar="NAME",
+    ),
+    Setting(
+        section="",
+        name="endpoint-url",
+        help="S3 endpoint",
+        default_text="AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS profile, else AWS",
+        metavar="URL",
+    ),
+    Setting(
+        section="",
+        name="region",
+        help="S3 region",
+        default_text="from AWS settings",
+        metavar="NAME",
+    ),
+    Setting(
+        section="",
+        name="profile",
+        help="AWS profile to take credentials and settings from",
+        default_text="AWS_PROFILE",
+        metavar="NAME",
+    ),
+    Setting(
+        section="",
+        name="path-style",
+        help="put the bucket into the path, or into the host name",
+        default_text="path with an endpoint of one's own",
+        shape=Shape.FLAG,
+        metavar="",
+        spellings=("--path-style/--virtual-host",),
+    ),
+    Setting(
+        section="",
+        name="s3-header",
+        help="header added to each S3 request; may be repeated",
+        metavar="NAME=VALUE",
+        shape=Shape.LIST,
+        default=(),
+        parse=_pair,
+        separator="\n",
+        is_masked=True,
+    ),
+    Setting(
+        section="",
+        name="sse-kms-key-id",
+        help="key with which the S3 server encrypts each object",
+        default_text="the bucket's own rule",
+        metavar="ID",
+    ),
+    _seconds(
+        section="", name="request-timeout", help="deadline of each request, seconds", default=30.0
+    ),
+    Setting(
+        section="",
+        name="output",
+        help="form of the result",
+        default="table",
+        metavar="FORM",
+        choices=OUTPUTS,
+        spellings=("--output", "-o"),
+    ),
+    _flag(section="", name="json", help="the result as exactly one JSON document, as -o json"),
+    _flag(section="", name="quiet", help="no progress and no summary on stderr"),
+    Setting(
+        section="",
+        name="log-format",
+        help="form of the log lines on stderr",
+        default="text",
+        metavar="FORM",
+        choices=("text", "json"),
+    ),
+    _flag(section="", name="debug", help="log everything, and show tracebacks"),
+)
+
+_TOPICS = Setting(
+    section="attach",
+    name="topics",
+    help="topics to tier, as globs",
+    default_text="all",
+    default=(),
+    metavar="GLOB,...",
+    shape=Shape.LIST,
+)
+
+ATTACH: tuple[Setting, ...] = (
+    Setting(section="attach", name="to", help="URL of the tier", metavar="URL", is_required=True),
+    _flag(section="attach", name="once", help="end when the present end is durable"),
+    _flag(section="attach", name="seal", help="with --once: then seal every open segment"),
+    _TOPICS,
+    Setting(
+        section="attach",
+        name="exclude",
+        help="topics not to tier, as globs",
+        default_text="none",
+        default=(),
+        metavar="GLOB,...",
+        shape=Shape.LIST,
+    ),
+    Setting(
+        section="attach",
+        name="start",
+        help="where a queue begins that is not in the tier yet: earliest, latest, or a time",
+        default="earliest",
+        metavar="WHERE",
+        parse=_start,
+    ),
+    _seconds(
+        section="attach",
+        name="freshness",
+        help="a message is durable at most so many seconds after it is seen",
+        default_text="2 on a folder, 60 on S3",
+    ),
+    _seconds(
+        section="attach",
+        name="lease-seconds",
+        help="how long the lease lasts, seconds",
+        default=10.0,
+    ),
+    _flag(
+        section="attach",
+        name="no-wait",
+        help="end with code 4 when another writer holds the lease, instead of waiting",
+    ),
+    Setting(
+        section="attach",
+        name="drain-seconds",
+        help="when told to stop: how long to upload what is in hand, seconds",
+        default=10.0,
+        metavar="SECONDS",
+        parse=_not_below_zero,
+    ),
+    _seconds(
+        section="attach",
+        name="give-up-seconds",
+        help="with --once: end with code 3 when nothing could be uploaded for so long, seconds",
+        default=60.0,
+    ),
+    _size(
+        section="attach",
+        name="max-upload-rate",
+        help="bytes uploaded in a second, at most; 0: no limit",
+        default=0,
+    ),
+    _size(
+        section="attach",
+        name="max-read-rate",
+        help="bytes of the local store read in a second, at most; 0: no limit",
+        default=0,
+    ),
+    Setting(
+        section="attach",
+        name="metrics-listen",
+        help="serve Prometheus metrics (/metrics) and /healthz at this address",
+        default_text="not served",
+        metavar="HOST:PORT",
+        parse=_address,
+    ),
+    _size(
+        section="attach",
+        name="part-size",
+        help="bytes of one queue at which an upload is due",
+        default=8 * _MIB,
+    ),
+    _size(
+        section="attach",
+        name="segment-size",
+        help="bytes at which a segment is rolled",
+        default=1024 * _MIB,
+    ),
+    _size(
+        section="attach",
+        name="buffer-size",
+        help="bytes of records held in memory, at most",
+        default=128 * _MIB,
+    ),
+    _positive(section="attach", name="uploads", help="uploads at once", default=8),
+    _flag(
+        section="attach",
+        name="strict",
+        help="end with code 1 also for what is explained and recorded (gaps, torn tails, left-out queues)",
+    ),
+)
+
+STATUS: tuple[Setting, ...] = (
+    Setting(
+        section="status",
+        name="store",
+        help="local store directory to compare with",
+        default_text="none: no lag",
+        metavar="DIR",
+    ),
+)
+
+LS: tuple[Setting, ...] = (
+    _flag(section="ls", name="objects", help="list the segments and their objects"),
+)
+
+CAT: tuple[Setting, ...] = (
+    _count(
+        section="cat", name="queue", help="only this queue", default_text="all, one after another"
+    ),
+    _count(
+        section="cat",
+        name="offset",
+        help="first queue offset in each queue",
+        default_text="the first there is",
+    ),
+    _time(
+        section="cat",
+        name="from",
+        help="begin with the first message stored at or after this time",
+        default_text="the first there is",
+    ),
+    _time(
+        section="cat",
+        name="until",
+        help="end before the first message stored at or after this time",
+        default_text="the last there is",
+    ),
+    _count(section="cat", name="count", help="messages in all, at most", default_text="no limit"),
+    Setting(
+        section="cat",
+        name="tag",
+        help="only messages with one of these tags: A||B, or * for all",
+        default_text="*",
+        metavar="EXPR",
+    ),
+    _flag(section="cat", name="follow", help="go on with messages as they are tiered"),
+    Setting(
+        section="cat",
+        name="format",
+        help="json: a line each; raw: the records; body: the bodies, nothing between; text: for eyes",
+        default="json",
+        metavar="FORMAT",
+        choices=CAT_FORMATS,
+    ),
+    _flag(section="cat", name="raw-body", help="bodies as stored, perhaps compressed"),
+)
+
+VERIFY: tuple[Setting, ...] = (
+    _flag(section="verify", name="deep", help="read and check every byte of every object"),
+    Setting(
+        section="verify",
+        name="store",
+        help="local store directory to compare with, message by message",
+        default_text="none",
+        metavar="DIR",
+    ),
+    _flag(section="verify", name="strict", help="end with code 1 also for what is recorded"),
+)
+
+DEMO: tuple[Setting, ...] = (
+    Setting(
+        section="demo",
+        name="dir",
+        help="directory to work in, emptied of earlier demos first",
+        default_text="a new temporary one",
+        metavar="DIR",
+    ),
+    _positive(section="demo", name="messages", help="messages to store", default=10_000),
+)
+
+MAKE_STORE: tuple[Setting, ...] = (
+    _positive(section="bench.make-store", name="messages", help="messages in all", default=200_000),
+    _size(section="bench.make-store", name="body", help="bytes of each body", default=1024),
+    _positive(section="bench.make-store", name="queues", help="queues of each topic", default=16),
+    _positive(section="bench.make-store", name="topics", help="topics", default=1),
+    _count(section="bench.make-store", name="seed", help="of the bodies", default=1),
+)
+
+BENCH_DISPATCH: tuple[Setting, ...] = (
+    Setting(
+        section="bench.dispatch",
+        name="store",
+        help="store directory to tier",
+        metavar="DIR",
+        is_required=True,
+    ),
+    Setting(
+        section="bench.dispatch",
+        name="to",
+        help="URL of an empty place for the tier",
+        metavar="URL",
+        is_required=True,
+    ),
+)
+
+BENCH_READ: tuple[Setting, ...] = (
+    Setting(
+        section="bench.read",
+        name="topic",
+        help="only this topic",
+        default_text="all",
+        metavar="TOPIC",
+    ),
+    _count(section="bench.read", name="queue", help="only this queue", default_text="all"),
+)
+
+
+@cache
+def all_settings() -> tuple[Setting, ...]:
+    """Every setting there is."""
+    return (
+        *COMMON,
+        *ATTACH,
+        *STATUS,
+        *LS,
+        *CAT,
+        *VERIFY,
+        *DEMO,
+        *MAKE_STORE,
+        *BENCH_DISPATCH,
+        *BENCH_READ,
+    )
+
+
+@cache
+def settings_of(section: str) -> tuple[Setting, ...]:
+    """The settings of one command."""
+    return tuple(setting for setting in all_settings() if setting.section == section)

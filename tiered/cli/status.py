@@ -1,0 +1,144 @@
+"""``tiered status``: how far each queue is tiered, and what waits and why."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.output import Output
+from tiered.cli.sizes import format_count, format_size
+from tiered.cli.times import format_time
+
+if TYPE_CHECKING:
+    from tiered.cli.call import Call
+    from tiered.local.face import LocalStore
+
+COLUMNS = [
+    "topic",
+    "queue_id",
+    "min_offset",
+    "commit_offset",
+    "local_max_offset",
+    "lag_messages",
+    "lag_bytes",
+    "lag_seconds",
+    "segments",
+    "objects",
+    "size_bytes",
+    "gaps",
+    "quarantined",
+]
+
+
+def run(call: Call) -> int:
+    """Read and print."""
+    from tiered.cli.tiers import open_local, open_objects
+    from tiered.plugin.status import read_status, status_document
+    from tiered.plugin.stores import backend_errors
+
+    url, directory = call.argument("url"), call.text("store")
+    output = Output(call)
+    with contextlib.ExitStack() as stack, backend_errors():
+        store = open_objects(call, url, stack)
+        local: LocalStore | None = open_local(call, directory, stack) if directory else None
+        now_ms = call.clock.now_ms()
+        facts = read_status(
+            store,
+            cluster=call.text("cluster"),
+            broker=call.text("broker"),
+            local=local,
+            now_ms=now_ms,
+        )
+    document = status_document(store.url, facts, now_ms)
+    if output.form == "table":
+        for broker in document["brokers"]:
+            _show(output, broker, now_ms)
+    else:
+        rows = [_row(broker, queue) for broker, queue in _queues(document)]
+        output.emit(document, rows, ["cluster", "broker", *COLUMNS])
+    return 0
+
+
+def _queues(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [
+        (broker, queue)
+        for broker in document["brokers"]
+        for topic in broker["topics"]
+        for queue in topic["queues"]
+    ]
+
+
+def _row(broker: dict[str, Any], queue: dict[str, Any]) -> dict[str, Any]:
+    return {"cluster": broker["cluster"], "broker": broker["broker"], **queue}
+
+
+def _show(output: Output, broker: dict[str, Any], now_ms: int) -> None:
+    output.line(f"{broker['cluster']}/{broker['broker']}")
+    output.line(f"  writer    {_writer(broker, now_ms)}")
+    output.line(
+        f"  contents  {format_count(broker['messages'])} messages in {broker['queue_count']} queues,"
+        f" {format_size(broker['size_bytes'])} in {format_count(broker['objects'])} objects;"
+        f" {broker['gaps']} gaps, {broker['quarantined']} quarantined, {broker['holes']} holes"
+    )
+    if broker["lag_messages"] is not None:
+        size = broker["lag_bytes"]
+        output.line(
+            f"  lag       {format_count(broker['lag_messages'])} messages"
+            + (f", {format_size(size)}" if size is not None else "")
+            + f", {broker['lag_seconds']:.0f} s"
+        )
+    for text in _remarks(broker):
+        output.line(f"  {text}")
+    rows = [queue for topic in broker["topics"] for queue in topic["queues"]]
+    with_lag = broker["lag_messages"] is not None
+    hidden = set() if with_lag else {"local_max_offset", "lag_messages", "lag_bytes", "lag_seconds"}
+    if rows:
+        output.line()
+        output.table(rows, [column for column in COLUMNS if column not in hidden])
+    output.line()
+
+
+def _writer(broker: dict[str, Any], now_ms: int) -> str:
+    lease = broker["lease"]
+    reign = f"generation {broker['generation']}, last entry {format_time(broker['updated_ms'])}"
+    if lease is None or not lease["is_held"]:
+        return f"none ({reign})"
+    left_s = (lease["expires_ms"] - now_ms) / 1000
+    return f"process {lease['pid']} on {lease['host']} ({reign}; lease for {left_s:.0f} s more)"
+
+
+def _remarks(broker: dict[str, Any]) -> list[str]:
+    """What waits and why, and what is left out."""
+    remarks = []
+    waiting = broker["waiting"]
+    if waiting and waiting["records"]:
+        size = format_size(waiting["size_bytes"])
+        remarks.append(
+            f"waiting   {format_count(waiting['records'])} records, {size}: {waiting['reason']}"
+        )
+    local = broker["local"]
+    if local:
+        remarks += [f"note      {note}" for note in local["notes"]]
+        counted = ("torn_bytes", "foreign_entries", "below_min_entries", "damaged_records")
+        found = [f"{name.replace('_', ' ')} {local[name]:,}" for name in counted if local[name]]
+        if found:
+            remarks.append(f"local     {', '.join(found)}")
+    remarks += [f"left out  {left['name']}: {left['reason']}" for left in broker["left_out"] or ()]
+    if broker["refused_parts"]:
+        remarks.append(f"refused   {broker['refused_parts']} parts of writers that were fenced")
+    return remarks
+
+
+COMMAND = make_command(
+    "status",
+    run,
+    summary=COMMANDS["status"].summary,
+    arguments=[click.Argument(["url"])],
+    examples=[
+        "tiered status file:///tmp/tier",
+        "tiered status s3://bucket/prefix --store /data/rocketmq/store --json",
+    ],
+)

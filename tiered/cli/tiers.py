@@ -1,0 +1,62 @@
+"""Opens what a command was told to read, and closes it when the command ends."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING
+
+from tiered.plugin.stores import open_metered, with_retries
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from backends.base import ObjectStore
+    from tiered.cli.call import Call
+    from tiered.local.face import LocalStore
+    from tiered.plugin.tier import Tier
+
+
+def open_objects(call: Call, url: str, stack: contextlib.ExitStack) -> ObjectStore:
+    """The object store that a URL names, with retries.
+
+    Raises:
+        InvalidError: The URL or an option is wrong.
+    """
+    meter = open_metered(url, call.s3_options())
+    stack.callback(meter.close)
+    store: ObjectStore = with_retries(meter, call.clock, random.SystemRandom(), threading.Event())
+    return store
+
+
+def open_tier(call: Call, url: str, stack: contextlib.ExitStack) -> Tier:
+    """The one broker's tier that is meant.
+
+    Raises:
+        InvalidError: There is none, or there are several.
+        StoreUnavailableError: The store cannot be reached or refuses us.
+    """
+    from tiered.plugin.tier import open as open_tier_at
+
+    tier = open_tier_at(
+        url,
+        cluster=call.text("cluster"),
+        broker=call.text("broker"),
+        options=call.s3_options(),
+        clock=call.clock,
+    )
+    stack.callback(tier.close)
+    return tier
+
+
+def open_local(call: Call, directory: str, stack: contextlib.ExitStack) -> LocalStore:
+    """A local store directory, read-only.
+
+    Raises:
+        InvalidError: It is none, or of a kind that is not supported.
+    """
+    from tiered.local.rocketmq import RocketMQStore
+
+    local = RocketMQStore.open(directory, clock=call.clock)
+    stack.callback(local.close)
+    return local

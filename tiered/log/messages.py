@@ -1,0 +1,199 @@
+"""From records of a tier to what a reader wants of them: messages, bodies, or their bytes.
+
+``Selection`` says which items of a batch are wanted: some by tag code at once, the rest by tag text as late as possible.
+Nothing is decoded that is not asked for: ``raw_bytes`` copies slices, ``bodies`` reads only headers of plain records.
+Every function gives a whole batch or raises: nothing of a damaged batch gets out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiered.errors import DataError
+from tiered.format.batch import split_batch
+from tiered.format.block import parse_records
+from tiered.format.compression import decompress_body
+from tiered.format.message import message_json
+from tiered.format.properties import TAGS
+from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.sysflag import COMPRESSED, INNER_BATCH
+from tiered.format.tags import tag_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from tiered.local.face import RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Which tags are wanted.
+
+    Attributes:
+        names: The tags.
+    """
+
+    names: frozenset[str]
+
+    @classmethod
+    def parse(cls, expression: str | None) -> Tags | None:
+        """``A||B``; None for all (``*``, an empty text or None)."""
+        names = frozenset(name.strip() for name in (expression or "").split("||")) - {""}
+        return None if not names or names == {"*"} else cls(names)
+
+    @property
+    def codes(self) -> npt.NDArray[np.int64]:
+        """Their tag codes."""
+        return np.array([tag_hash(name) for name in self.names], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One message of a batch.
+
+    Attributes:
+        number: Of its item in the batch.
+        record: The message; an inner message as ``split_batch`` gives it.
+        stored: The record that holds it.
+    """
+
+    number: int
+    record: Record
+    stored: Record
+
+
+def items(records: RecordBatch, tags: Tags | None = None) -> Iterator[Item]:
+    """The messages of a batch in order; holes are left out.
+
+    Raises:
+        DataError: A record or inner batch is damaged.
+    """
+    wanted = _candidates(records, tags)
+    held: tuple[int, Record, dict[int, Record]] | None = None
+    for number in np.flatnonzero(wanted).tolist():
+        position = int(records.positions[number])
+        if held is None or held[0] != position:
+            held = (position, *_decode(records, position))
+        _, stored, messages = held
+        offset = records.base_offset + number
+        if offset not in messages:
+            raise DataError(f"the record at queue offset {offset} holds no message of that offset")
+        message = messages[offset]
+        if tags is None or message.properties.get(TAGS, "") in tags.names:
+            yield Item(number, message, stored)
+
+
+def _candidates(records: RecordBatch, tags: Tags | None) -> npt.NDArray[np.bool_]:
+    """Items that may be wanted. The tag code of an inner batch says nothing of its messages."""
+    wanted: npt.NDArray[np.bool_] = records.sizes > 0
+    if tags is None:
+        return wanted
+    by_code = np.isin(records.tag_codes, tags.codes)
+    rest = np.flatnonzero(wanted & ~by_code)
+    if len(rest):
+        block = parse_records(records.data, records.positions[rest], records.sizes[rest])
+        by_code[rest] = (block.sys_flags & INNER_BATCH) != 0
+    result: npt.NDArray[np.bool_] = wanted & by_code
+    return result
+
+
+def _decode(records: RecordBatch, position: int) -> tuple[Record, dict[int, Record]]:
+    try:
+        stored = decode_record(records.data, position, check_crc=False)  # checked on reading
+    except RecordError as error:
+        raise DataError(f"a record is damaged: {error}") from error
+    return stored, {message.queue_offset: message for message in split_batch(stored)}
+
+
+def messages_json(
+    records: RecordBatch, log_offset: int | None, *, raw_body: bool, tags: Tags | None = None
+) -> list[dict[str, Any]]:
+    """The messages of a batch as JSON objects; see ``tiered.format.message``.
+
+    Args:
+        records: The batch.
+        log_offset: Of its first byte in the tiered commit log; None when it is not from a tier.
+        raw_body: Leave bodies as stored.
+        tags: Only messages with one of these tags.
+
+    Raises:
+        DataError: A body cannot be unpacked.
+    """
+    return [
+        message_json(
+            item.record,
+            tag_code=int(records.tag_codes[item.number]),
+            log_offset=None
+            if log_offset is None
+            else log_offset + int(records.positions[item.number]),
+            raw_body=raw_body,
+            stored_sys_flag=item.stored.sys_flag,
+        )
+        for item in items(records, tags)
+    ]
+
+
+def wanted_items(records: RecordBatch, tags: Tags | None) -> npt.NDArray[np.int64]:
+    """Numbers of the items whose message is wanted. Without tags nothing is decoded.
+
+    Raises:
+        DataError: A record or inner batch is damaged.
+    """
+    if tags is None:
+        return np.flatnonzero(records.sizes > 0)
+    return np.fromiter((item.number for item in items(records, tags)), np.int64)
+
+
+def raw_bytes(records: RecordBatch, numbers: npt.NDArray[np.int64]) -> list[memoryview]:
+    """The records of these items, one after another; an inner batch's once. Neighbours come as one slice."""
+    view = memoryview(records.data).cast("B")
+    slices: list[list[int]] = []
+    positions = records.positions[numbers].tolist()
+    for position, size in zip(positions, records.sizes[numbers].tolist(), strict=True):
+        last = slices[-1] if slices else None
+        if last and position < last[1]:
+            continue  # the same inner batch
+        if last and position == last[1]:
+            last[1] += size
+        else:
+            slices.append([position, position + size])
+    return [view[start:end] for start, end in slices]
+
+
+def bodies(
+    records: RecordBatch, numbers: npt.NDArray[np.int64], *, raw_body: bool
+) -> list[memoryview]:
+    """The bodies of these items as a client gets them (``raw_body``: as stored); a slice where nothing is packed.
+
+    Raises:
+        DataError: A body cannot be unpacked.
+    """
+    view = memoryview(records.data).cast("B")
+    block = parse_records(view, records.positions[numbers], records.sizes[numbers])
+    if not block.is_sound:
+        raise DataError("a record is damaged")
+    ends = block.body_positions + block.body_sizes
+    found = [
+        view[start:end]
+        for start, end in zip(block.body_positions.tolist(), ends.tolist(), strict=True)
+    ]
+    packed = np.flatnonzero(block.sys_flags & (INNER_BATCH | COMPRESSED))
+    messages: dict[int, dict[int, Record]] = {}
+    for at in packed.tolist():
+        flags = int(block.sys_flags[at])
+        if flags & INNER_BATCH:
+            position = int(block.positions[at])
+            if position not in messages:
+                messages = {position: _decode(records, position)[1]}
+            inner = messages[position].get(records.base_offset + int(numbers[at]))
+            if inner is None:
+                raise DataError("an inner batch holds fewer messages than its index says")
+            found[at] = memoryview(inner.body)
+        elif not raw_body:
+            found[at] = memoryview(decompress_body(bytes(found[at]), flags))
+    return found

@@ -1,0 +1,266 @@
+"""Status of a tier: pure functions from what was read (state, lease, lag) to the document that ``tiered status`` shows.
+
+``read_status`` does the reading: two requests a broker to find it, its checkpoint and entries, and its lease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tiered.errors import InvalidError
+from tiered.journal.lease import LeaseState, read_lease
+from tiered.keys import LEASE
+from tiered.log.reader import TierReader
+from tiered.plugin.lag import QueueLag, measure_lag
+from tiered.plugin.place import Place, choose_place, find_places
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from backends.base import ObjectStore
+    from tiered.local.face import LocalStore, StoreReport, Waiting
+    from tiered.log.state import ObjectRange, QueueLife, TierState
+    from tiered.model import MessageQueue, QueueOffset
+
+FORMAT = 1
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFacts:
+    """What a local store adds to a status.
+
+    Attributes:
+        lag: Of each local queue.
+        waiting: What is not proven committed.
+        report: What was met there.
+    """
+
+    lag: Mapping[MessageQueue, QueueLag]
+    waiting: Waiting
+    report: StoreReport
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """What was read of one broker's tier.
+
+    Attributes:
+        place: Which.
+        state: What the journal says.
+        journal_number: Its last entry.
+        lease: The lease, or None.
+        local: Of its local store, or None.
+    """
+
+    place: Place
+    state: TierState
+    journal_number: int
+    lease: LeaseState | None
+    local: LocalFacts | None = None
+
+
+def read_status(
+    store: ObjectStore,
+    *,
+    cluster: str | None,
+    broker: str | None,
+    local: LocalStore | None,
+    now_ms: int,
+) -> list[BrokerFacts]:
+    """Read all brokers under a URL, or those that fit the names.
+
+    Args:
+        store: The tier's store.
+        cluster: Only this cluster.
+        broker: Only this broker.
+        local: The local store of the one broker that is meant.
+        now_ms: UTC.
+
+    Raises:
+        InvalidError: No tier fits; or more than one, and there is a local store.
+    """
+    if local is not None:
+        identity = local.identity
+        known = find_places(store)
+        mine = Place(cluster or identity.cluster or "", broker or identity.broker or "")
+        places = [mine] if mine in known else [choose_place(store, cluster, broker)]
+    elif cluster is not None and broker is not None:
+        places = [choose_place(store, cluster, broker)]
+    else:
+        places = [p for p in find_places(store) if _fits(p, cluster, broker)]
+    if not places:
+        raise InvalidError(
+            "there is no tier here",
+            where=store.url,
+            do="check the URL; `tiered attach` makes a tier",
+        )
+    return [_read(store, place, local, now_ms) for place in places]
+
+
+def _fits(place: Place, cluster: str | None, broker: str | None) -> bool:
+    return cluster in {None, place.cluster} and broker in {None, place.broker}
+
+
+def _read(store: ObjectStore, place: Place, local: LocalStore | None, now_ms: int) -> BrokerFacts:
+    reader = TierReader(store, place.prefix)
+    reader.refresh()
+    lease, _ = read_lease(store, place.prefix + LEASE)
+    facts = local_facts(local, reader.state, now_ms) if local else None
+    return BrokerFacts(place, reader.state, reader.journal_number, lease, facts)
+
+
+def local_facts(local: LocalStore, state: TierState, now_ms: int) -> LocalFacts:
+    """Hold a local store against a tier."""
+    lag = measure_lag(local, commit_offsets(state), now_ms)
+    return LocalFacts(lag, local.waiting(), local.report())
+
+
+def status_document(url: str, brokers: list[BrokerFacts], now_ms: int) -> Document:
+    """The document of ``tiered status --json``."""
+    return {
+        "format": FORMAT,
+        "url": url,
+        "brokers": [broker_document(facts, now_ms) for facts in brokers],
+    }
+
+
+def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
+    """One broker: who writes, totals, and each topic with its queues."""
+    rows = queue_rows(facts)
+    topics: dict[str, list[Document]] = {}
+    for row in rows:
+        topics.setdefault(row["topic"], []).append(row)
+    state, local = facts.state, facts.local
+    return {
+        "cluster": facts.place.cluster,
+        "broker": facts.place.broker,
+        "prefix": facts.place.prefix,
+        "store_id": state.store.get("store_id", ""),
+        "journal_number": facts.journal_number,
+        "updated_ms": state.updated_ms,
+        "generation": state.generation,
+        "writer": state.writer,
+        "holder": dict(state.holder),
+        "lease": _lease(facts.lease, now_ms),
+        "refused_parts": state.refused_parts,
+        **_totals(rows),
+        "waiting": _waiting(local.waiting) if local else None,
+        "local": _report(local.report) if local else None,
+        "left_out": _left_out(local.report) if local else None,
+        "topics": [
+            {"topic": topic, **_totals(queues), "queues": queues}
+            for topic, queues in sorted(topics.items())
+        ],
+    }
+
+
+def queue_rows(facts: BrokerFacts) -> list[Document]:
+    """A row for each queue of the tier and of the local store, in order."""
+    lag = facts.local.lag if facts.local else {}
+    queues = sorted({*facts.state.queues, *lag})
+    return [_queue(queue, facts.state.queues.get(queue, ()), lag.get(queue)) for queue in queues]
+
+
+def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | None) -> Document:
+    life = lives[-1] if lives else None
+    segments = [segment for one in lives for segment in one.segments]
+    parts = [part for segment in segments for part in segment.parts]
+    objects = _objects([place for part in parts for place in (part.log, part.index)])
+    return {
+        "topic": queue.topic,
+        "queue_id": queue.queue_id,
+        "incarnation": life.incarnation if life else None,
+        "min_offset": life.min_offset if life else None,
+        "commit_offset": life.commit_offset if life else None,
+        "local_max_offset": lag.local_max_offset if lag else None,
+        "lag_messages": lag.messages if lag else None,
+        "lag_bytes": lag.size_bytes if lag else None,
+        "lag_seconds": round(lag.seconds, 3) if lag else None,
+        "messages": sum(part.count - part.holes for part in parts),
+        "holes": sum(part.holes for part in parts),
+        "segments": len(segments),
+        "sealed_segments": sum(segment.sealed for segment in segments),
+        "objects": len(objects),
+        "size_bytes": sum(objects.values()),
+        "store_min_ms": min((p.store_min_ms for p in parts if p.store_min_ms >= 0), default=None),
+        "store_max_ms": max((p.store_max_ms for p in parts if p.store_max_ms >= 0), default=None),
+        "gaps": sum(len(one.gaps) for one in lives),
+        "gap_messages": sum(gap.end - gap.start for one in lives for gap in one.gaps),
+        "quarantined": sum(one.quarantined for one in lives),
+    }
+
+
+def _objects(places: list[ObjectRange]) -> dict[str, int]:
+    """Sizes of distinct objects by key (a part of holes only has an empty range and no object)."""
+    return {place.key: place.object_bytes for place in places if place.object_bytes}
+
+
+_SUMMED = (
+    "lag_messages",
+    "lag_bytes",
+    "messages",
+    "holes",
+    "segments",
+    "objects",
+    "size_bytes",
+    "gaps",
+    "gap_messages",
+    "quarantined",
+)
+
+
+def _totals(rows: list[Document]) -> Document:
+    """Sums over queues, and the greatest lag; None where no queue tells."""
+    totals: Document = {"queue_count": len(rows)}
+    for name in _SUMMED:
+        known = [row[name] for row in rows if row[name] is not None]
+        totals[name] = sum(known) if known or not name.startswith("lag_") else None
+    ages = [row["lag_seconds"] for row in rows if row["lag_seconds"] is not None]
+    totals["lag_seconds"] = max(ages) if ages else None
+    return totals
+
+
+def _lease(lease: LeaseState | None, now_ms: int) -> Document | None:
+    if lease is None:
+        return None
+    holder = lease.holder
+    return {
+        "host": holder.host,
+        "pid": holder.pid,
+        "writer": lease.writer,
+        "expires_ms": lease.expires_ms,
+        "is_released": lease.released,
+        "is_held": not lease.released and lease.expires_ms > now_ms,
+    }
+
+
+def _waiting(waiting: Waiting) -> Document:
+    return {
+        "records": waiting.records,
+        "size_bytes": waiting.size_bytes,
+        "reason": waiting.reason,
+    }
+
+
+def _report(report: StoreReport) -> Document:
+    return {
+        "log_min": report.log_min,
+        "log_end": report.log_end,
+        "torn_bytes": report.torn_bytes,
+        "foreign_entries": report.foreign_entries,
+        "below_min_entries": report.below_min_entries,
+        "damaged_records": report.damaged_records,
+        "rebuilt_queues": [str(queue) for queue in report.rebuilt_queues],
+        "notes": list(report.notes),
+    }
+
+
+def _left_out(report: StoreReport) -> list[Document]:
+    return [{"name": left.name, "reason": left.reason} for left in report.left_out]
+
+
+def commit_offsets(state: TierState) -> dict[MessageQueue, QueueOffset]:
+    """Commit offset of each queue's present life."""
+    return {queue: lives[-1].commit_offset for queue, lives in state.queues.items()}
