@@ -1,0 +1,72 @@
+"""Find out what a store really does with conditional writes: several servers take the conditions and ignore them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from backends.base import Capabilities, ObjectStore, Version
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    PreconditionFailedError,
+    UnsupportedError,
+)
+
+PREFIX = "probe-"
+
+
+def probe(store: ObjectStore, probe_id: str) -> Capabilities:
+    """Write, write again, replace with a stale version, and clean up: about ten requests.
+
+    It cannot show that a store is safe under races, only that it is not deaf to conditions.
+
+    Args:
+        store: The store.
+        probe_id: Makes the keys ``probe-<id>-...``; random, so that no two probes meet.
+
+    Raises:
+        BackendError: The store cannot be reached or refuses us; it stays open what it can do.
+    """
+    created, replaced = f"{PREFIX}{probe_id}-put", f"{PREFIX}{probe_id}-set"
+    try:
+        return Capabilities(
+            put_if_absent=_creates_once(store, created),
+            compare_and_set=_replaces_only_the_expected(store, replaced),
+        )
+    finally:
+        for key in (created, replaced):
+            with suppress(BackendError):
+                store.delete(key)
+
+
+def _creates_once(store: ObjectStore, key: str) -> bool:
+    try:
+        store.put_if_absent(key, b"first")
+    except UnsupportedError:
+        return False
+    try:
+        store.put_if_absent(key, b"second")
+    except AlreadyExistsError:
+        return store.get(key) == b"first"
+    return False
+
+
+def _replaces_only_the_expected(store: ObjectStore, key: str) -> bool:
+    try:
+        first = store.compare_and_set(key, b"first", None)
+    except UnsupportedError:
+        return False
+    second = store.compare_and_set(key, b"second", first)
+    refused = all(_is_refused(store, key, b"third", stale) for stale in (first, None))
+    kept = store.get_versioned(key) == (b"second", second)
+    store.delete(key)
+    # Some versions of MinIO wrote the object when the key was missing.
+    return refused and kept and _is_refused(store, key, b"fourth", second)
+
+
+def _is_refused(store: ObjectStore, key: str, data: bytes, expected: Version | None) -> bool:
+    try:
+        store.compare_and_set(key, data, expected)
+    except PreconditionFailedError:
+        return True
+    return False

@@ -1,0 +1,270 @@
+"""A store that fails by rule, so that a seed replays a run of bad luck.
+
+What can go wrong with one request:
+
+=============== =================================================== ==============================
+fault           what happens                                        what the caller sees
+=============== =================================================== ==============================
+UNAVAILABLE     nothing                                             UnavailableError
+FULL            nothing                                             StoreFullError
+DENIED          nothing                                             PermissionDeniedError
+LOST_REQUEST    nothing                                             UnknownOutcomeError
+LOST_ANSWER     it is done                                          UnknownOutcomeError
+LATE            it is done when ``land_late`` is called             UnknownOutcomeError
+CRASH_BEFORE    nothing                                             SimulatedCrash
+CRASH_AFTER     it is done                                          SimulatedCrash
+FLIP            a read gives one wrong bit                          wrong bytes
+CUT             a read breaks off                                   ShortReadError
+=============== =================================================== ==============================
+
+A read that is lost is unavailable, since no read has an unknown outcome; FLIP and CUT pass by what
+is not a read of bytes. What lands late lands as a server would do it: unless its condition no longer
+holds, whatever that means to the writer who has long gone on.
+
+Any thread may call anything; with several threads the order of requests, and so the use of the
+seed, is theirs.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from backends.buffers import as_views
+from backends.errors import (
+    BackendError,
+    PermissionDeniedError,
+    ShortReadError,
+    StoreFullError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from backends.wrapping import WrappingStore
+
+if TYPE_CHECKING:
+    import builtins
+    import random
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from backends.base import ByteRange, ObjectInfo, ObjectStore, Version
+
+_T = TypeVar("_T")
+WRITES = frozenset({"put", "delete", "compare_and_set"})
+READS = frozenset({"get", "head", "list"})
+
+
+class Fault(enum.Enum):
+    """See the module's table."""
+
+    UNAVAILABLE = enum.auto()
+    FULL = enum.auto()
+    DENIED = enum.auto()
+    LOST_REQUEST = enum.auto()
+    LOST_ANSWER = enum.auto()
+    LATE = enum.auto()
+    CRASH_BEFORE = enum.auto()
+    CRASH_AFTER = enum.auto()
+    FLIP = enum.auto()
+    CUT = enum.auto()
+
+
+class SimulatedCrash(BaseException):
+    """The process is gone. No ``except Exception`` catches it."""
+
+
+@dataclass(slots=True)
+class Rule:
+    """When to fail. The first rule that matches and strikes decides about a request.
+
+    Attributes:
+        fault: How.
+        operations: Of ``WRITES`` and ``READS``.
+        key_part: What the key (of a listing: the prefix) has in it.
+        skip: How many matching requests pass first.
+        times: How often it strikes; None for ever.
+        probability: How likely it strikes when it may.
+    """
+
+    fault: Fault
+    operations: frozenset[str] = WRITES
+    key_part: str = ""
+    skip: int = 0
+    times: int | None = 1
+    probability: float = 1.0
+
+    def strikes(self, operation: str, key: str, rng: random.Random) -> bool:
+        """Whether to fail this request; uses up ``skip`` and ``times``."""
+        if operation not in self.operations or self.key_part not in key or self.times == 0:
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        if rng.random() >= self.probability:
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One request and what was done to it (None: nothing)."""
+
+    operation: str
+    key: str
+    fault: Fault | None
+
+
+@dataclass(slots=True)
+class _Late:
+    """Writes on their way."""
+
+    writes: list[Callable[[], object]] = field(default_factory=list)
+
+
+class FaultyStore(WrappingStore):
+    """A store that fails by rule; see the module's table."""
+
+    def __init__(self, inner: ObjectStore, rng: random.Random, *rules: Rule) -> None:
+        """Wrap a store.
+
+        Args:
+            inner: The store.
+            rng: Seeded; decides what rules leave to chance.
+            *rules: In order of precedence; more by ``add``.
+        """
+        super().__init__(inner)
+        self._rng = rng
+        self._rules = list(rules)
+        self._late = _Late()
+        self._lock = threading.Lock()
+        self.events: list[Event] = []
+
+    def add(self, *rules: Rule) -> None:
+        """Add rules behind the others."""
+        with self._lock:
+            self._rules.extend(rules)
+
+    def heal(self) -> None:
+        """Drop all rules. What is on its way may still land."""
+        with self._lock:
+            self._rules.clear()
+
+    def land_late(self, count: int | None = None) -> int:
+        """Let writes that are on their way land, in an order by chance; how many there were.
+
+        Args:
+            count: At most so many; None for all.
+        """
+        with self._lock:
+            self._rng.shuffle(self._late.writes)
+            landing = self._late.writes[:count]
+            del self._late.writes[: len(landing)]
+        for write in landing:
+            with suppress(BackendError):
+                write()
+        return len(landing)
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        """See ``ObjectStore`` and the module's table."""
+        body = b"".join(as_views(data))  # now: what lands late must not see later changes
+        self._write("put", key, lambda: self._inner.put_if_absent(key, body))
+
+    def delete(self, key: str) -> None:
+        """See ``ObjectStore`` and the module's table."""
+        self._write("delete", key, lambda: self._inner.delete(key))
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        """See ``ObjectStore`` and the module's table."""
+        return self._write(
+            "compare_and_set", key, lambda: self._inner.compare_and_set(key, data, expected)
+        )
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """See ``ObjectStore`` and the module's table."""
+        fault = self._fail_read("get", key)
+        return self._damaged(fault, key, self._inner.get(key, byte_range))
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        """See ``ObjectStore`` and the module's table."""
+        return [self.get(key, byte_range) for byte_range in byte_ranges]
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """See ``ObjectStore`` and the module's table."""
+        fault = self._fail_read("get", key)
+        data, version = self._inner.get_versioned(key)
+        return self._damaged(fault, key, data), version
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ``ObjectStore`` and the module's table."""
+        self._fail_read("head", key)
+        return self._inner.head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore`` and the module's table. CUT ends a listing in its middle."""
+        fault = self._fail_read("list", prefix)
+        found = self._inner.list(prefix, start_after=start_after)
+        if fault is not Fault.CUT:
+            yield from found
+            return
+        whole = [*found]
+        yield from whole[: self._rng.randint(0, len(whole))]
+        raise UnavailableError(f"listing broke off (injected): {prefix!r}")
+
+    def _write(self, operation: str, key: str, write: Callable[[], _T]) -> _T:
+        fault = self._choose(operation, key)
+        _raise_before(fault, key)
+        if fault is Fault.LOST_REQUEST:
+            raise UnknownOutcomeError(f"request lost (injected): {key!r}")
+        if fault is Fault.LATE:
+            with self._lock:
+                self._late.writes.append(write)
+            raise UnknownOutcomeError(f"request late (injected): {key!r}")
+        done = write()
+        if fault is Fault.LOST_ANSWER:
+            raise UnknownOutcomeError(f"answer lost (injected): {key!r}")
+        if fault is Fault.CRASH_AFTER:
+            raise SimulatedCrash(key)
+        return done
+
+    def _fail_read(self, operation: str, key: str) -> Fault | None:
+        fault = self._choose(operation, key)
+        _raise_before(fault, key)
+        if fault in {Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LATE}:
+            raise UnavailableError(f"answer lost (injected): {key!r}")
+        if fault is Fault.CRASH_AFTER:
+            raise SimulatedCrash(key)
+        return fault
+
+    def _damaged(self, fault: Fault | None, key: str, data: bytes) -> bytes:
+        if fault is Fault.CUT:
+            raise ShortReadError(f"answer broke off (injected): {key!r}")
+        if fault is Fault.FLIP and data:
+            wrong = bytearray(data)
+            wrong[self._rng.randrange(len(wrong))] ^= 1 << self._rng.randrange(8)
+            return bytes(wrong)
+        return data
+
+    def _choose(self, operation: str, key: str) -> Fault | None:
+        with self._lock:
+            struck = (rule for rule in self._rules if rule.strikes(operation, key, self._rng))
+            rule = next(struck, None)
+            fault = None if rule is None else rule.fault
+            self.events.append(Event(operation, key, fault))
+            return fault
+
+
+def _raise_before(fault: Fault | None, key: str) -> None:
+    if fault is Fault.UNAVAILABLE:
+        raise UnavailableError(f"not available (injected): {key!r}")
+    if fault is Fault.FULL:
+        raise StoreFullError(f"full (injected): {key!r}")
+    if fault is Fault.DENIED:
+        raise PermissionDeniedError(f"denied (injected): {key!r}")
+    if fault is Fault.CRASH_BEFORE:
+        raise SimulatedCrash(key)
