@@ -48,7 +48,9 @@ class ObjectId:
     sequence: int
 
     def __str__(self) -> str:
-        return f"{self.generation:0{NUMBER_DIGITS}d}-{self.writer}-{self.sequence:0{NUMBER_DIGITS}d}"
+        return (
+            f"{self.generation:0{NUMBER_DIGITS}d}-{self.writer}-{self.sequence:0{NUMBER_DIGITS}d}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

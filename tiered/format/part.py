@@ -26,14 +26,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 FORMAT_VERSION = 1
 MAGIC = b"TIEREDOB"
@@ -171,9 +173,12 @@ def check_blocks(data: Buffer, start: int, trailer: Trailer, *, where: str) -> N
         if zlib_ng.crc32(view[position : position + block]) != trailer.block_crcs[first + index]:
             low = start + position
             raise _damaged(
-                f"bytes [{low}, {min(low + block, trailer.payload_bytes)}) fail their checksum", where
+                f"bytes [{low}, {min(low + block, trailer.payload_bytes)}) fail their checksum",
+                where,
             )
 
 
 def _damaged(what: str, where: str) -> DataError:
-    return DataError(what, where=where, do="run `tiered verify --deep` to see the extent of the damage")
+    return DataError(
+        what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
+    )

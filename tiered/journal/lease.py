@@ -13,24 +13,28 @@ After a crash the lease stays until it expires, or is taken at once by a process
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backends.base import ObjectStore, Version
 from backends.errors import (
     BackendError,
     ObjectNotFoundError,
     PreconditionFailedError,
     UnknownOutcomeError,
 )
-from tiered.clock import Clock
 from tiered.errors import DataError, FencedError
 from tiered.journal.entry import open_text, seal_text
 from tiered.keys import LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from backends.base import ObjectStore, Version
+    from tiered.clock import Clock
 
 _SAFE_SHARE = 2 / 3
 
@@ -163,10 +167,8 @@ class Lease:
         """Give the lease back, if it is still ours. A failure is no error: it expires by itself."""
         if self._version is None:
             return
-        try:
+        with contextlib.suppress(BackendError):
             self._write(self._version, released=True)
-        except BackendError:
-            pass
         self._version = None
 
     def _settle(self) -> None:

@@ -9,13 +9,15 @@ Threads: one reader belongs to one thread; the states that it gives are immutabl
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from backends.base import ObjectStore
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
 from tiered.journal.entry import Entry, decode_entry, open_text, seal_text
 from tiered.keys import JOURNAL, checkpoint_key, entry_key, parse_journal_key
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
 
 S = TypeVar("S")
 

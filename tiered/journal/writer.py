@@ -18,18 +18,21 @@ After a crash: the entry is there or it is not; nothing else has to be cleaned u
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backends.base import ObjectStore
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
-from tiered.clock import Clock
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.journal.entry import REIGN, Action, Entry, encode_entry
 from tiered.journal.reader import JournalReader, Machine
 from tiered.keys import checkpoint_key, entry_key
+
+if TYPE_CHECKING:
+    import random
+    import threading
+    from collections.abc import Mapping, Sequence
+
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
 
 S = TypeVar("S")
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from backends.base import ObjectStore
+from typing import TYPE_CHECKING
+
 from tiered.log.flat_file import TieredFlatFile, load_segment
 from tiered.log.objects import read_range
-from tiered.log.state import QueueLife
-from tiered.model import LogOffset
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.log.state import QueueLife
+    from tiered.model import LogOffset
 
 
 class TieredCommitLog(TieredFlatFile):

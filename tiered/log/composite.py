@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import Buffer
@@ -30,9 +30,13 @@ from typing_extensions import Buffer
 from tiered.local.face import Quarantined, RecordBatch
 from tiered.log.commit_log import TieredCommitLog
 from tiered.log.consume_queue import ITEM_BYTES, TieredConsumeQueue, encode_items
-from tiered.log.flat_file import TieredFileSegment
-from tiered.log.state import Part, QueueLife
 from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiered.log.flat_file import TieredFileSegment
+    from tiered.log.state import Part, QueueLife
 
 ITEM_MEMORY_BYTES = 40
 """What one item costs in memory besides its record's bytes (position, size, tag, two times)."""

@@ -17,14 +17,18 @@ Source:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
-from backends.base import ObjectStore
 from tiered.log.flat_file import TieredFlatFile, load_segment
 from tiered.log.objects import read_range
-from tiered.log.state import QueueLife
-from tiered.model import LogOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.log.state import QueueLife
+    from tiered.model import LogOffset, QueueOffset
 
 ITEM = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
 ITEM_BYTES = 20

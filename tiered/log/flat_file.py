@@ -10,10 +10,13 @@ Threads: not synchronised; the owner's lock covers it. After a crash everything 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tiered.log.state import ObjectRange
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.log.state import ObjectRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,11 @@ class TieredFlatFile:
     def commit_offset(self) -> int:
         """One past the last byte that is durable and named."""
         return next(
-            (s.base_offset + s.commit_position for s in reversed(self.segments) if s.commit_position),
+            (
+                s.base_offset + s.commit_position
+                for s in reversed(self.segments)
+                if s.commit_position
+            ),
             self.segments[0].base_offset if self.segments else self._start,
         )
 
@@ -116,7 +123,9 @@ class TieredFlatFile:
         return found
 
 
-def load_segment(base_offset: int, created_ms: int, sealed: bool, places: Sequence[ObjectRange]) -> TieredFileSegment:
+def load_segment(
+    base_offset: int, created_ms: int, sealed: bool, places: Sequence[ObjectRange]
+) -> TieredFileSegment:
     """A segment whose bytes are all committed."""
     size = sum(place.size_bytes for place in places)
     segment = TieredFileSegment(base_offset, created_ms, sealed, append_position=size)

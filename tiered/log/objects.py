@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from backends.base import ByteRange, ObjectStore
 from tiered.errors import DataError
 from tiered.format.part import BLOCK_BYTES, Trailer, aligned_range, check_blocks, parse_trailer
-from tiered.log.state import ObjectRange
+
+if TYPE_CHECKING:
+    from tiered.log.state import ObjectRange
 
 
-def read_range(store: ObjectStore, prefix: str, place: ObjectRange, start: int, end: int) -> memoryview:
+def read_range(
+    store: ObjectStore, prefix: str, place: ObjectRange, start: int, end: int
+) -> memoryview:
     """Read bytes ``[start, end)`` of an object's payload, checked block by block.
 
     One request: the whole object when most of it is wanted, else the blocks around the range and the trailer.

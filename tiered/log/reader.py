@@ -9,13 +9,12 @@ Threads: a ``QueueReader`` may be used from any thread at once; ``refresh`` from
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from backends.base import ObjectStore
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
 from tiered.journal.reader import JournalReader
@@ -24,6 +23,11 @@ from tiered.log.consume_queue import ITEM, ITEM_BYTES
 from tiered.log.objects import read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backends.base import ObjectStore
 
 READ_BYTES = 8 * 1024 * 1024
 """How much of a part is read at once, about; bounds the memory of a reader to twice that and its largest record."""
@@ -86,7 +90,9 @@ class TierReader:
 class QueueReader:
     """Reads one life of a queue as of one state."""
 
-    def __init__(self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife) -> None:
+    def __init__(
+        self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
+    ) -> None:
         self._store = store
         self._prefix = prefix
         self.queue = queue
@@ -120,7 +126,9 @@ class QueueReader:
             return next(gap for gap in self.life.gaps if gap.start <= start < gap.end)
         return self._read_part(part, start, bytes_max, count_max)
 
-    def batches(self, start: QueueOffset, *, bytes_max: int = READ_BYTES) -> Iterator[TierBatch | Gap]:
+    def batches(
+        self, start: QueueOffset, *, bytes_max: int = READ_BYTES
+    ) -> Iterator[TierBatch | Gap]:
         """All that follows ``start``, batch by batch."""
         at = start
         while (found := self.read(at, bytes_max=bytes_max)) is not None:
@@ -157,9 +165,7 @@ class QueueReader:
         first = start - part.queue_offset
         count = min(count_max, part.count - first)
         low = part.index.start + first * ITEM_BYTES
-        raw = read_range(
-            self._store, self._prefix, part.index, low, low + count * ITEM_BYTES
-        )
+        raw = read_range(self._store, self._prefix, part.index, low, low + count * ITEM_BYTES)
         items = np.frombuffer(raw, ITEM)
         offsets = items["log_offset"].astype(np.int64)
         sizes = items["size"].astype(np.int32)
@@ -213,7 +219,9 @@ class QueueReader:
             block = parse_records(data, positions[real], sizes[real])
             wanted = start + real
             if block.faults.any() or (block.queue_ids != self.queue.queue_id).any():
-                raise self._damaged(part, "an item points at something that is no record of this queue")
+                raise self._damaged(
+                    part, "an item points at something that is no record of this queue"
+                )
             if (block.queue_offsets > wanted).any():
                 raise self._damaged(part, "an item points at a record of another queue offset")
             times[real] = block.store_timestamps_ms

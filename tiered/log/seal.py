@@ -6,10 +6,13 @@ was merged once is large enough never to be merged again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tiered.log.state import Part
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.log.state import Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,16 @@ generation below the reign, is not history; it is counted in ``refused_parts`` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered.errors import InvalidError
 from tiered.journal.entry import REIGN, Action, Entry
 from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +294,11 @@ def _part(work: _Work, action: Action) -> None:
     if life is None or segments is None or work.entry.generation < work.state.generation:
         work.state = replace(work.state, refused_parts=work.state.refused_parts + 1)
         return
-    grown = replace(
-        life, segments=segments, commit_offset=part.queue_end, log_end=part.log_end
-    )
+    grown = replace(life, segments=segments, commit_offset=part.queue_end, log_end=part.log_end)
     work.put(action, grown)
 
 
-def _placed(
-    work: _Work, action: Action, part: Part, life: QueueLife
-) -> tuple[Segment, ...] | None:
+def _placed(work: _Work, action: Action, part: Part, life: QueueLife) -> tuple[Segment, ...] | None:
     """The segments with the part in its place; None when it names a segment where it cannot lie."""
     base = LogOffset(action["segment"])
     last = life.segments[-1] if life.segments else None
@@ -340,7 +339,7 @@ def _covers(segment: Segment, parts: tuple[Part, ...]) -> bool:
         return parts == segment.parts
     joined = all(
         (one.log_end, one.queue_end) == (two.log_offset, two.queue_offset)
-        for one, two in zip(parts, parts[1:], strict=False)
+        for one, two in itertools.pairwise(parts)
     )
     old, new = segment.parts, parts
     ends = (old[0].log_offset, old[0].queue_offset, old[-1].log_end, old[-1].queue_end)
@@ -442,7 +441,13 @@ def _life_json(life: QueueLife) -> list[Any]:
         life.commit_offset,
         life.log_end,
         [
-            [s.base_offset, s.base_queue_offset, s.created_ms, s.sealed, [part_json(p) for p in s.parts]]
+            [
+                s.base_offset,
+                s.base_queue_offset,
+                s.created_ms,
+                s.sealed,
+                [part_json(p) for p in s.parts],
+            ]
             for s in life.segments
         ],
         [[gap.start, gap.end, gap.reason] for gap in life.gaps],
