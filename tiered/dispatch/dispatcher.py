@@ -107,6 +107,7 @@ class TieredDispatcher:
         self._rng = rng
         self._policy = settings.commit_policy
         self._stop = threading.Event()
+        self._room = threading.Event()
         self.uploader = Uploader(
             store, prefix, generation=journal.generation, writer=journal.writer
         )
@@ -129,6 +130,7 @@ class TieredDispatcher:
             rng=rng,
             stop=self._stop,
             guard=self._guard,
+            room=self._room,
         )
         self._compensation = Compensation(
             local,
@@ -143,7 +145,6 @@ class TieredDispatcher:
         self._lock = threading.Lock()
         self._files: dict[MessageQueue, CompositeFlatFile] = {}
         self._wake = threading.Event()
-        self._room = threading.Event()
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_success_s = clock.monotonic_s()
         self._threads: list[threading.Thread] = []
@@ -311,8 +312,7 @@ class TieredDispatcher:
         file = self.file(stored.commit.queue)
         with file.lock:
             file.committed(stored.commit, part)
-        self.budget.release(stored.commit.memory_bytes)
-        self._room.set()
+        self.budget.release(stored.memory_bytes)
         counters = self.counters
         counters.messages += part.count
         counters.record_bytes += part.log.size_bytes

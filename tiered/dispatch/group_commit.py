@@ -54,6 +54,7 @@ class GroupCommitter:
         rng: random.Random,
         stop: threading.Event,
         guard: Callable[[Callable[[], None]], None],
+        room: threading.Event,
     ) -> None:
         """Wire it.
 
@@ -67,6 +68,7 @@ class GroupCommitter:
             rng: Jitter.
             stop: Takes no new work when set.
             guard: Runs a thread's body and reports its error.
+            room: Set when memory has been given back.
         """
         self._uploader = uploader
         self._submit = submit
@@ -77,6 +79,7 @@ class GroupCommitter:
         self._rng = rng
         self._stop = stop
         self._guard = guard
+        self._room = room
         self._pool = ThreadPoolExecutor(settings.uploads_max, "tiered-upload")
         self._throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._lock = threading.Lock()
@@ -142,6 +145,8 @@ class GroupCommitter:
             self._submit(stored)  # before the next commit of this queue can be taken: order
             file.log_stored()
             self.upload_if_due(file, flush=self.flush)
+        self._budget.release(commit.data_bytes)
+        self._room.set()
 
     def _failed(self, file: CompositeFlatFile, error: BackendError) -> None:
         self._counters.uploads_failed += 1

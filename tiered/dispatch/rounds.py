@@ -183,7 +183,7 @@ class RoundBuilder:
 
     def _build_one(self, stored: StoredLog) -> _Built:
         part = self._uploader.put_index(stored)
-        return _Built(stored, part, self._uploader.put_quarantine(stored.commit))
+        return _Built(stored, part, self._uploader.put_quarantine(stored))
 
 
 def _actions(built: _Built) -> list[Action]:

@@ -7,28 +7,50 @@ never by asking what became of the first (invariants I4, I7).
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Buffer
 
 from tiered import keys
 from tiered.format.part import SealedObject, build_object
+from tiered.log.composite import ITEM_MEMORY_BYTES
 from tiered.log.state import ObjectRange, Part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.base import ObjectStore
+    from tiered.local.face import Quarantined
     from tiered.log.composite import GroupCommit
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLog:
-    """A group commit whose commit-log object is durable: a dispatch request."""
+    """A group commit whose commit-log object is durable: a dispatch request. The records' bytes are let go.
+
+    Attributes:
+        commit: Without its batches.
+        log: Where the records lie.
+        items: Payload of the consume-queue object.
+        holes: Items without a message.
+        store_min_ms: Smallest store time; -1 when there is none.
+        store_max_ms: Greatest store time; -1 likewise.
+        quarantined: The damaged records.
+    """
 
     commit: GroupCommit
     log: ObjectRange
+    items: tuple[Buffer, ...]
+    holes: int
+    store_min_ms: int
+    store_max_ms: int
+    quarantined: tuple[Quarantined, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it is counted for until its entry is durable."""
+        return self.commit.count * ITEM_MEMORY_BYTES
 
 
 class Uploader:
@@ -59,7 +81,10 @@ class Uploader:
         key = keys.commit_log_key(
             "", commit.queue, commit.incarnation, commit.log_offset, self._next_id()
         )
-        return StoredLog(commit, self._put(key, commit.data(), description))
+        log = self._put(key, commit.data(), description)
+        rest = replace(commit, batches=())
+        items, holes = tuple(commit.items()), commit.holes()
+        return StoredLog(rest, log, items, holes, low, high, tuple(commit.quarantined))
 
     def put_index(self, stored: StoredLog) -> Part:
         """Upload the items of records that are durable.
@@ -68,7 +93,6 @@ class Uploader:
             BackendError: Not stored, or nobody knows.
         """
         commit = stored.commit
-        low, high = commit.times()
         description = {
             **_identity(commit, "consumequeue"),
             "log_offset": commit.log_offset,
@@ -76,32 +100,33 @@ class Uploader:
             "log_crc": stored.log.crc,
             "queue_offset": commit.queue_offset,
             "count": commit.count,
-            "holes": commit.holes(),
-            "store_min_ms": low,
-            "store_max_ms": high,
+            "holes": stored.holes,
+            "store_min_ms": stored.store_min_ms,
+            "store_max_ms": stored.store_max_ms,
         }
         key = keys.consume_queue_key(
             "", commit.queue, commit.incarnation, commit.queue_offset, self._next_id()
         )
-        index = self._put(key, commit.items(), description)
+        index = self._put(key, stored.items, description)
         return Part(
             stored.log,
             index,
             commit.log_offset,
             commit.queue_offset,
             commit.count,
-            commit.holes(),
-            low,
-            high,
+            stored.holes,
+            stored.store_min_ms,
+            stored.store_max_ms,
         )
 
-    def put_quarantine(self, commit: GroupCommit) -> int:
+    def put_quarantine(self, stored: StoredLog) -> int:
         """Upload the raw bytes and the reason of each damaged record; how many there were.
 
         Raises:
             BackendError: Not all are stored.
         """
-        for record in commit.quarantined:
+        commit = stored.commit
+        for record in stored.quarantined:
             key = keys.quarantine_key(
                 "", commit.queue, commit.incarnation, record.queue_offset, self._next_id()
             )
@@ -113,7 +138,7 @@ class Uploader:
                 "detail": record.detail,
             }
             self._put(key, [record.raw], description)
-        return len(commit.quarantined)
+        return len(stored.quarantined)
 
     def put_merged(
         self, key: str, buffers: Sequence[Buffer], description: Mapping[str, Any]
