@@ -12,7 +12,7 @@ import pytest
 from support.faultproxy import FaultProxy
 from support.servers import free_port
 
-from backends.base import ByteRange, ObjectStore, Version
+from backends.base import ByteRange, Capabilities, ObjectStore, Version
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -27,6 +27,7 @@ from backends.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from backends.probe import probe
 from backends.registry import open_store
 from backends.s3_options import S3Options
 from backends.testing.contract import ObjectStoreContract
@@ -381,3 +382,10 @@ def test_using_s3_with_keys_in_the_environment_loads_no_boto3(s3_environment: S3
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ
     )
     assert run.stdout.strip() == "False"
+
+
+def test_probe_finds_conditions(s3_environment: S3Server):
+    store = open_store(f"s3://{s3_environment.bucket()}/p")
+    assert probe(store, "0a1b") == Capabilities(put_if_absent=True, compare_and_set=True)
+    assert list(store.list("")) == []
+    store.close()

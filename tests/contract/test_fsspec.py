@@ -1,0 +1,75 @@
+"""The contract over FsspecStore, as far as a file system can keep it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from backends.errors import ConfigurationError, ObjectNotFoundError, UnsupportedError
+from backends.fsspec_store import FsspecStore, open_fsspec
+from backends.registry import open_store
+from backends.testing.contract import ObjectStoreContract
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.servers import S3Server
+
+
+class TestFsspecLocal(ObjectStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> FsspecStore:
+        return open_fsspec(f"file://{tmp_path}/not/yet", single_writer=True)
+
+
+class TestFsspecMemory(ObjectStoreContract):
+    @pytest.fixture
+    def store(self) -> Iterator[FsspecStore]:
+        yield open_fsspec("memory://some/where", single_writer=True)
+        memory = fsspec.filesystem("memory")
+        memory.store.clear()
+        memory.pseudo_dirs[:] = [""]
+
+
+class TestS3fs(ObjectStoreContract):
+    """s3fs creates atomically, and says so."""
+
+    @pytest.fixture
+    def store(self, s3_environment: S3Server) -> Iterator[FsspecStore]:
+        file_system = fsspec.filesystem(
+            "s3",
+            endpoint_url=s3_environment.endpoint_url,
+            key=s3_environment.access_key,
+            secret=s3_environment.secret_key,
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+        yield FsspecStore(file_system, f"{s3_environment.bucket()}/p")
+        if file_system._s3 is not None:
+            file_system.close_session(file_system.loop, file_system._s3)
+
+
+def test_what_is_not_atomic_is_refused(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"1")
+    store = open_store(f"fsspec+file://{tmp_path}")
+    assert (store.capabilities.put_if_absent, store.capabilities.compare_and_set) == (False, False)
+    with pytest.raises(UnsupportedError, match="s3://"):
+        store.put_if_absent("b", b"")
+    with pytest.raises(UnsupportedError, match="s3://"):
+        store.compare_and_set("b", b"", None)
+    assert store.get("a") == b"1"
+    assert [found.key for found in store.list("")] == ["a"]
+
+
+def test_urls(tmp_path: Path):
+    assert open_store(f"local://{tmp_path}").url == f"file://{tmp_path}"
+    with pytest.raises(ConfigurationError, match="nonsense"):
+        open_store("nonsense://a/b")
+    with pytest.raises(ConfigurationError) as caught:
+        open_store("nonsense://user:pass-word@host/b")
+    assert "pass-word" not in str(caught.value)
+    with pytest.raises(ObjectNotFoundError):
+        open_store(f"fsspec+file://{tmp_path}").get("absent")
