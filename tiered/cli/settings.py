@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache, partial
 
+from tiered.cli.parsers import above_zero, address, not_below_zero, pair, start, whole
 from tiered.cli.sizes import parse_size
 from tiered.cli.times import check_time
 from tiered.config import Setting, Shape
@@ -14,52 +14,10 @@ CAT_FORMATS = ("json", "raw", "body", "text")
 _MIB = 1024 * 1024
 
 
-def _above_zero(text: str) -> float:
-    number = float(text)
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError(f"{text} must be above 0")
-    return number
-
-
-def _not_below_zero(text: str) -> float:
-    number = float(text)
-    if not (number >= 0 and math.isfinite(number)):
-        raise ValueError(f"{text} must not be below 0")
-    return number
-
-
-def _whole(text: str, *, low: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no whole number") from None
-    if number < low:
-        raise ValueError(f"{number} must be at least {low}")
-    return number
-
-
-def _start(text: str) -> str:
-    return text if text in {"earliest", "latest"} else check_time(text)
-
-
-def _pair(text: str) -> str:
-    name, equals, _ = text.partition("=")
-    if not (name.strip() and equals):
-        raise ValueError("write NAME=VALUE")  # the text may hold a token
-    return text
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise ValueError(f"{text!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
-_count = partial(Setting, metavar="N", parse=partial(_whole, low=0))
-_positive = partial(Setting, metavar="N", parse=partial(_whole, low=1))
-_seconds = partial(Setting, metavar="SECONDS", parse=_above_zero)
+_count = partial(Setting, metavar="N", parse=partial(whole, low=0))
+_positive = partial(Setting, metavar="N", parse=partial(whole, low=1))
+_seconds = partial(Setting, metavar="SECONDS", parse=above_zero)
 _size = partial(Setting, metavar="SIZE", parse=parse_size)
 _time = partial(Setting, metavar="TIME", parse=check_time)
 
@@ -115,7 +73,7 @@ COMMON: tuple[Setting, ...] = (
         metavar="NAME=VALUE",
         shape=Shape.LIST,
         default=(),
-        parse=_pair,
+        parse=pair,
         separator="\n",
         is_masked=True,
     ),
@@ -181,7 +139,7 @@ ATTACH: tuple[Setting, ...] = (
         help="where a queue begins that is not in the tier yet: earliest, latest, or a time",
         default="earliest",
         metavar="WHERE",
-        parse=_start,
+        parse=start,
     ),
     _seconds(
         section="attach",
@@ -206,13 +164,21 @@ ATTACH: tuple[Setting, ...] = (
         help="when told to stop: how long to upload what is in hand, seconds",
         default=10.0,
         metavar="SECONDS",
-        parse=_not_below_zero,
+        parse=not_below_zero,
     ),
     _seconds(
         section="attach",
         name="give-up-seconds",
         help="with --once: end with code 3 when nothing could be uploaded for so long, seconds",
         default=60.0,
+    ),
+    Setting(
+        section="attach",
+        name="broker-addr",
+        help="the running broker, asked for the end of its log where replicas may truncate it",
+        default_text="not asked",
+        metavar="HOST:PORT",
+        parse=address,
     ),
     _size(
         section="attach",
@@ -232,7 +198,7 @@ ATTACH: tuple[Setting, ...] = (
         help="serve Prometheus metrics (/metrics) and /healthz at this address",
         default_text="not served",
         metavar="HOST:PORT",
-        parse=_address,
+        parse=address,
     ),
     _size(
         section="attach",

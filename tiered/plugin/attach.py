@@ -14,12 +14,11 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from backends.probe import probe
-
 from backends.errors import BackendError
+from backends.probe import probe
 from backends.s3_options import S3Options
 from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
@@ -28,7 +27,7 @@ from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
-from tiered.local.rocketmq import RocketMQStore
+from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
 from tiered.plugin.place import Place
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.metered import MeteredStore
-
     from tiered.local.face import LocalStore, Waiting
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
@@ -57,6 +55,7 @@ class AttachSettings:
         give_up_s: With ``once``: end when nothing could be uploaded for so long.
         start: Where a queue begins that the tier has never met: ``earliest``, ``latest`` or a time (UTC ms).
         selects: Which topics are tiered.
+        broker_max_offset: Asks the running broker for the end of its log; None: not asked.
         dispatch: Limits and periods.
     """
 
@@ -68,6 +67,7 @@ class AttachSettings:
     give_up_s: float = 60.0
     start: str | int = "earliest"
     selects: Callable[[str], bool] = field(default=lambda _topic: True)
+    broker_max_offset: Callable[[], int] | None = None
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
 
 
@@ -164,7 +164,13 @@ class Attachment:
             FencedError: Another writer holds the tier.
         """
         clock = clock or SystemClock()
-        local = RocketMQStore.open(directory, clock=clock)
+        local_options = RocketMQOptions(
+            cluster=settings.cluster,
+            broker=settings.broker,
+            broker_max_offset=settings.broker_max_offset,
+        )
+        local = RocketMQStore.open(directory, clock=clock, options=local_options)
+        attachment: Attachment | None = None
         try:
             identity = local.identity
             place = Place(
@@ -182,6 +188,8 @@ class Attachment:
             )
             attachment._begin()
         except BaseException:
+            if attachment:
+                attachment.close()
             local.close()
             raise
         return attachment
@@ -294,10 +302,7 @@ class Attachment:
         drained = True
         try:
             if self.dispatcher:
-                fine = self._fault is None and self.dispatcher.fault is None
-                drained = fine and self.dispatcher.drain(self._settings.drain_s)
-                self._abandon.set()
-                self.dispatcher.close()
+                drained = self._drain(self.dispatcher)
                 if drained:
                     self._journal.write_checkpoint(force=True)
         finally:
@@ -308,6 +313,28 @@ class Attachment:
             self.local.close()
             self.meter.close()
         return drained
+
+    def _drain(self, dispatcher: TieredDispatcher) -> bool:
+        fine = self.fault is None
+        try:
+            return fine and dispatcher.drain(self._settings.drain_s)
+        finally:  # also when a second signal cuts the draining short: no thread may be left
+            self._abandon.set()
+            dispatcher.close()
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why this writer ended by itself; None while it runs."""
+        return self._fault or (self.dispatcher.fault if self.dispatcher else None)
+
+    @property
+    def generation(self) -> int:
+        """Number of our reign."""
+        return self._journal.generation
+
+    def selects(self, topic: str) -> bool:
+        """Whether a topic is tiered."""
+        return self._settings.selects(topic)
 
     def _running(self) -> TieredDispatcher:
         assert self.dispatcher is not None
@@ -347,7 +374,7 @@ class Attachment:
         return AttachResult(complete, waiting, behind, counters.quarantined)
 
     def _raise_fault(self) -> None:
-        fault = self._fault or (self.dispatcher.fault if self.dispatcher else None)
+        fault = self.fault
         if isinstance(fault, BackendError):
             raise StoreUnavailableError(str(fault), do="check the store") from fault
         if fault is not None:
@@ -374,8 +401,3 @@ class Attachment:
         thread = threading.Thread(target=body, name=f"tiered-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def with_freshness(settings: AttachSettings, seconds: float) -> AttachSettings:
-    """The settings with another freshness."""
-    return replace(settings, dispatch=replace(settings.dispatch, freshness_s=seconds))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 _ENTRIES = 1 << 16
+_ENTRIES_MAX = 1 << 20
+"""Entries of one queue that are looked at; what is behind them is taken to be as large on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class QueueLag:
     Attributes:
         local_max_offset: One past the last committed local message.
         messages: Committed locally and not in the tier.
-        size_bytes: Bytes of their records; None when the store cannot tell without reading them.
+        size_bytes: Bytes of their records (estimated beyond a million in a queue); None when the store cannot tell
+            without reading them.
         seconds: Age of the oldest of them; 0 without any.
     """
 
@@ -73,13 +76,13 @@ def _size(local: RocketMQStore, queue: MessageQueue, start: int, end: int) -> in
     state = local.current_view().catalog.states.get(queue)
     if state is None:
         return None
-    total, last = 0, -1
-    for at in range(start, end, _ENTRIES):
-        entries = state.index.entries(at, min(at + _ENTRIES, end))
+    total, last, looked_at = 0, -1, min(end, start + _ENTRIES_MAX)
+    for at in range(start, looked_at, _ENTRIES):
+        entries = state.index.entries(at, min(at + _ENTRIES, looked_at))
         for_real = entries.is_written
         places, sizes = entries.physical_offsets[for_real], entries.sizes[for_real]
         if len(places):
             first_of_its_record = places != [last, *places[:-1].tolist()]
             total += int(sizes[first_of_its_record].sum())
             last = int(places[-1])
-    return total
+    return total * (end - start) // (looked_at - start)

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from backends.metered import MeteredStore
-from backends.retrying import RetryingStore, RetryPolicy
+from backends.retrying import RetryingStore
 
 from backends.errors import (
     BackendError,
@@ -56,4 +56,4 @@ def with_retries(
     store: ObjectStore, clock: Clock, rng: random.Random, stop: threading.Event
 ) -> RetryingStore:
     """For readers, and for everything of a writer but its data uploads (these switch files instead)."""
-    return RetryingStore(store, RetryPolicy(), clock=clock, rng=rng, stop=stop)
+    return RetryingStore(store, clock=clock, rng=rng, stop=stop)

@@ -1,0 +1,305 @@
+"""``tiered attach``: follows a store directory and tiers it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from tiered.cli.errors import DONE, NEEDS_A_PERSON, Terminated
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.logs import logging_to_stderr
+from tiered.cli.output import Output
+from tiered.cli.parsers import split_address
+from tiered.cli.progress import Progress, Progressed
+from tiered.cli.signals import Stopper
+from tiered.cli.sizes import format_count, format_size
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tiered.cli.call import Call
+    from tiered.journal.lease import LeaseState
+    from tiered.local.face import StoreReport
+    from tiered.plugin.attach import Attachment, AttachResult, AttachSettings
+
+FOLDER_FRESHNESS_S = 2.0
+S3_FRESHNESS_S = 60.0
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended.
+
+    Attributes:
+        result: What it left behind.
+        report: What was met in the store that is explained and recorded.
+        is_drained: What was in hand became durable.
+        seconds: How long it took.
+    """
+
+    result: AttachResult
+    report: StoreReport
+    is_drained: bool
+    seconds: float
+
+
+def run(call: Call) -> int:
+    """Attach, and stay until we are stopped (or, with ``--once``, done)."""
+    from tiered.plugin.attach import Attachment
+
+    settings = read_settings(call)
+    output = Output(call)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(logging_to_stderr(call))
+        stopper = stack.enter_context(Stopper())
+        try:
+            attachment = Attachment.open(
+                call.argument("store"),
+                call.words("to"),
+                settings,
+                options=call.s3_options(),
+                clock=call.clock,
+                announce=lambda lease: announce(call, lease),
+            )
+        except (KeyboardInterrupt, Terminated):
+            return stopper.exit_code if call.flag("once") else DONE  # nothing was in hand
+        ending = follow(call, attachment, stopper)
+    document = summary(call, attachment, ending)
+    for line in lines(document):
+        call.say(line)
+    if output.form != "table":
+        output.emit(document, [document], list(document))
+    return exit_code(call, ending, document, stopper)
+
+
+def follow(call: Call, attachment: Attachment, stopper: Stopper) -> Ending:
+    """Run until the end, then drain; the attachment is closed in any case.
+
+    Raises:
+        TieredStoreError: See ``Attachment.run``.
+    """
+    stopper.on_stop = attachment.stop
+    began_s = call.clock.monotonic_s()
+    is_once = call.flag("once")
+    progress = Progress(
+        "tiering",
+        lambda: progressed(attachment, call.clock.monotonic_s() - began_s),
+        clock=call.clock,
+        is_quiet=call.is_quiet or not is_once,
+    )
+    try:
+        with metrics_served(call, attachment), progress:
+            result = attachment.run(once=is_once, seal=call.flag("seal"))
+        report = attachment.local.report()
+    except BaseException:
+        attachment.close()
+        raise
+    is_drained = attachment.close()
+    return Ending(result, report, is_drained, call.clock.monotonic_s() - began_s)
+
+
+def read_settings(call: Call) -> AttachSettings:
+    """What the options say.
+
+    Raises:
+        InvalidError: They contradict each other.
+    """
+    from tiered.dispatch.settings import DispatchSettings
+    from tiered.plugin.attach import AttachSettings
+
+    if call.flag("seal") and not call.flag("once"):
+        raise InvalidError("--seal goes with --once", do="add --once")
+    start = call.words("start")
+    return AttachSettings(
+        cluster=call.text("cluster"),
+        broker=call.text("broker"),
+        lease_s=call.number("lease-seconds"),
+        wait=not call.flag("no-wait"),
+        drain_s=call.number("drain-seconds"),
+        give_up_s=call.number("give-up-seconds"),
+        start=start if start in {"earliest", "latest"} else cast("int", call.time_ms("start")),
+        selects=selector(call.texts("topics"), call.texts("exclude")),
+        broker_max_offset=broker_asked(call),
+        dispatch=DispatchSettings(
+            freshness_s=freshness_s(call),
+            part_bytes=call.whole("part-size"),
+            buffer_bytes_max=call.whole("buffer-size"),
+            uploads_max=call.whole("uploads"),
+            segment_bytes_max=call.whole("segment-size"),
+            read_rate_bytes_s=call.whole("max-read-rate"),
+            upload_rate_bytes_s=call.whole("max-upload-rate"),
+        ),
+    )
+
+
+def freshness_s(call: Call) -> float:
+    """As asked for, else what suits the kind of store: requests to S3 cost money."""
+    asked = call.get("freshness")
+    if asked is not None:
+        return cast("float", asked)
+    scheme = call.words("to").partition(":")[0].lower()
+    return FOLDER_FRESHNESS_S if scheme in {"file", "memory"} else S3_FRESHNESS_S
+
+
+def selector(topics: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a topic fits one of the globs (all, without any) and none of the excluding ones."""
+
+    def selects(topic: str) -> bool:
+        wanted = not topics or any(fnmatchcase(topic, glob) for glob in topics)
+        return wanted and not any(fnmatchcase(topic, glob) for glob in exclude)
+
+    return selects
+
+
+def broker_asked(call: Call) -> Callable[[], int] | None:
+    """Asks the broker at ``--broker-addr``."""
+    address = call.text("broker-addr")
+    if address is None:
+        return None
+    from tiered.plugin.broker import BrokerOffsets
+
+    return BrokerOffsets(*split_address(address), call.clock).max_offset
+
+
+@contextlib.contextmanager
+def metrics_served(call: Call, attachment: Attachment) -> Iterator[None]:
+    """Serve metrics at ``--metrics-listen``, if it is given."""
+    address = call.text("metrics-listen")
+    if address is None:
+        yield
+        return
+    from tiered.metrics import render
+    from tiered.plugin.metrics_server import MetricsServer
+    from tiered.plugin.observe import collect, is_well
+
+    host, port = split_address(address)
+    server = MetricsServer(
+        host,
+        port,
+        metrics=lambda: render(collect(attachment, call.clock)),
+        health=lambda: is_well(attachment),
+    )
+    call.say(f"tiered: metrics at http://{host or '0.0.0.0'}:{server.port}/metrics")  # noqa: S104 (said, not bound)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def announce(call: Call, lease: LeaseState) -> None:
+    """Say whom we wait for."""
+    left_s = max(0.0, (lease.expires_ms - call.clock.now_ms()) / 1000)
+    call.say(
+        f"tiered: waiting for the lease of process {lease.holder.pid} on {lease.holder.host}"
+        f" (it lasts {left_s:.0f} s more unless it is renewed; --no-wait ends at once)"
+    )
+
+
+def progressed(attachment: Attachment, seconds: float) -> Progressed:
+    """How far a run is."""
+    assert attachment.dispatcher is not None
+    counters = attachment.dispatcher.counters
+    rate = counters.record_bytes / _MIB / max(seconds, 1e-9)
+    return Progressed(
+        f"{format_count(counters.messages)} messages, {format_size(counters.record_bytes)},"
+        f" {rate:.1f} MiB/s"
+    )
+
+
+def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any]:
+    """The document of ``tiered attach --json``."""
+    assert attachment.dispatcher is not None
+    counters, requests = attachment.dispatcher.counters, attachment.meter.snapshot()
+    result, report = ending.result, ending.report
+    return {
+        "format": 1,
+        "store": call.argument("store"),
+        "url": attachment.meter.url,
+        "cluster": attachment.place.cluster,
+        "broker": attachment.place.broker,
+        "generation": attachment.generation,
+        "is_complete": result.is_complete,
+        "is_drained": ending.is_drained,
+        "messages": counters.messages,
+        "size_bytes": counters.record_bytes,
+        "parts": counters.parts,
+        "rounds": counters.rounds,
+        "requests": requests.requests,
+        "request_dollars": round(requests.dollars, 6),
+        "seconds": round(ending.seconds, 3),
+        "mib_per_second": round(counters.record_bytes / _MIB / max(ending.seconds, 1e-9), 1),
+        "behind_messages": result.behind,
+        "waiting_records": result.waiting.records,
+        "waiting_bytes": result.waiting.size_bytes,
+        "waiting_reason": result.waiting.reason,
+        "quarantined": result.quarantined,
+        "gaps": counters.gaps,
+        "switches": counters.switches,
+        "torn_bytes": report.torn_bytes,
+        "foreign_entries": report.foreign_entries,
+        "below_min_entries": report.below_min_entries,
+        "left_out": [{"name": left.name, "reason": left.reason} for left in report.left_out],
+        "notes": list(report.notes),
+    }
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """The summary for people: one line, and one more for each thing that should be known."""
+    found = [
+        (
+            f"tiered: {format_count(document['messages'])} messages,"
+            f" {format_size(document['size_bytes'])} in {format_count(document['parts'])} parts,"
+            f" {format_count(document['requests'])} requests, {document['seconds']:.1f} s,"
+            f" {document['mib_per_second']:.1f} MiB/s"
+        )
+    ]
+    said = (
+        ("behind_messages", "messages are not in the tier yet"),
+        ("waiting_records", f"records wait: {document['waiting_reason']}"),
+        ("quarantined", "damaged records were put into quarantine"),
+        ("gaps", "gaps were recorded: local retention was faster"),
+        ("torn_bytes", "bytes of a torn tail were left"),
+        ("foreign_entries", "entries that point at another queue's record were refused"),
+        ("below_min_entries", "entries below the log's minimum were left"),
+    )
+    found += [f"tiered: {document[name]:,} {text}" for name, text in said if document[name]]
+    reasons: dict[str, list[str]] = {}
+    for left in document["left_out"]:
+        reasons.setdefault(left["reason"], []).append(left["name"])
+    found += [f"tiered: left out ({reason}): {few(names)}" for reason, names in reasons.items()]
+    return found + [f"tiered: note: {note}" for note in document["notes"]]
+
+
+def few(names: Sequence[str], count_max: int = 5) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - count_max
+    return ", ".join(names[:count_max]) + (f" and {more} more" if more > 0 else "")
+
+
+def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Stopper) -> int:
+    """By the contract: what waits with ``--once``, or was quarantined, needs a person."""
+    if not ending.is_drained:
+        return stopper.exit_code or NEEDS_A_PERSON
+    needs = document["quarantined"] > 0 or (call.flag("once") and not ending.result.is_complete)
+    recorded = ("gaps", "torn_bytes", "foreign_entries", "below_min_entries", "left_out")
+    if call.flag("strict"):
+        needs = needs or any(document[name] for name in recorded)
+    return NEEDS_A_PERSON if needs else DONE
+
+
+COMMAND = make_command(
+    "attach",
+    run,
+    summary=COMMANDS["attach"].summary,
+    arguments=[click.Argument(["store"], type=click.Path())],
+    examples=[
+        "tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400",
+        "tiered attach /data/rocketmq/store --to file:///tmp/tier --once --seal",
+    ],
+)

@@ -1,0 +1,72 @@
+"""Parsers of the values that options take; each raises ``ValueError`` with what is wrong."""
+
+from __future__ import annotations
+
+import math
+
+from tiered.cli.times import check_time
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    number = _number(text)
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"{text} must be above 0")
+    return number
+
+
+def not_below_zero(text: str) -> float:
+    """A finite number, 0 at least."""
+    number = _number(text)
+    if not (number >= 0 and math.isfinite(number)):
+        raise ValueError(f"{text} must not be below 0")
+    return number
+
+
+def whole(text: str, *, low: int) -> int:
+    """A whole number, ``low`` at least."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no whole number") from None
+    if number < low:
+        raise ValueError(f"{number} must be at least {low}")
+    return number
+
+
+def start(text: str) -> str:
+    """``earliest``, ``latest``, or a time."""
+    return text if text in {"earliest", "latest"} else check_time(text)
+
+
+def pair(text: str) -> str:
+    """``NAME=VALUE``."""
+    name, equals, _ = text.partition("=")
+    if not (name.strip() and equals):
+        raise ValueError("write NAME=VALUE")  # the text may hold a token
+    return text
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets.
+
+    Raises:
+        ValueError: It is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def address(text: str) -> str:
+    """``HOST:PORT``, as it stands."""
+    split_address(text)
+    return text

@@ -1,0 +1,92 @@
+"""Progress on stderr: a bar on a terminal once two seconds have passed, else a line every ten seconds.
+
+A thread of its own asks how far things are; it ends with the block. Nothing here may delay or fail the work.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from tiered.clock import Clock
+
+BAR_AFTER_S = 2.0
+LINE_EVERY_S = 10.0
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How far things are.
+
+    Attributes:
+        text: For people.
+        done: Units done.
+        total: Units in all; None when nobody knows.
+    """
+
+    text: str
+    done: float = 0
+    total: float | None = None
+
+
+class Progress:
+    """Shows progress while a ``with`` block runs."""
+
+    def __init__(
+        self, what: str, ask: Callable[[], Progressed], *, clock: Clock, is_quiet: bool
+    ) -> None:
+        """Show the progress of ``what``, asking ``ask`` from another thread."""
+        self._what = what
+        self._ask = ask
+        self._clock = clock
+        self._is_quiet = is_quiet
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        if not self._is_quiet:
+            body = self._draw if sys.stderr.isatty() else self._write
+            self._thread = threading.Thread(target=body, name="tiered-progress", daemon=True)
+            self._thread.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        if self._thread:
+            self._thread.join()
+
+    def _write(self) -> None:
+        while not self._clock.wait(self._done, LINE_EVERY_S):
+            sys.stderr.write(f"tiered: {self._what}: {self._ask().text}\n")
+            sys.stderr.flush()
+
+    def _draw(self) -> None:
+        if self._clock.wait(self._done, BAR_AFTER_S):
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns: list[Any] = [
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+            TimeElapsedColumn(),
+        ]
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(self._what, total=None, text="")
+            while not self._clock.wait(self._done, _LOOK_S):
+                now = self._ask()
+                bar.update(task, completed=now.done, total=now.total, text=now.text)

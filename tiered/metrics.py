@@ -1,0 +1,162 @@
+"""The metrics that are served to Prometheus: their table, and the text form. docs/metrics.md is made of the table."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Kind(enum.Enum):
+    """What the number does."""
+
+    GAUGE = "gauge"
+    """Goes up and down."""
+    COUNTER = "counter"
+    """Only grows, from 0 at the start of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: With the unit last (``_total`` after it for counters).
+        kind: Gauge or counter.
+        help: What it says, and what to do about it where that is not plain.
+        labels: Names of its labels.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A value of a metric at one moment."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+_G, _C = Kind.GAUGE, Kind.COUNTER
+
+METRICS: tuple[Metric, ...] = (
+    Metric("tiered_up", _G, "1 while messages are tiered, 0 when this process has given up."),
+    Metric(
+        "tiered_lag_messages",
+        _G,
+        "Messages committed locally and not yet in the tier.",
+        ("topic",),
+    ),
+    Metric("tiered_lag_bytes", _G, "Bytes of their records.", ("topic",)),
+    Metric(
+        "tiered_lag_seconds",
+        _G,
+        "Age of the oldest of them, the greatest of the topic's queues. Alert on this one: normal is"
+        " about the freshness.",
+        ("topic",),
+    ),
+    Metric(
+        "tiered_waiting_records",
+        _G,
+        "Records in the store that are not proven committed; they are looked at again.",
+    ),
+    Metric("tiered_waiting_bytes", _G, "Their bytes, as far as known."),
+    Metric("tiered_committed_messages_total", _C, "Queue offsets made durable, holes included."),
+    Metric("tiered_committed_bytes_total", _C, "Bytes of records made durable."),
+    Metric("tiered_parts_total", _C, "Parts committed: pairs of a data and an index object."),
+    Metric("tiered_rounds_total", _C, "Journal entries that made parts durable."),
+    Metric("tiered_generation", _G, "Number of this writer's reign."),
+    Metric(
+        "tiered_requests_total", _C, "Requests to the object store, failed ones too.", ("kind",)
+    ),
+    Metric(
+        "tiered_request_errors_total",
+        _C,
+        "Requests that failed, by class of the error.",
+        ("kind", "error"),
+    ),
+    Metric("tiered_transfer_bytes_total", _C, "Bytes of bodies, up or down.", ("direction",)),
+    Metric(
+        "tiered_request_dollars_total",
+        _C,
+        "About what the requests cost at list prices, in US dollars; storage is not in it.",
+    ),
+    Metric(
+        "tiered_upload_retries_total",
+        _C,
+        "Uploads that failed or whose outcome is unknown; each is tried again.",
+    ),
+    Metric(
+        "tiered_file_switches_total",
+        _C,
+        "Segments begun anew after a failed upload (Non-StopWrite).",
+    ),
+    Metric(
+        "tiered_silent_seconds",
+        _G,
+        "How long nothing could be uploaded although there was something to upload.",
+    ),
+    Metric(
+        "tiered_lock_misses_total",
+        _C,
+        "Batches that dispatch left to compensation because their queue was busy.",
+    ),
+    Metric("tiered_compensated_total", _C, "Batches that compensation read from the local store."),
+    Metric(
+        "tiered_gaps_total",
+        _C,
+        "Gaps recorded because local retention was faster. Above 0 messages are lost to the tier.",
+    ),
+    Metric(
+        "tiered_quarantined_records_total",
+        _C,
+        "Damaged local records put into quarantine. Above 0 a person should look at the disk.",
+    ),
+    Metric("tiered_buffer_bytes", _G, "Memory held for records and uploads."),
+    Metric("tiered_buffer_bytes_max", _G, "Its limit; at it, following pauses."),
+    Metric("tiered_resident_bytes", _G, "Memory of the whole process."),
+)
+
+
+def render(samples: Iterable[Sample], metrics: Iterable[Metric] = METRICS) -> str:
+    """The text that Prometheus reads. Metrics come in the table's order; those without a sample are left out.
+
+    Raises:
+        KeyError: A sample of a metric that is not in the table, or without one of its labels.
+    """
+    table = {metric.name: metric for metric in metrics}
+    rows: dict[str, list[str]] = {name: [] for name in table}
+    for sample in samples:
+        metric = table[sample.name]
+        pairs = ",".join(f'{name}="{_escaped(sample.labels[name])}"' for name in metric.labels)
+        label = f"{{{pairs}}}" if pairs else ""
+        rows[sample.name].append(f"{sample.name}{label} {_number(sample.value)}")
+    lines: list[str] = []
+    for name, found in rows.items():
+        if found:
+            lines += [
+                f"# HELP {name} {table[name].help}",
+                f"# TYPE {name} {table[name].kind.value}",
+            ]
+            lines += found
+    return "\n".join([*lines, ""])
+
+
+def _escaped(value: str) -> str:
+    """A label's value; bytes that are no UTF-8 become U+FFFD."""
+    text = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

@@ -1,0 +1,100 @@
+"""Serves ``/metrics`` and ``/healthz`` over HTTP, in threads of its own.
+
+Contract: ``start`` binds the address and returns; requests are answered one at a time, so that a scraper cannot take more
+than one look at the local store at once; ``close`` ends the thread. Nothing is kept between requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING
+
+from tiered.errors import InvalidError
+from tiered.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REQUEST_S = 10.0
+
+
+class MetricsServer:
+    """One address with two pages."""
+
+    def __init__(
+        self, host: str, port: int, *, metrics: Callable[[], str], health: Callable[[], str]
+    ) -> None:
+        """Bind and serve.
+
+        Args:
+            host: Address; empty: all.
+            port: Port; 0: any free one.
+            metrics: Makes the text for Prometheus.
+            health: What is wrong, in one clause; empty when nothing is.
+
+        Raises:
+            InvalidError: The address cannot be listened at.
+        """
+        try:
+            self._server = HTTPServer((host, port), _handler(metrics, health))
+        except OSError as error:
+            raise InvalidError(
+                f"cannot listen at {host or '*'}:{port}: {error.strerror or error}",
+                where="--metrics-listen",
+                do="choose an address of this machine and a free port",
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="tiered-metrics"
+        )
+        self._thread.daemon = True
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened at."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler(metrics: Callable[[], str], health: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_S  # a client that says nothing must not hold the server
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/healthz":
+                wrong = health()
+                self._answer(503 if wrong else 200, wrong or "ok", "text/plain; charset=utf-8")
+            elif path == "/metrics":
+                self._metrics()
+            else:
+                self._answer(404, "there are /metrics and /healthz", "text/plain; charset=utf-8")
+
+        def _metrics(self) -> None:
+            try:
+                text = metrics()
+            except Exception as error:  # noqa: BLE001 (a scrape must never end the server)
+                self._answer(500, f"{type(error).__name__}: {error}", "text/plain; charset=utf-8")
+            else:
+                self._answer(200, text, CONTENT_TYPE)
+
+        def _answer(self, status: int, text: str, content_type: str) -> None:
+            body = text.encode()
+            with contextlib.suppress(ConnectionError):
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+            """Scrapes are no news."""
+
+    return Handler

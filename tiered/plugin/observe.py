@@ -1,0 +1,90 @@
+"""What a running attachment measures, as samples of ``tiered.metrics``; and whether it is well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiered.metrics import Sample
+from tiered.plugin.lag import measure_lag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.clock import Clock
+    from tiered.dispatch.dispatcher import TieredDispatcher
+    from tiered.plugin.attach import Attachment
+
+_PAGE_BYTES = 4096
+
+
+def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
+    """All samples, as of now. From any thread; reads a record of each queue that is behind."""
+    dispatcher = attachment.dispatcher
+    if dispatcher is None:
+        return [Sample("tiered_up", 0)]
+    return [
+        Sample("tiered_up", is_well(attachment) == ""),
+        *_lag(attachment, dispatcher, clock),
+        *_counters(dispatcher),
+        *_requests(attachment),
+        Sample("tiered_buffer_bytes", dispatcher.budget.used_bytes),
+        Sample("tiered_buffer_bytes_max", dispatcher.budget.bytes_max),
+        Sample("tiered_silent_seconds", dispatcher.seconds_without_success()),
+        Sample("tiered_resident_bytes", _resident_bytes()),
+    ]
+
+
+def is_well(attachment: Attachment) -> str:
+    """What is wrong, in one clause; empty when nothing is."""
+    return "" if attachment.fault is None else str(attachment.fault)
+
+
+def _lag(attachment: Attachment, dispatcher: TieredDispatcher, clock: Clock) -> Iterator[Sample]:
+    commits = dispatcher.lag()
+    topics: dict[str, list[float]] = {}
+    for queue, lag in measure_lag(attachment.local, commits, clock.now_ms()).items():
+        if queue in commits or attachment.selects(queue.topic):
+            row = topics.setdefault(queue.topic, [0, 0, 0])
+            row[0] += lag.messages
+            row[1] += lag.size_bytes or 0
+            row[2] = max(row[2], lag.seconds)
+    for topic, row in topics.items():
+        for unit, value in zip(("messages", "bytes", "seconds"), row, strict=True):
+            yield Sample(f"tiered_lag_{unit}", value, {"topic": topic})
+    waiting = attachment.local.waiting()
+    yield Sample("tiered_waiting_records", waiting.records)
+    yield Sample("tiered_waiting_bytes", waiting.size_bytes)
+
+
+def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
+    counters = dispatcher.counters
+    yield Sample("tiered_committed_messages_total", counters.messages)
+    yield Sample("tiered_committed_bytes_total", counters.record_bytes)
+    yield Sample("tiered_parts_total", counters.parts)
+    yield Sample("tiered_rounds_total", counters.rounds)
+    yield Sample("tiered_upload_retries_total", counters.uploads_failed)
+    yield Sample("tiered_file_switches_total", counters.switches)
+    yield Sample("tiered_lock_misses_total", counters.lock_misses)
+    yield Sample("tiered_compensated_total", counters.compensated)
+    yield Sample("tiered_gaps_total", counters.gaps)
+    yield Sample("tiered_quarantined_records_total", counters.quarantined)
+
+
+def _requests(attachment: Attachment) -> Iterator[Sample]:
+    snapshot = attachment.meter.snapshot()
+    for kind, count in sorted(snapshot.kinds.items()):
+        yield Sample("tiered_requests_total", count.requests, {"kind": kind})
+        for error, errors in sorted(count.errors.items()):
+            yield Sample("tiered_request_errors_total", errors, {"kind": kind, "error": error})
+    yield Sample("tiered_transfer_bytes_total", snapshot.bytes_up, {"direction": "up"})
+    yield Sample("tiered_transfer_bytes_total", snapshot.bytes_down, {"direction": "down"})
+    yield Sample("tiered_request_dollars_total", snapshot.dollars)
+    yield Sample("tiered_generation", attachment.generation)
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
