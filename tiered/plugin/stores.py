@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from backends.metered import MeteredStore
-from backends.retrying import RetryingStore
-
 from backends.errors import (
     BackendError,
     ConfigurationError,
     ObjectNotFoundError,
     PermissionDeniedError,
 )
+from backends.metered import MeteredStore
 from backends.registry import open_store
+from backends.retrying import RetryingStore
 from tiered.errors import InvalidError, StoreUnavailableError
 
 if TYPE_CHECKING:
