@@ -17,6 +17,9 @@ Names (cluster, broker, topic) are escaped: letters, digits, ``_ - % |`` stand f
 UTF-8 form is ``~`` and two hex digits. An escaped name of over 240 bytes is cut into several key segments, each but the
 last ending in ``~+``. No key is another key plus ``/…``, which one server would store and never list: every leaf lies in
 a folder in which only leaves lie, and ``lease`` cannot be a folder.
+
+Limits: with a topic of 255 bytes that must all be escaped a key has 867 bytes behind the broker's prefix, so a prefix of up
+to ``PREFIX_BYTES_MAX`` bytes (with the path of the tier's URL) keeps every key within the 1,024 that all servers bear.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 OFFSET_DIGITS = 20
 NUMBER_DIGITS = 10
+PREFIX_BYTES_MAX = 155
 LEASE = "lease"
 JOURNAL = "journal/"
 QUEUE = "queue/"
@@ -151,35 +155,41 @@ def commit_log_key(
     prefix: str, queue: MessageQueue, incarnation: int, log_offset: LogOffset, made: ObjectId
 ) -> str:
     """Key of a commit-log object that begins at ``log_offset``."""
-    return _data_key(f"{prefix}{QUEUE}", queue, incarnation, "commitlog/", log_offset, made)
+    root = f"{prefix}{QUEUE}{_queue_path(queue)}"
+    return _data_key(root, incarnation, "commitlog/", log_offset, made)
 
 
 def consume_queue_key(
     prefix: str, queue: MessageQueue, incarnation: int, queue_offset: QueueOffset, made: ObjectId
 ) -> str:
     """Key of a consume-queue object that begins at ``queue_offset``."""
-    return _data_key(f"{prefix}{QUEUE}", queue, incarnation, "consumequeue/", queue_offset, made)
+    root = f"{prefix}{QUEUE}{_queue_path(queue)}"
+    return _data_key(root, incarnation, "consumequeue/", queue_offset, made)
 
 
 def quarantine_key(
     prefix: str, queue: MessageQueue, incarnation: int, queue_offset: QueueOffset, made: ObjectId
 ) -> str:
     """Key of the raw bytes of a damaged record."""
-    return _data_key(f"{prefix}{QUARANTINE}", queue, incarnation, "", queue_offset, made)
+    root = f"{prefix}{QUARANTINE}{_queue_path(queue)}"
+    return _data_key(root, incarnation, "", queue_offset, made)
 
 
 def parse_data_key(prefix: str, key: str) -> DataKey | None:
-    """Undo the three functions above; None when the key is of another kind or another prefix."""
+    """Undo the three functions above; None when the key is of another kind or another prefix.
+
+    Strict: what is parsed gives the same key when it is built again.
+    """
+    if not key.startswith(prefix):
+        return None
     try:
-        return _parse_data_key(prefix, key)
+        parsed = _parse_data_key(key.removeprefix(prefix))
     except ValueError:
         return None
+    return parsed if parsed and prefix + _build(parsed) == key else None
 
 
-def _parse_data_key(prefix: str, key: str) -> DataKey | None:
-    rest = key.removeprefix(prefix)
-    if rest == key and prefix:
-        return None
+def _parse_data_key(rest: str) -> DataKey | None:
     *path, leaf = rest.split("/")
     kind = "quarantine"
     if path and path[0] == QUEUE[:-1]:
@@ -192,22 +202,26 @@ def _parse_data_key(prefix: str, key: str) -> DataKey | None:
     offset, generation, writer, sequence = leaf.split("-")
     if len(writer) != 8 or not _HEX.issuperset(writer):  # noqa: PLR2004 (the id's fixed width)
         return None
-    parsed = DataKey(
+    return DataKey(
         kind,
         MessageQueue(unescape_name("/".join(name)), int(queue_id)),
         int(incarnation),
         int(offset),
         ObjectId(int(generation), writer, int(sequence)),
     )
-    return parsed if str(parsed.object_id) == leaf[OFFSET_DIGITS + 1 :] else None
+
+
+def _build(key: DataKey) -> str:
+    root, folder = (QUARANTINE, "") if key.kind == "quarantine" else (QUEUE, f"{key.kind}/")
+    return _data_key(
+        root + _queue_path(key.queue), key.incarnation, folder, key.offset, key.object_id
+    )
 
 
 def _queue_path(queue: MessageQueue) -> str:
     return f"{escape_name(queue.topic)}/{queue.queue_id:0{NUMBER_DIGITS}d}"
 
 
-def _data_key(
-    root: str, queue: MessageQueue, incarnation: int, folder: str, offset: int, made: ObjectId
-) -> str:
+def _data_key(root: str, incarnation: int, folder: str, offset: int, made: ObjectId) -> str:
     life = f"{incarnation:0{NUMBER_DIGITS}d}"
-    return f"{root}{_queue_path(queue)}/{life}/{folder}{offset:0{OFFSET_DIGITS}d}-{made}"
+    return f"{root}/{life}/{folder}{offset:0{OFFSET_DIGITS}d}-{made}"

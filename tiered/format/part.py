@@ -12,10 +12,13 @@ Layout (big-endian)::
                      12  4   uint32  block_bytes
                      16  4   uint32  block_count  (= ceil(payload_size / block_bytes))
                      20  4   uint32  payload_crc  CRC-32 of the whole payload
-                     24  4   uint32  trailer_crc  CRC-32 of description, block CRCs and footer bytes 0..24
-                     28  2   uint16  format_version (1)
-                     30  2   uint16  zero
+                     24  2   uint16  format_version (1)
+                     26  2   uint16  zero
+                     28  4   uint32  trailer_crc  CRC-32 of description, block CRCs and footer bytes 0..28
                      32  8   bytes   magic ``TIEREDOB``
+
+Size, checksum and magic of the footer stay where they are in every version, so that a damaged version number is told from
+a newer one.
 
 The payload begins at position 0, so that a position in a segment needs no translation. A reader of a range reads whole
 blocks and checks each: one flipped bit anywhere in the object is found, and costs the block (64 KiB) that it lies in; in
@@ -40,10 +43,11 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MAGIC = b"TIEREDOB"
 BLOCK_BYTES = 64 * 1024
-_FOOTER = struct.Struct(">QIIIIIHH8s")
+_HEAD = struct.Struct(">QIIIIHH")
+_FOOTER = struct.Struct(">QIIIIHHI8s")
 FOOTER_BYTES = _FOOTER.size
 assert FOOTER_BYTES == 40  # noqa: PLR2004 (the table above)
-_SIGNED_PART = 24
+assert _HEAD.size == 28  # noqa: PLR2004 (likewise: what the checksum covers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Trailer:
 
     Attributes:
         payload_bytes: Size of the payload.
+        trailer_bytes: Size of the trailer itself.
         block_bytes: Size of the blocks that have a checksum.
         block_crcs: CRC-32 of each block.
         payload_crc: CRC-32 of the payload.
@@ -59,6 +64,7 @@ class Trailer:
     """
 
     payload_bytes: int
+    trailer_bytes: int
     block_bytes: int
     block_crcs: tuple[int, ...]
     payload_crc: int
@@ -93,10 +99,9 @@ def build_object(
     payload_bytes, payload_crc, crcs = _checksums(buffers, block_bytes)
     text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
     packed = struct.pack(f">{len(crcs)}I", *crcs)
-    head = (payload_bytes, len(text), block_bytes, len(crcs), payload_crc)
-    signed = text + packed + struct.pack(">QIIII", *head)
-    footer = _FOOTER.pack(*head, zlib_ng.crc32(signed), FORMAT_VERSION, 0, MAGIC)
-    trailer = text + packed + footer
+    head = (payload_bytes, len(text), block_bytes, len(crcs), payload_crc, FORMAT_VERSION, 0)
+    signed = text + packed + _HEAD.pack(*head)
+    trailer = signed + zlib_ng.crc32(signed).to_bytes(4, "big") + MAGIC
     return SealedObject([*buffers, trailer], payload_bytes, payload_crc, len(trailer))
 
 
@@ -136,22 +141,22 @@ def parse_trailer(tail: bytes, *, where: str) -> Trailer:
     footer = tail[-FOOTER_BYTES:]
     if len(footer) < FOOTER_BYTES or not footer.endswith(MAGIC):
         raise _damaged("the object does not end in a footer", where)
-    size, text_size, block_bytes, count, payload_crc, crc, version, _, _ = _FOOTER.unpack(footer)
+    size, text_size, block_bytes, count, payload_crc, version, _, crc, _ = _FOOTER.unpack(footer)
+    start = len(tail) - FOOTER_BYTES - 4 * count - text_size
+    if start < 0 or block_bytes == 0 or count != -(-size // block_bytes):
+        raise _damaged("the footer's sizes contradict each other", where)
+    signed = tail[start : len(tail) - FOOTER_BYTES + _HEAD.size]
+    if zlib_ng.crc32(signed) != crc:
+        raise _damaged("the trailer's checksum is wrong", where)
     if version > FORMAT_VERSION:
         raise InvalidError(
             f"the object has format version {version}, this program knows up to {FORMAT_VERSION}",
             where=where,
             do="use a newer version of tiered",
         )
-    start = len(tail) - FOOTER_BYTES - 4 * count - text_size
-    if start < 0 or block_bytes == 0 or count != -(-size // block_bytes):
-        raise _damaged("the footer's sizes contradict each other", where)
-    signed = tail[start : len(tail) - FOOTER_BYTES + _SIGNED_PART]
-    if zlib_ng.crc32(signed) != crc:
-        raise _damaged("the trailer's checksum is wrong", where)
     crcs = struct.unpack_from(f">{count}I", tail, start + text_size)
     description = json.loads(tail[start : start + text_size])
-    return Trailer(size, block_bytes, crcs, payload_crc, description)
+    return Trailer(size, len(tail) - start, block_bytes, crcs, payload_crc, description)
 
 
 def aligned_range(start: int, end: int, trailer: Trailer) -> tuple[int, int]:

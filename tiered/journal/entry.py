@@ -2,8 +2,11 @@ r"""One journal entry: small, immutable, created once.
 
 Layout: two lines of ASCII text::
 
-    {"actions":[…],"format":1,"generation":3,"number":17,"time_ms":1700000000000,"writer":"0badcafe"}\n
+    {"actions":[…],"format":1,"generation":3,"number":17,"previous":305419896,"time_ms":1700000000000,"writer":"0badcafe"}\n
     <8 hex digits: CRC-32 of the first line without its newline>\n
+
+``previous`` is the checksum of the entry before (0 for the first), so that an entry shows whose successor it is: one that
+was put under a number that had been used and deleted long ago, or restored to the wrong place, is found out.
 
 An action is an object whose ``do`` names it. This package knows only ``reign`` (a writer begins: ``generation``,
 ``holder``); all others belong to the state machine above. An unknown action stops a writer and is an error for a reader.
@@ -36,6 +39,7 @@ class Entry:
         writer: 8-hex-digit id of the process that wrote it.
         time_ms: When, by the writer's wall clock; for people, nothing depends on it.
         actions: What changed, in order.
+        previous: Checksum of the entry before; 0 for entry 1.
     """
 
     number: int
@@ -43,6 +47,12 @@ class Entry:
     writer: str
     time_ms: int
     actions: Sequence[Action]
+    previous: int = 0
+
+
+def checksum(data: bytes) -> int:
+    """The checksum that an entry bears and that its successor repeats."""
+    return zlib_ng.crc32(data.partition(b"\n")[0])
 
 
 def seal_text(document: Mapping[str, Any]) -> bytes:
@@ -55,15 +65,18 @@ def open_text(data: bytes, *, where: str, version: int = FORMAT_VERSION) -> dict
     """Check and parse what ``seal_text`` made.
 
     Raises:
-        DataError: The checksum is wrong or the text is cut.
+        DataError: The checksum is wrong, the text is cut, or it is none of ours.
         InvalidError: It is of a newer format version.
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib_ng.crc32(line):
-        raise DataError(
-            "the checksum is wrong", where=where, do="run `tiered verify` to see what is damaged"
-        )
-    document: dict[str, Any] = json.loads(line)
+        raise _damaged("the checksum is wrong", where)
+    try:
+        document = json.loads(line)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise _damaged("this is no document of a tier", where)
     if document.get("format", 0) > version:
         raise InvalidError(
             f"format version {document['format']} is newer than {version}, which this program knows",
@@ -83,6 +96,7 @@ def encode_entry(entry: Entry) -> bytes:
             "writer": entry.writer,
             "time_ms": entry.time_ms,
             "actions": list(entry.actions),
+            "previous": entry.previous,
         }
     )
 
@@ -95,10 +109,18 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
         InvalidError: It is of a newer format version.
     """
     document = open_text(data, where=where)
-    return Entry(
-        document["number"],
-        document["generation"],
-        document["writer"],
-        document["time_ms"],
-        document["actions"],
-    )
+    try:
+        return Entry(
+            document["number"],
+            document["generation"],
+            document["writer"],
+            document["time_ms"],
+            document["actions"],
+            document["previous"],
+        )
+    except KeyError as error:
+        raise _damaged(f"this is no journal entry: it has no {error}", where) from None
+
+
+def _damaged(what: str, where: str) -> DataError:
+    return DataError(what, where=where, do="run `tiered verify` to see what is damaged")

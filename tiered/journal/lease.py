@@ -7,6 +7,7 @@ Rules: an absent, released or unreadable lease is free. One that has expired by 
 was a process of this host and this boot that no longer runs is free at once. Else we wait for it, saying so, or give up.
 A holder renews at a third of the duration, on its monotonic clock; when it could not renew until two thirds are over it
 must stop writing (``Lease.renew`` says so by ``FencedError``), so that it has stopped before anybody can take the lease.
+Where an answer is lost the lease is read back: it bears the writer's id, so a write that landed late is known as ours.
 
 After a crash the lease stays until it expires, or is taken at once by a process of the same host.
 """
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
 
 _SAFE_SHARE = 2 / 3
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +48,32 @@ class Holder:
     Attributes:
         host: Host name.
         boot: Id of the host's boot; a process id means nothing after another boot.
+        space: Id of the process-id namespace; a process id means nothing in another container.
         pid: Process id.
         started: Start time of the process in clock ticks since boot; tells it from a later one with the same id.
     """
 
     host: str
     boot: str
+    space: str
     pid: int
     started: int
 
     @classmethod
     def present(cls) -> Holder:
         """This process."""
-        return cls(socket.gethostname(), _boot_id(), os.getpid(), _started(os.getpid()) or 0)
+        pid = os.getpid()
+        return cls(socket.gethostname(), _boot_id(), _pid_space(), pid, _started(pid) or 0)
 
     def is_gone(self) -> bool:
-        """Whether this was a process of this host and boot that no longer runs."""
-        here = (self.host, self.boot) == (socket.gethostname(), _boot_id()) and bool(self.boot)
+        """Whether this was a process of this host, boot and container that no longer runs."""
+        if not (self.boot and self.space):
+            return False  # a system that cannot tell
+        here = (self.host, self.boot, self.space) == (
+            socket.gethostname(),
+            _boot_id(),
+            _pid_space(),
+        )
         return here and _started(self.pid) != self.started
 
 
@@ -74,6 +85,10 @@ class LeaseState:
     writer: str
     expires_ms: int
     released: bool
+
+
+_UNKNOWN = LeaseState(Holder("another host", "", "", 0, 0), "", 0, released=False)
+"""Who was faster than we, when not even the lease tells."""
 
 
 class Lease:
@@ -103,15 +118,22 @@ class Lease:
 
         Returns:
             None when it is ours now; else who has it.
+
+        Raises:
+            InvalidError: The lease is of a newer format version.
+            BackendError: It could not be read or written; calling again is harmless.
         """
-        present, version = read_lease(self._store, self._key)
-        if present and present.writer != self._writer and not self._is_free(present):
-            return present
-        try:
-            self._write(version)
-        except PreconditionFailedError:
-            return read_lease(self._store, self._key)[0] or present
-        return None
+        present: LeaseState | None = None
+        for _ in range(_TRIES):
+            present, version = read_lease(self._store, self._key)
+            if present and present.writer != self._writer and not self._is_free(present):
+                return present
+            try:
+                self._write(version)
+            except PreconditionFailedError:
+                continue  # another was faster, or a write of ours landed late: look again
+            return None
+        return present or _UNKNOWN
 
     def acquire(
         self, *, wait: bool, announce: Callable[[LeaseState], None], stop: Callable[[float], bool]
@@ -125,18 +147,19 @@ class Lease:
 
         Raises:
             FencedError: Another holder has it (and we do not wait, or were told to stop).
+            BackendError: The lease could not be read or written; calling again is harmless.
         """
         told = False
         while (other := self.try_acquire()) is not None:
+            if wait and not told:
+                announce(other)
+                told = True
             if not wait or stop(min(1.0, self._seconds / 4)):
                 raise FencedError(
                     f"{other.holder.host} (process {other.holder.pid}) holds the lease",
                     where=f"{self._store.url}/{self._key}",
                     do="stop that writer, or wait until its lease ends",
                 )
-            if not told:
-                announce(other)
-                told = True
 
     @property
     def renewal_seconds(self) -> float:
@@ -151,9 +174,10 @@ class Lease:
             BackendError: Not renewed; try again soon.
         """
         try:
-            self._write(self._version)
-        except PreconditionFailedError:
-            self._settle()
+            try:
+                self._write(self._version)
+            except PreconditionFailedError:
+                self._write(self._version_of_ours())
         except BackendError:
             if self._clock.monotonic_s() - self._renewed_s >= self._seconds * _SAFE_SHARE:
                 raise FencedError(
@@ -167,20 +191,28 @@ class Lease:
         """Give the lease back, if it is still ours. A failure is no error: it expires by itself."""
         if self._version is None:
             return
-        with contextlib.suppress(BackendError):
-            self._write(self._version, released=True)
+        with contextlib.suppress(BackendError, FencedError):
+            try:
+                self._write(self._version, released=True)
+            except PreconditionFailedError:
+                self._write(self._version_of_ours(), released=True)
         self._version = None
 
-    def _settle(self) -> None:
-        """After a refused or lost renewal: ours after all, or another's?"""
+    def _version_of_ours(self) -> Version | None:
+        """After a refused write: the version to replace, if a write of ours had landed late.
+
+        Raises:
+            FencedError: The lease is another's, or gone.
+        """
         present, version = read_lease(self._store, self._key)
-        if present is None or present.writer != self._writer:
+        damaged = present is None and version is not None  # free, and so ours as well as anybody's
+        if not damaged and (present is None or present.writer != self._writer):
             raise FencedError(
                 "another writer has taken the lease",
                 where=f"{self._store.url}/{self._key}",
                 do="`tiered lease` shows the holder",
             )
-        self._version = version
+        return version
 
     def _is_free(self, present: LeaseState) -> bool:
         expired = present.expires_ms <= self._clock.now_ms()
@@ -233,10 +265,18 @@ def _boot_id() -> str:
         return ""
 
 
+def _pid_space() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 def _started(pid: int) -> int | None:
-    """Start time of a process in ticks since boot; None when there is no such process (or no /proc)."""
+    """Start time of a process in ticks since boot; None when there is none that runs (or no /proc)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    return int(text.rpartition(")")[2].split()[19])
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])  # a zombie writes no more

@@ -1,8 +1,12 @@
 """Reading a journal: newest checkpoint, then the entries behind it, in order.
 
-Ordering: entries are applied by number without a hole. A missing number is the head only when nothing lies behind it;
-when something does, a newer checkpoint is jumped to (old entries are deleted once two checkpoints cover them).
-A checkpoint that fails its checksum is not believed: an older one, or replay from entry 1, gives the same state.
+Ordering: entries are applied by number without a hole, and each must name the checksum of the one before. A missing number
+is the head only when nothing lies behind it; when something does, a newer checkpoint is jumped to (old entries are deleted
+once two checkpoints cover them).
+
+Retries and errors: a checkpoint that fails its checks is not believed; an older one, or replay from entry 1, gives the same
+state. What was listed and is gone, or is missing, is looked for by another listing, since entries may be deleted while
+we read; only what stays missing is damage.
 
 Threads: one reader belongs to one thread; the states that it gives are immutable and may go anywhere.
 """
@@ -13,13 +17,16 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
-from tiered.journal.entry import Entry, decode_entry, open_text, seal_text
+from tiered.journal.entry import Entry, checksum, decode_entry, open_text, seal_text
 from tiered.keys import JOURNAL, checkpoint_key, entry_key, parse_journal_key
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
 
 S = TypeVar("S")
+
+LISTINGS_MAX = 4
+"""How often one ``catch_up`` lists the journal, when entries vanish under its hands, before that is damage."""
 
 
 class Machine(Protocol[S]):
@@ -41,11 +48,11 @@ class Machine(Protocol[S]):
         """The generation that reigns; 0 when none ever did."""
         ...
 
-    def dump(self, state: S) -> Any:
+    def dump(self, state: S) -> Any:  # noqa: ANN401 (JSON values)
         """The state as JSON values, for a checkpoint."""
         ...
 
-    def load(self, document: Any) -> S:
+    def load(self, document: Any) -> S:  # noqa: ANN401 (JSON values)
         """Undo ``dump``."""
         ...
 
@@ -56,6 +63,7 @@ class JournalReader(Generic[S]):
     Attributes:
         state: The state after entry ``number``.
         number: The last entry that was applied; 0 for an empty journal.
+        last: Checksum of that entry; 0 for an empty journal.
         since_checkpoint: Entries applied since the newest checkpoint that is known.
     """
 
@@ -65,6 +73,7 @@ class JournalReader(Generic[S]):
         self._machine = machine
         self.state = machine.initial()
         self.number = 0
+        self.last = 0
         self.since_checkpoint = 0
 
     def catch_up(self) -> list[Entry]:
@@ -74,41 +83,26 @@ class JournalReader(Generic[S]):
             The entries that were applied one by one (not those that a checkpoint covers).
 
         Raises:
-            DataError: An entry is damaged, or one is missing in the middle and no checkpoint covers it.
+            DataError: An entry is damaged, or one is missing in the middle and no checkpoint covers it. The state is
+                that of the last entry that could be applied.
+            InvalidError: An entry or checkpoint is of a newer version.
             BackendError: The store could not be read.
         """
-        entries, checkpoints = self._list_behind(self.number)
-        for number in sorted(checkpoints, reverse=True):
-            if number > self.number and self._jump(number):
+        applied: list[Entry] = []
+        for tries_left in reversed(range(LISTINGS_MAX)):
+            entries, checkpoints = self.behind(self.number)
+            for number in sorted(checkpoints, reverse=True):
+                if number > self.number and self._jump(number):
+                    break
+            self._apply_all([n for n in sorted(entries) if n > self.number], applied)
+            if self.number >= max(entries + checkpoints, default=0):
                 break
-        return [self._step(number) for number in sorted(entries) if number > self.number]
+            if not tries_left:
+                raise self._missing(self.number + 1)
+        return applied
 
     def behind(self, number: int) -> tuple[list[int], list[int]]:
-        """Numbers of the entries and of the checkpoints behind ``number``."""
-        return self._list_behind(number)
-
-    def read_entry(self, number: int) -> tuple[Entry, bytes] | None:
-        """An entry and its bytes; None when there is none with this number."""
-        key = entry_key(self._prefix, number)
-        try:
-            data = self._store.get(key)
-        except ObjectNotFoundError:
-            return None
-        return decode_entry(data, where=key), data
-
-    def apply(self, entry: Entry) -> None:
-        """Apply the next entry, which the caller knows to be in the store."""
-        assert entry.number == self.number + 1
-        self.state = self._machine.apply(self.state, entry)
-        self.number = entry.number
-        self.since_checkpoint += 1
-
-    def checkpoint_bytes(self) -> bytes:
-        """A checkpoint of the present state."""
-        document = {"format": 1, "number": self.number, "state": self._machine.dump(self.state)}
-        return seal_text(document)
-
-    def _list_behind(self, number: int) -> tuple[list[int], list[int]]:
+        """Numbers of the entries behind ``number``, and of the checkpoints behind it or of that very entry."""
         after = entry_key(self._prefix, number) if number else ""
         entries: list[int] = []
         checkpoints: list[int] = []
@@ -118,36 +112,99 @@ class JournalReader(Generic[S]):
                 (checkpoints if parsed[1] else entries).append(parsed[0])
         return entries, checkpoints
 
-    def _jump(self, number: int) -> bool:
+    def read_entry(self, number: int) -> tuple[Entry, bytes] | None:
+        """An entry and its bytes; None when there is none with this number.
+
+        Raises:
+            DataError: It is damaged, or says that it has another number.
+        """
+        key = entry_key(self._prefix, number)
+        try:
+            data = self._store.get(key)
+        except ObjectNotFoundError:
+            return None
+        entry = decode_entry(data, where=key)
+        if entry.number != number:
+            raise DataError(
+                f"a journal entry says of itself that it is number {entry.number}",
+                where=key,
+                do="restore the entry, or rebuild the journal",
+            )
+        return entry, data
+
+    def read_checkpoint(self, number: int) -> tuple[S, int] | None:
+        """The state after entry ``number`` and that entry's checksum; None when there is no such checkpoint.
+
+        Raises:
+            DataError: It is damaged, or says that it has another number.
+            InvalidError: It is of a newer version.
+        """
         key = checkpoint_key(self._prefix, number)
         try:
             document = open_text(self._store.get(key), where=key)
-            self.state = self._machine.load(document["state"])
-        except (DataError, ObjectNotFoundError, KeyError, TypeError, ValueError):
-            return False  # a checkpoint only makes opening faster; replay gives the same state
+        except ObjectNotFoundError:
+            return None
+        try:
+            if document["number"] == number:
+                return self._machine.load(document["state"]), int(document["last"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise DataError(f"this is no checkpoint: {error!r}", where=key) from error
+        raise DataError(
+            f"a checkpoint says of itself that it has number {document['number']}", where=key
+        )
+
+    def apply(self, entry: Entry, data: bytes) -> None:
+        """Apply the next entry, which the caller knows to be in the store with these bytes.
+
+        Raises:
+            DataError: It is not the successor of the last one.
+        """
+        assert entry.number == self.number + 1
+        if entry.previous != self.last:
+            raise DataError(
+                f"this entry is not the successor of journal entry {self.number}",
+                where=entry_key(self._prefix, entry.number),
+                do="restore the entry, or rebuild the journal",
+            )
+        self.state = self._machine.apply(self.state, entry)
+        self.number = entry.number
+        self.last = checksum(data)
+        self.since_checkpoint += 1
+
+    def checkpoint_bytes(self) -> bytes:
+        """A checkpoint of the present state."""
+        document = {
+            "format": 1,
+            "number": self.number,
+            "last": self.last,
+            "state": self._machine.dump(self.state),
+        }
+        return seal_text(document)
+
+    def _jump(self, number: int) -> bool:
+        try:
+            found = self.read_checkpoint(number)
+        except DataError:
+            found = None  # a checkpoint only makes opening faster; replay gives the same state
+        if found is None:
+            return False
+        self.state, self.last = found
         self.number = number
         self.since_checkpoint = 0
         return True
 
-    def _step(self, number: int) -> Entry:
-        if number != self.number + 1:
-            raise DataError(
-                f"journal entry {self.number + 1} is missing, and {number} is there",
-                where=entry_key(self._prefix, self.number + 1),
-                do="restore the entry, or rebuild the journal",
-            )
-        found = self.read_entry(number)
-        if found is None:
-            raise DataError(
-                "a journal entry was listed and is gone",
-                where=entry_key(self._prefix, number),
-                do="run the command again; if it stays, rebuild the journal",
-            )
-        if found[0].number != number:
-            raise DataError(
-                f"a journal entry says of itself that it is number {found[0].number}",
-                where=entry_key(self._prefix, number),
-                do="restore the entry, or rebuild the journal",
-            )
-        self.apply(found[0])
-        return found[0]
+    def _apply_all(self, numbers: list[int], applied: list[Entry]) -> None:
+        """Apply entries in order, until one is not there."""
+        for number in numbers:
+            found = self.read_entry(number) if number == self.number + 1 else None
+            if found is None:
+                return
+            self.apply(*found)
+            applied.append(found[0])
+
+    def _missing(self, number: int) -> DataError:
+        return DataError(
+            f"journal entry {number} is missing, and later ones are (or were) there",
+            where=entry_key(self._prefix, number),
+            do="restore the entry, or rebuild the journal",
+        )

@@ -1,17 +1,23 @@
 """Appending to a journal: put-if-absent of the next number is the one atomic point of the whole tier.
 
-How to use it: ``JournalWriter.open``, ``take_reign`` once, then ``append`` from one thread at a time.
+How to use it: make one, ``take_reign`` once, then ``append`` from one thread at a time. Others than the writer (expiry,
+compaction) take no reign; they ``catch_up`` and ``append`` with a check of what they presume.
 
 Ordering: entry ``n + 1`` is sent only after the outcome of ``n`` is known.
 
 Retries and errors:
     * *exists*: read it. Our own bytes: done. Otherwise it is history: apply it; a newer reign in it, or an entry of our
       own generation that we did not send (a cloned process), means that we are fenced. Else the next number is tried.
-    * *unknown*: read the number. Absent: the same bytes go again under the same number, so that a late landing is
-      harmless. An entry is never re-cut while its outcome is unknown.
-    * *won*: list behind the number. A checkpoint or an entry there means that the number had been used and deleted long
-      ago: fenced.
-    No safety rests on a clock or on the lease.
+    * *unknown*: the same bytes go again under the same number, so that a late landing is harmless; *exists* then tells.
+      An entry is never re-cut while its outcome is unknown.
+    * *won*: list behind the number. What lies there must be our entry's successors: if the next number is missing though
+      something lies behind it, or does not name our entry as the one before, then our number had been used and deleted
+      long ago. That, or a newer reign among them: fenced.
+    Whatever can be tried again is tried again, with pauses, until ``stop`` is set. No safety rests on a clock or on the
+    lease.
+
+After an error, unless it came from the caller's check, this writer is done: every later ``append`` raises
+``ClosedError``, since it may be unknown what became of the last entry.
 
 After a crash: the entry is there or it is not; nothing else has to be cleaned up.
 """
@@ -21,20 +27,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
-from tiered.errors import FencedError, StoreUnavailableError
-from tiered.journal.entry import REIGN, Action, Entry, encode_entry
+from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
+from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
 from tiered.journal.reader import JournalReader, Machine
 from tiered.keys import checkpoint_key, entry_key
 
 if TYPE_CHECKING:
     import random
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 CHECKPOINT_ENTRIES = 12
 """A checkpoint is due after so many entries, so that opening a tier costs at most that many reads and a few more."""
@@ -47,7 +54,7 @@ class JournalWriter(Generic[S]):
 
     Attributes:
         writer: Our 8-hex-digit id.
-        generation: Our reign; 0 before ``take_reign``.
+        generation: Our reign; 0 before ``take_reign`` and for those who do not reign.
     """
 
     def __init__(
@@ -64,7 +71,8 @@ class JournalWriter(Generic[S]):
         """Prepare to write; nothing is read or written yet.
 
         Args:
-            store: Where the journal lies. Must be able to put if absent.
+            store: Where the journal lies. Must be able to put if absent, and must not retry by itself: an answer that
+                was lost is our business here.
             prefix: Of the broker (or archive), ending in a slash.
             machine: The state machine.
             writer: Random id of this process, 8 hex digits.
@@ -79,6 +87,7 @@ class JournalWriter(Generic[S]):
         self._clock = clock
         self._rng = rng
         self._stop = stop
+        self._in_flight = 0
         self.writer = writer
         self.generation = 0
 
@@ -93,7 +102,12 @@ class JournalWriter(Generic[S]):
         return self._reader.number
 
     def catch_up(self) -> None:
-        """Replay to the head."""
+        """Replay to the head.
+
+        Raises:
+            DataError: The journal is damaged.
+            BackendError: The store could not be read.
+        """
         self._reader.catch_up()
 
     def take_reign(self, holder: Mapping[str, Any]) -> None:
@@ -104,30 +118,46 @@ class JournalWriter(Generic[S]):
 
         Raises:
             FencedError: Another writer took a reign at the same moment.
+            BackendError: The journal could not be read.
         """
-        self._reader.catch_up()
+        self.catch_up()
         generation = self._machine.generation(self.state) + 1
         self.generation = generation
         self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])
 
-    def append(self, actions: Sequence[Action]) -> Entry:
+    def append(
+        self, actions: Sequence[Action], *, check: Callable[[S], None] | None = None
+    ) -> Entry:
         """Make one entry durable and apply it.
 
+        Args:
+            actions: What happened.
+            check: Called with the state before the first try, and again whenever another's entry came between; raises
+                what it likes when the actions presume something that does not hold (any more).
+
         Raises:
-            FencedError: A newer reign exists. Nothing of ``actions`` is history, now or later.
-            StoreUnavailableError: The outcome is unknown and we were told to stop; the entry may become history.
+            FencedError: A newer reign exists. ``actions`` may have become history just before it, else never will.
+            StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown; the entry may
+                be or become history.
+            ClosedError: An earlier call ended by an error.
         """
+        if self._in_flight:
+            raise ClosedError(f"this journal writer has ended with entry {self._in_flight}")
         while True:
+            if check:
+                check(self.state)
             entry = Entry(
                 self.number + 1,
                 self.generation,
                 self.writer,
                 self._clock.now_ms(),
                 actions,
+                self._reader.last,
             )
-            if self._settle(entry):
-                self._reader.apply(entry)
-                self._refuse_used_number(entry.number)
+            self._in_flight = entry.number  # stays when anything is raised
+            won = self._make_history(entry)
+            self._in_flight = 0
+            if won:
                 return entry
 
     def write_checkpoint(self, *, force: bool = False) -> bool:
@@ -137,12 +167,11 @@ class JournalWriter(Generic[S]):
             Whether one was written. A failure is no error: a checkpoint only makes opening faster.
         """
         due = 1 if force else CHECKPOINT_ENTRIES
-        if self._reader.since_checkpoint < due:
+        if self._in_flight or self._reader.since_checkpoint < due:
             return False
+        key = checkpoint_key(self._prefix, self.number)
         try:
-            self._store.put_if_absent(
-                checkpoint_key(self._prefix, self.number), self._reader.checkpoint_bytes()
-            )
+            self._store.put_if_absent(key, self._reader.checkpoint_bytes())
         except AlreadyExistsError:
             pass
         except BackendError:
@@ -150,21 +179,34 @@ class JournalWriter(Generic[S]):
         self._reader.since_checkpoint = 0
         return True
 
-    def _settle(self, entry: Entry) -> bool:
-        """Put the entry until its outcome is known: True when it is history, False when its number was taken."""
+    def _make_history(self, entry: Entry) -> bool:
+        """Whether the entry is history now; else another's is, under its number."""
         data = encode_entry(entry)
+        if not self._settle(entry, data):
+            return False
+        self._patiently(
+            lambda: self._refuse_used_number(entry.number, data),
+            "the last journal entry is written, but may have come too late",
+        )
+        self._reader.apply(entry, data)
+        return True
+
+    def _settle(self, entry: Entry, data: bytes) -> bool:
+        """Put the entry until its outcome is known: True when it is there, False when its number was taken."""
         key = entry_key(self._prefix, entry.number)
         pause_s, unknown = _PAUSE_S_MIN, False
         while True:
             try:
                 self._store.put_if_absent(key, data)
             except AlreadyExistsError:
-                return self._is_ours(entry, data)
+                return self._patiently(
+                    lambda: self._is_ours(entry, data),
+                    "the last journal entry may or may not be written",
+                )
             except BackendError as error:
                 unknown = unknown or isinstance(error, UnknownOutcomeError)
-                if not error.retriable:
-                    raise
-                pause_s = self._pause(pause_s, unknown, error)
+                what = "may or may not be written" if unknown else "is not written"
+                pause_s = self._pause(pause_s, f"the last journal entry {what}", error)
             else:
                 return True
 
@@ -176,34 +218,68 @@ class JournalWriter(Generic[S]):
         if present == data:
             return True
         self._refuse(other)
-        self._reader.apply(other)
+        self._apply(other, present)
         return False
+
+    def _apply(self, other: Entry, data: bytes) -> None:
+        try:
+            self._reader.apply(other, data)
+        except DataError as error:  # an entry that follows another history than ours
+            raise self._fenced(f"{error.what} that we know") from error
 
     def _refuse(self, other: Entry) -> None:
         """Stop when an entry of another hand shows that we no longer reign."""
+        if not self.generation:
+            return
         for action in other.actions:
             if action["do"] == REIGN and action["generation"] >= self.generation:
                 raise self._fenced(f"{other.writer} took over with journal entry {other.number}")
-        if self.generation and other.generation == self.generation:
+        if other.generation >= self.generation:
             raise self._fenced(
-                f"journal entry {other.number} is of our own generation and is not ours; "
-                "this process was cloned"
+                f"journal entry {other.number} is of generation {other.generation} and is not ours; "
+                "this process was cloned, or another has taken over"
             )
 
-    def _refuse_used_number(self, number: int) -> None:
+    def _refuse_used_number(self, number: int, data: bytes) -> None:
+        """Hold what lies behind the entry that we put against it."""
         entries, checkpoints = self._reader.behind(number)
-        if any(later > number for later in checkpoints):
-            raise self._fenced("a checkpoint lies behind the entry that we wrote")
+        if not entries and not checkpoints:
+            return
+        found = self._reader.read_entry(number + 1)
+        if found is not None:
+            follows = found[0].previous == checksum(data)
+        elif not entries and max(checkpoints) == number:
+            known = self._reader.read_checkpoint(number)
+            follows = known is not None and known[1] == checksum(data)
+        else:
+            follows = False
+        if not follows:
+            raise self._fenced(f"journal entry {number} had been written before and deleted")
         for later in entries:
-            found = self._reader.read_entry(later)
-            if found:
-                self._refuse(found[0])
+            read = self._reader.read_entry(later)
+            if read:
+                self._refuse(read[0])
 
-    def _pause(self, pause_s: float, unknown: bool, error: BackendError) -> float:
-        if self._clock.wait(self._stop, pause_s * self._rng.uniform(0.5, 1.0)):
-            what = "may or may not be written" if unknown else "is not written"
+    def _patiently(self, request: Callable[[], T], what: str) -> T:
+        """Make a request that changes nothing until it is answered."""
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                return request()
+            except BackendError as error:
+                pause_s = self._pause(pause_s, what, error)
+
+    def _pause(self, pause_s: float, what: str, error: BackendError) -> float:
+        """Wait before another try; the next pause.
+
+        Raises:
+            StoreUnavailableError: There is to be no other try.
+        """
+        if not error.retriable or self._clock.wait(
+            self._stop, pause_s * self._rng.uniform(0.5, 1.0)
+        ):
             raise StoreUnavailableError(
-                f"the last journal entry {what}: {error}",
+                f"{what}: {error}",
                 where=self._store.url,
                 do="nothing is lost; attach again when the store answers",
             ) from error
