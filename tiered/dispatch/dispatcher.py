@@ -144,6 +144,7 @@ class TieredDispatcher:
         )
         self._lock = threading.Lock()
         self._files: dict[MessageQueue, CompositeFlatFile] = {}
+        self._bounds: Mapping[MessageQueue, QueueBounds] = {}
         self._wake = threading.Event()
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_success_s = clock.monotonic_s()
@@ -266,15 +267,19 @@ class TieredDispatcher:
         life = self._journal.state.life(queue)
         if life is not None:
             return life
-        bounds = self._local.queues().get(queue)
+        bounds = self._bounds.get(queue)
+        if bounds is None:  # a queue that has come since we looked last
+            self._bounds = self._local.queues()
+            bounds = self._bounds.get(queue)
         first = self._start(queue, bounds) if bounds else QueueOffset(0)
         return QueueLife(0, first, first)
 
     def _starts(self) -> dict[MessageQueue, QueueOffset]:
         """Where to go on in each queue; those that are not tiered are as good as done."""
+        self._bounds = self._local.queues()
         return {
             queue: self.file(queue).append_offset if self._selects(queue) else bounds.end
-            for queue, bounds in self._local.queues().items()
+            for queue, bounds in self._bounds.items()
         }
 
     def _append(self, file: CompositeFlatFile, batch: RecordBatch) -> AppendResult:
