@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FOLDER_FRESHNESS_S = 2.0
 S3_FRESHNESS_S = 60.0
+SYSTEM_TOPIC = "system topic"
+"""The reason of ``LeftOut`` that even ``--strict`` does not count: such topics are never tiered."""
 _MIB = 1024 * 1024
 
 
@@ -287,9 +289,10 @@ def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Sto
     if not ending.is_drained:
         return stopper.exit_code or NEEDS_A_PERSON
     needs = document["quarantined"] > 0 or (call.flag("once") and not ending.result.is_complete)
-    recorded = ("gaps", "torn_bytes", "foreign_entries", "below_min_entries", "left_out")
     if call.flag("strict"):
-        needs = needs or any(document[name] for name in recorded)
+        recorded = ("gaps", "torn_bytes", "foreign_entries", "below_min_entries")
+        left_out = any(left["reason"] != SYSTEM_TOPIC for left in document["left_out"])
+        needs = needs or left_out or any(document[name] for name in recorded)
     return NEEDS_A_PERSON if needs else DONE
 
 

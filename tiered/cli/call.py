@@ -58,7 +58,8 @@ class Call:
 
     def find(self, name: str) -> Chosen:
         """A setting of this command, else a common one."""
-        return self.chosen.get(f"{self.section}.{name}") or self.chosen[name]
+        found = self.chosen.get(f"{self.section}.{name}")
+        return self.chosen[name] if found is None else found
 
     def get(self, name: str) -> object:
         """A setting's value.

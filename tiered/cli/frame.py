@@ -203,15 +203,25 @@ def make_program(
     entries: Mapping[str, Entry],
     summary: str,
     examples: Sequence[str],
+    *,
     params: Sequence[click.Parameter] = (),
+    run: Run | None = None,
 ) -> Program:
-    """A group of commands."""
+    """A group of commands; ``run`` does what the group does when no command is given."""
+
+    def callback(**_parameters: object) -> int | None:
+        context = click.get_current_context()
+        if run is None or context.invoked_subcommand is not None:
+            return None
+        return run(make_call(context, name, {}))
+
     program = Program(
         name,
         help=summary,
         epilog="\n".join(examples),
         params=[*params, *_common_options()],
-        callback=lambda **_parameters: None,
+        callback=callback,
+        invoke_without_command=run is not None,
         context_settings=_CONTEXT,
     )
     program.entries = entries
