@@ -182,3 +182,20 @@ def run_moto() -> Iterator[S3Server]:
         yield S3Server("moto", f"http://{host}:{port}", "test", "test", is_atomic=False)
     finally:
         server.stop()
+
+
+@contextmanager
+def run_localstack(folder: Path) -> Iterator[S3Server]:
+    """LocalStack, installed anew: takes a minute. Checks no keys; two writers may win under stress."""
+    if sys.version_info[:2] != (3, 11):
+        missing("LocalStack runs on Python 3.11 only; tests against it")
+    port = free_port()
+    command = [sys.executable, str(ROOT / "localstack" / "run_host.py")]
+    env = os.environ | {"LOCALSTACK_STATE": str(folder)}
+    up = [*command, "up", "--port", str(port), "--buckets", "tier-one,tier-two"]
+    subprocess.run(up, check=True, env=env, stdout=subprocess.DEVNULL)
+    try:
+        endpoint = f"http://127.0.0.1:{port}"
+        yield S3Server("localstack", endpoint, "test", "test", is_atomic=False)
+    finally:
+        subprocess.run([*command, "down"], check=True, env=env)
