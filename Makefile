@@ -57,8 +57,8 @@ bench: .venv/.installed-test ## the benchmarks, as ratios
 minio: ## MinIO in the foreground, for trying things: prints its address and keys
 	@TIERED_REQUIRE=1 requirements/system.sh minio && exec localstack/minio.sh run
 
-localstack: .venv/.installed-runtime ## LocalStack without Docker; prints the variables to export
-	@$(BIN)/python localstack/run_host.py up
+localstack: ## LocalStack without Docker, in an environment of its own; prints the variables to export
+	@$$(requirements/python.sh) localstack/run_host.py up
 
 docs: .venv/.installed-runtime ## the generated pages of docs/ again
 	@$(BIN)/python -m tiered.cli.docs

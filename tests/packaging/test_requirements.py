@@ -38,6 +38,12 @@ def test_the_build_backend_is_locked(lock: ModuleType, root: Path):
         assert lock.pins((root / f"requirements/{kind}.txt").read_text())[name] == version
 
 
+def test_localstacks_own_environment_is_pinned_by_hash_too(lock: ModuleType, root: Path):
+    entries = lock.entries((root / "localstack" / "requirements-host.txt").read_text())
+    assert len(entries) > 10
+    assert [e for e in entries if not lock.PIN.match(e) or "--hash=sha256:" not in e] == []
+
+
 def test_light_needs_no_extra(lock: ModuleType, root: Path):
     light = lock.pins((root / "requirements/light.txt").read_text())
     assert not light.keys() & {"boto3", "obstore", "pyarrow", "pyspark", "s3fs", "pytest"}
