@@ -35,7 +35,7 @@ from tiered.model import LogOffset, MessageQueue, QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiered.log.flat_file import TieredFileSegment
+    from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
     from tiered.log.state import Part, QueueLife
 
 ITEM_MEMORY_BYTES = 40
@@ -156,7 +156,8 @@ class CompositeFlatFile:
         self._buffer: deque[tuple[RecordBatch, float]] = deque()
         self._buffered = 0
         self._uploading: GroupCommit | None = None
-        self._roll_next = False
+        parts = life.segments[-1].parts if life.segments else ()
+        self._roll_next = bool(parts) and parts[-1].queue_end != life.commit_offset  # behind a gap
 
     @property
     def commit_offset(self) -> QueueOffset:
@@ -277,16 +278,10 @@ class CompositeFlatFile:
 
     def committed(self, commit: GroupCommit, part: Part) -> None:
         """A journal entry names the part: the commit offset moves."""
-        for segment in self.commit_log.segments:
-            if segment.base_offset == commit.segment:
-                segment.commit(part.log)
-        base = self._index_base(commit)
-        base.commit(part.index)
+        assert part.queue_offset == self._commit_offset
+        _segment(self.commit_log, commit.segment).commit(part.log)
+        _segment(self.consume_queue, commit.queue_offset * ITEM_BYTES).commit(part.index)
         self._commit_offset = part.queue_end
-
-    def _index_base(self, commit: GroupCommit) -> TieredFileSegment:
-        offset = commit.queue_offset * ITEM_BYTES
-        return next(s for s in reversed(self.consume_queue.segments) if s.base_offset <= offset)
 
     def _must_roll(self, now_ms: int) -> bool:
         last = self.commit_log.segments[-1] if self.commit_log.segments else None
@@ -325,6 +320,11 @@ def trim(batch: RecordBatch, start: QueueOffset) -> RecordBatch:
         physical_offsets=batch.physical_offsets[skip:],
         quarantined=[q for q in batch.quarantined if q.queue_offset >= start],
     )
+
+
+def _segment(flat: TieredFlatFile, offset: int) -> TieredFileSegment:
+    """The last segment that begins at or before ``offset``."""
+    return next(s for s in reversed(flat.segments) if s.base_offset <= offset)
 
 
 def _size(batch: RecordBatch) -> int:

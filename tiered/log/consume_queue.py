@@ -17,7 +17,7 @@ Source:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tiered.model import LogOffset, QueueOffset
 
 ITEM = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
-ITEM_BYTES = 20
+ITEM_BYTES: Final = 20
 assert ITEM.itemsize == ITEM_BYTES
 
 

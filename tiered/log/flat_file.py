@@ -70,7 +70,8 @@ class TieredFileSegment:
         while start < end:
             place, first = self.places[index], self.starts[index]
             stop = min(end, first + place.size_bytes)
-            found.append(Extent(place, place.start + start - first, place.start + stop - first))
+            if stop > start:  # else a part that holds nothing but holes: no bytes
+                found.append(Extent(place, place.start + start - first, place.start + stop - first))
             start, index = stop, index + 1
         return found
 
@@ -118,7 +119,9 @@ class TieredFlatFile:
         while start < end:
             segment = self.segments[index]
             stop = min(end, segment.base_offset + segment.commit_position)
-            found += segment.extents(start - segment.base_offset, stop - segment.base_offset)
+            if stop > start:
+                base = segment.base_offset
+                found += segment.extents(start - base, stop - base)
             start, index = stop, index + 1
         return found
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
+from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.reader import JournalReader
 from tiered.local.face import RecordBatch
 from tiered.log.consume_queue import ITEM, ITEM_BYTES
@@ -108,7 +109,7 @@ class QueueReader:
         Args:
             start: First queue offset wanted; below the minimum, reading begins at the minimum.
             bytes_max: Bytes of records at most, but for the first.
-            count_max: Items at most (> 0).
+            count_max: Items at most (> 0). May divide an inner batch, ``bytes_max`` does not.
 
         Returns:
             A batch; the gap that ``start`` lies in; or None at the end.
@@ -122,9 +123,16 @@ class QueueReader:
             return None
         index = bisect_right(self._starts, start) - 1
         part = self._parts[index] if index >= 0 else None
-        if part is None or start >= part.queue_end:
-            return next(gap for gap in self.life.gaps if gap.start <= start < gap.end)
-        return self._read_part(part, start, bytes_max, count_max)
+        if part is not None and start < part.queue_end:
+            return self._read_part(part, start, bytes_max, count_max)
+        for gap in self.life.gaps:
+            if gap.start <= start < gap.end:
+                return gap
+        raise DataError(
+            f"the journal has neither a part nor a gap for {self.queue} at queue offset {start}",
+            where=self._prefix,
+            do="run `tiered verify` to see what is damaged",
+        )
 
     def batches(
         self, start: QueueOffset, *, bytes_max: int = READ_BYTES
@@ -145,12 +153,15 @@ class QueueReader:
             return time_ms > timestamp_ms if upper else time_ms >= timestamp_ms
 
         for part in self._parts:
-            if part.store_max_ms >= 0 and beyond(part.store_max_ms):
-                return self._first(part, beyond)
+            timed = part.store_max_ms >= 0 and beyond(part.store_max_ms)
+            if timed and part.queue_end > self.life.min_offset:
+                found = self._first(part, beyond)
+                if found < part.queue_end:
+                    return found
         return self.life.commit_offset
 
     def _first(self, part: Part, beyond: Callable[[int], bool]) -> QueueOffset:
-        at = part.queue_offset
+        at = max(part.queue_offset, self.life.min_offset)
         while at < part.queue_end:
             batch = self._read_part(part, at, READ_BYTES, 1 << 20).records
             for index, time_ms in enumerate(batch.store_timestamps_ms.tolist()):
@@ -169,7 +180,9 @@ class QueueReader:
         items = np.frombuffer(raw, ITEM)
         offsets = items["log_offset"].astype(np.int64)
         sizes = items["size"].astype(np.int32)
-        if (sizes < 0).any() or (offsets[sizes > 0] + sizes[sizes > 0] > part.log_end).any():
+        real = sizes > 0
+        outside = (offsets[real] < part.log_offset) | (offsets[real] > part.log_end - sizes[real])
+        if (sizes < 0).any() or outside.any():
             raise self._damaged(part, "an item points outside the commit log")
         taken = _fitting(offsets, sizes, bytes_max)
         return self._records(part, start, offsets[:taken], sizes[:taken], items[:taken])
@@ -222,9 +235,11 @@ class QueueReader:
                 raise self._damaged(
                     part, "an item points at something that is no record of this queue"
                 )
-            if (block.queue_offsets > wanted).any():
+            inner = block.sys_flags & INNER_BATCH != 0
+            if (np.where(inner, block.queue_offsets > wanted, block.queue_offsets != wanted)).any():
                 raise self._damaged(part, "an item points at a record of another queue offset")
             times[real] = block.store_timestamps_ms
+            times = times[_neighbours(real, len(sizes))]
             physical[real] = block.physical_offsets
         return times, physical
 
@@ -236,6 +251,12 @@ class QueueReader:
         )
 
 
+def _neighbours(real: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """For each item itself or, for a hole, the item with a record before it (else after it)."""
+    before = np.searchsorted(real, np.arange(count), side="right") - 1
+    return real[np.maximum(before, 0)]
+
+
 def _fitting(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32], bytes_max: int) -> int:
     """How many of the items fit into ``bytes_max``; at least one, and an inner batch whole."""
     ends = np.where(sizes > 0, offsets + sizes, 0)
@@ -244,4 +265,8 @@ def _fitting(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32], bytes
     if not len(real):
         return len(sizes)
     begin = offsets[real[0]]
-    return max(int(np.searchsorted(ends - begin, bytes_max, side="right")), int(real[0]) + 1)
+    count = max(int(np.searchsorted(ends - begin, bytes_max, side="right")), int(real[0]) + 1)
+    last = offsets[count - 1] if sizes[count - 1] > 0 else -1
+    while count < len(sizes) and sizes[count] > 0 and offsets[count] == last:
+        count += 1
+    return count

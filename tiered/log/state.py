@@ -3,8 +3,8 @@
 All values are immutable. ``TierMachine.apply`` is the one place that knows what the actions mean; reader, writer,
 recovery, verify, gc and archive use it.
 
-Replay is strict: a part that does not begin exactly at its queue's commit offset and log end, or that comes from a
-generation below the reign, is not history; it is counted in ``refused_parts`` and changes nothing.
+Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
+of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import InvalidError
+from tiered.format.consume_queue import ITEM_BYTES
 from tiered.journal.entry import REIGN, Action, Entry
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -138,7 +139,7 @@ class QueueLife:
     incarnation: int
     min_offset: QueueOffset
     commit_offset: QueueOffset
-    log_end: LogOffset = LogOffset(0)
+    log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
     segments: tuple[Segment, ...] = ()
     gaps: tuple[Gap, ...] = ()
     quarantined: int = 0
@@ -160,7 +161,7 @@ class TierState:
         store: Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before
             the first reign.
         queues: Lives of each queue, oldest first; never empty.
-        refused_parts: Parts that replay refused.
+        refused_parts: Parts, gaps and incarnations that replay refused.
         updated_ms: Time of the last entry.
     """
 
@@ -186,7 +187,8 @@ class TierMachine:
     ============= ============================================================================================
     reign         ``generation``, ``holder`` (with ``store``)
     part          ``segment`` (base log offset), ``part`` (see ``part_json``); a new segment rolls the one before
-    seal          ``segment``, ``parts``: the segment's parts from now on (fewer, larger ones), sealed
+    seal          ``segment``, ``parts``: the segment's parts from now on (fewer, larger ones), sealed; when it is
+                  the last, only the reigning writer may, since it would go on in it
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     quarantine    ``count``: so many records went into quarantine
     incarnation   ``start``, ``reason``: the queue begins anew
@@ -219,7 +221,7 @@ class TierMachine:
             handler(work, action)
         return replace(work.state, queues=work.queues, updated_ms=entry.time_ms)
 
-    def dump(self, state: TierState) -> Any:
+    def dump(self, state: TierState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
         return {
             "generation": state.generation,
@@ -234,7 +236,7 @@ class TierMachine:
             ],
         }
 
-    def load(self, document: Any) -> TierState:
+    def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``."""
         return TierState(
             generation=document["generation"],
@@ -258,6 +260,14 @@ class _Work:
     queues: dict[MessageQueue, tuple[QueueLife, ...]]
     entry: Entry
 
+    @property
+    def reigns(self) -> bool:
+        """The entry was written under the present reign."""
+        return self.entry.generation == self.state.generation > 0
+
+    def refuse(self) -> None:
+        self.state = replace(self.state, refused_parts=self.state.refused_parts + 1)
+
     def life(self, action: Action) -> QueueLife | None:
         """The life that an action speaks of, if it is the present one."""
         lives = self.queues.get(_queue(action))
@@ -280,7 +290,8 @@ def _reign(work: _Work, action: Action) -> None:
 
 
 def _meta(work: _Work, action: Action) -> None:
-    work.state = replace(work.state, store=action["store"])
+    if work.reigns:
+        work.state = replace(work.state, store=action["store"])
 
 
 def _part(work: _Work, action: Action) -> None:
@@ -290,9 +301,10 @@ def _part(work: _Work, action: Action) -> None:
         life.commit_offset,
         life.log_end,
     )
-    segments = _placed(work, action, part, life) if life and fits else None
-    if life is None or segments is None or work.entry.generation < work.state.generation:
-        work.state = replace(work.state, refused_parts=work.state.refused_parts + 1)
+    whole = part.count > 0 and part.index.size_bytes == part.count * ITEM_BYTES
+    segments = _placed(work, action, part, life) if life and fits and whole else None
+    if life is None or segments is None or not work.reigns:
+        work.refuse()
         return
     grown = replace(life, segments=segments, commit_offset=part.queue_end, log_end=part.log_end)
     work.put(action, grown)
@@ -302,11 +314,10 @@ def _placed(work: _Work, action: Action, part: Part, life: QueueLife) -> tuple[S
     """The segments with the part in its place; None when it names a segment where it cannot lie."""
     base = LogOffset(action["segment"])
     last = life.segments[-1] if life.segments else None
-    if last and last.base_offset == base and not last.sealed:
-        if last.parts[-1].queue_end != part.queue_offset:  # a gap: only a new segment may follow it
-            return None
+    continues = last and not last.sealed and last.parts[-1].queue_end == part.queue_offset
+    if last and continues and last.base_offset == base:  # behind a gap only a new segment may come
         return (*life.segments[:-1], replace(last, parts=(*last.parts, part)))
-    if base != part.log_offset or (last and last.base_offset >= base):
+    if base != part.log_offset:  # (of two segments with one base the first has nothing but holes)
         return None
     rolled = (*life.segments[:-1], replace(last, sealed=True)) if last else ()
     return (*rolled, Segment(base, part.queue_offset, work.entry.time_ms, parts=(part,)))
@@ -322,11 +333,13 @@ def _first_life(work: _Work, action: Action, start: QueueOffset) -> QueueLife | 
 def _seal(work: _Work, action: Action) -> None:
     life = work.life(action)
     parts = tuple(part_of(document) for document in action["parts"])
-    if life is None:
+    if life is None or not (work.reigns or work.entry.generation == 0):
         return
     segments = tuple(
         replace(segment, parts=parts, sealed=True)
-        if segment.base_offset == action["segment"] and _covers(segment, parts)
+        if segment.base_offset == action["segment"]
+        and (segment.sealed or work.reigns)
+        and _covers(segment, parts)
         else segment
         for segment in life.segments
     )
@@ -354,7 +367,9 @@ def _covers(segment: Segment, parts: tuple[Part, ...]) -> bool:
 def _gap(work: _Work, action: Action) -> None:
     gap = Gap(action["start"], action["end"], action["reason"])
     life = work.life(action) or _first_life(work, action, gap.start)
-    if life is None or gap.start != life.commit_offset or gap.end <= gap.start:
+    fits = life is not None and gap.start == life.commit_offset and gap.end > gap.start
+    if life is None or not fits or not work.reigns:
+        work.refuse()
         return
     fresh = not life.segments  # nothing to read before the gap, so the queue begins behind it
     work.put(
@@ -370,7 +385,7 @@ def _gap(work: _Work, action: Action) -> None:
 
 def _quarantine(work: _Work, action: Action) -> None:
     life = work.life(action)
-    if life:
+    if life and work.reigns:
         work.put(action, replace(life, quarantined=life.quarantined + action["count"]))
 
 
@@ -378,7 +393,8 @@ def _incarnation(work: _Work, action: Action) -> None:
     queue = _queue(action)
     lives = work.queues.get(queue, ())
     number = lives[-1].incarnation + 1 if lives else 0
-    if action["incarnation"] != number:
+    if action["incarnation"] != number or not work.reigns:
+        work.refuse()
         return
     ended = (*lives[:-1], replace(lives[-1], ended=action["reason"])) if lives else ()
     start = QueueOffset(action["start"])
@@ -400,7 +416,7 @@ def _queue(action: Action) -> MessageQueue:
     return MessageQueue(action["topic"], action["queue_id"])
 
 
-def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:
+def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:  # noqa: ANN401 (JSON values)
     """An action of one queue."""
     return {
         "do": do,
