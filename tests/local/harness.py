@@ -105,9 +105,7 @@ def copy(store: Path, folder: Path) -> Path:
     return target
 
 
-def open_store(
-    directory: Path, clock: Clock | None = None, **options: Any
-) -> RocketMQStore:
+def open_store(directory: Path, clock: Clock | None = None, **options: Any) -> RocketMQStore:
     return RocketMQStore.open(
         directory, clock=clock or ManualClock(), options=RocketMQOptions(**options)
     )
@@ -189,7 +187,9 @@ def follow_all(
     return taken
 
 
-def drain(follower: Any, taken: Taken, window_bytes: int = 1 << 20, polls_max: int = 100_000) -> None:
+def drain(
+    follower: Any, taken: Taken, window_bytes: int = 1 << 20, polls_max: int = 100_000
+) -> None:
     """Poll until idle."""
     for _ in range(polls_max):
         batches = follower.poll(window_bytes)

@@ -80,9 +80,7 @@ def test_following_goes_on_where_it_is_told_to(capture: tuple[str, RocketMQStore
     taken = harness.follow_all(store, 10_000, starts)
     for queue, start in starts.items():
         assert taken.messages[queue] == {
-            offset: message
-            for offset, message in found.messages[queue].items()
-            if offset >= start
+            offset: message for offset, message in found.messages[queue].items() if offset >= start
         }
 
 
@@ -92,7 +90,9 @@ def test_offset_by_time_is_the_first_at_or_after(capture: tuple[str, RocketMQSto
         pytest.skip("its store times step back, where given-up messages came to life again")
     found = harness.expected(name)
     for queue, (_, end) in found.bounds.items():
-        times = {offset: message.store_timestamp_ms for offset, message in found.messages[queue].items()}
+        times = {
+            offset: message.store_timestamp_ms for offset, message in found.messages[queue].items()
+        }
         wanted = sorted(set(times.values()))
         for time_ms in [0, *wanted[::23], *(time + 1 for time in wanted[::31]), 1 << 60]:
             first = min((o for o, time in times.items() if time >= time_ms), default=end)
@@ -128,7 +128,10 @@ def test_each_store_has_its_own_mark(tmp_path: Path):
         with_mark = harness.open_store(harness.unpack(name, tmp_path))
         marks[with_mark.identity.store_id] = name
         if name != "s09-big-offsets":  # made without a broker: nothing names it
-            assert (with_mark.identity.cluster, with_mark.identity.broker) == ("cluster-a", "broker-a")
+            assert (with_mark.identity.cluster, with_mark.identity.broker) == (
+                "cluster-a",
+                "broker-a",
+            )
         with_mark.close()
     assert sorted(marks.values()) == sorted(harness.NAMES)
 

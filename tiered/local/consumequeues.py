@@ -24,7 +24,7 @@ from tiered.format.consume_queue import (
     decode_items,
     is_batch,
 )
-from tiered.local.entries import Entries, Flags, Rebuilt, no_entries
+from tiered.local.entries import Entries, Flags, Ints, Longs, Rebuilt, no_entries
 from tiered.local.files import FileCache, FileRow
 
 _SCAN_UNITS: Final = 3_000
@@ -51,8 +51,13 @@ class QueueIndex(Protocol):
     """One queue's index."""
 
     is_batch: bool
+    unit_bytes: int
     row: FileRow
     rebuilt: Rebuilt
+
+    def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
+        """The tag codes of the entries from ``start`` on if the files list exactly these records, else None."""
+        ...
 
     def entries(self, start: int, end: int) -> Entries:
         """What is known of ``[start, end)``."""
@@ -84,7 +89,7 @@ class _Units:
 
     is_batch = False
     _dtype: np.dtype[np.void] = ITEM
-    _unit_bytes = ITEM_BYTES
+    unit_bytes = ITEM_BYTES
 
     def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
         self.row = FileRow(cache, directory, file_bytes)
@@ -92,9 +97,9 @@ class _Units:
 
     def units(self, first: int, last: int) -> Items:
         """Units ``[first, last)``; fewer when a file is missing or short."""
-        position, size = first * self._unit_bytes, (last - first) * self._unit_bytes
+        position, size = first * self.unit_bytes, (last - first) * self.unit_bytes
         data = self.row.read(position, size)
-        if len(data) == size or len(data) % self._unit_bytes:
+        if len(data) == size or len(data) % self.unit_bytes:
             return decode_items(data, self._dtype)
         pieces = [data]
         while sum(map(len, pieces)) < size and pieces[-1]:
@@ -107,7 +112,7 @@ class _Units:
         bases = self.row.bases
         if not bases:
             return 0, 0
-        return bases[0] // self._unit_bytes, self.row.end // self._unit_bytes
+        return bases[0] // self.unit_bytes, self.row.end // self.unit_bytes
 
     def _valid(self, units: Items) -> Flags:
         """The broker's own test; fillers pass it."""
@@ -129,11 +134,11 @@ class _Units:
 
     def _scan_end(self) -> int:
         """One past the last unit of the valid run that begins three files before the end."""
-        per_file = self.row.file_bytes // self._unit_bytes
+        per_file = self.row.file_bytes // self.unit_bytes
         bases = self.row.bases[-_FILES_SCANNED:]
-        end = bases[0] // self._unit_bytes if bases else 0
+        end = bases[0] // self.unit_bytes if bases else 0
         for base in bases:
-            first = base // self._unit_bytes
+            first = base // self.unit_bytes
             if first != end:
                 break  # a file is missing
             last = first + per_file
@@ -149,10 +154,10 @@ class _Units:
         """One past the last unit that is left when the log ends at ``log_end``. Files are judged from the last."""
         scan_end = self._scan_end()
         for base in reversed(self.row.bases):
-            first = base // self._unit_bytes
+            first = base // self.unit_bytes
             if first >= scan_end:
                 continue
-            last = min(scan_end, first + self.row.file_bytes // self._unit_bytes)
+            last = min(scan_end, first + self.row.file_bytes // self.unit_bytes)
             cut = self._first_invalid(first, last, log_end)
             if cut > first:
                 return cut
@@ -193,10 +198,21 @@ class PlainQueue(_Units):
         self.rebuilt.fill(found)
         return found
 
+    def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
+        """See ``QueueIndex``."""
+        items = self.units(start, start + len(sizes))
+        if (
+            len(items) == len(sizes)
+            and bool((items["physical_offset"] == physical_offsets).all())
+            and bool((items["size"] == sizes).all())
+        ):
+            return items["tag_code"].astype(np.int64)
+        return None
+
     def _patched(self, start: int, end: int) -> Entries:
         """Read file by file: some are missing or short."""
         found = no_entries(start, max(0, end - start))
-        per_file = max(1, self.row.file_bytes // self._unit_bytes)
+        per_file = max(1, self.row.file_bytes // self.unit_bytes)
         at = start
         while at < end:
             next_at = min(end, (at // per_file + 1) * per_file)
@@ -245,7 +261,7 @@ class BatchQueue(_Units):
 
     is_batch = True
     _dtype = BATCH_ITEM
-    _unit_bytes = BATCH_ITEM_BYTES
+    unit_bytes = BATCH_ITEM_BYTES
 
     def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
         super().__init__(cache, directory, file_bytes)
@@ -271,6 +287,12 @@ class BatchQueue(_Units):
         self._hint = (at, unit)
         self.rebuilt.fill(found)
         return found
+
+    def tags_if_listed(self, start: int, physical_offsets: Longs, sizes: Ints) -> Longs | None:
+        """See ``QueueIndex``."""
+        entries = self.entries(start, start + len(sizes))
+        same = (entries.physical_offsets == physical_offsets) & (entries.sizes == sizes)
+        return entries.tag_codes if bool(same.all()) else None
 
     def _unit_of(self, offset: int) -> int:
         """The unit that holds ``offset``, or the first behind it."""

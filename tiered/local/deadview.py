@@ -90,6 +90,8 @@ class DeadView:
             found: ``is_listed`` is brought up to date.
             replayed: A broker's start after a crash would list them again, by its own rules.
         """
+        if found.is_all_listed:
+            return
         unlisted = ~found.is_listed & is_message(block, found.indices)
         if not unlisted.any():
             return
@@ -105,6 +107,7 @@ class DeadView:
             return
         self._rebuild(state, block, found, wanted)
         found.is_listed |= wanted
+        found.is_all_listed = bool(found.is_listed.all())
         found.entries = None
 
     # -- opening ---------------------------------------------------------------------------------
@@ -151,10 +154,7 @@ class DeadView:
 
     def _extend(self, queue: MessageQueue, found: Match) -> None:
         """Listed records push the end that a start would see."""
-        if not found.is_listed.any():
-            return
-        last = int(np.flatnonzero(found.is_listed)[-1])
-        end = int(found.offsets[last]) + (1 if found.counts is None else int(found.counts[last]))
+        _, end = found.last_listed()
         tail = self._tails.get(queue, Tail(0, -1))
         if end > tail.end:
             self._tails[queue] = Tail(end, tail.max_physical)
@@ -192,7 +192,10 @@ class DeadView:
             if state is None or not self._is_known(queue, replayed=False):
                 continue
             found = match(state.index, block, indices)
-            if (~found.is_listed & ~found.is_written & is_message(block, indices)).any():
+            if (
+                not found.is_all_listed
+                and (~found.is_listed & ~found.is_written & is_message(block, indices)).any()
+            ):
                 return True
         return False
 

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 GAP_BYTES_MAX: Final = 64 << 10
-"""Bytes between two wanted records that are read rather than skipped by a second read."""
+GAP_BYTES_MIN: Final = 512
+GAP_PER_BYTE: Final = 2
+"""Bytes between two wanted records are read rather than skipped by a second read when they are at most
+``GAP_BYTES_MIN``, or at most ``GAP_PER_BYTE`` times the record before and ``GAP_BYTES_MAX``: a batch never costs more
+than about seven times its bytes."""
 _NO_HOLE: Final = 0
 
 
@@ -63,7 +67,7 @@ class Fetched:
 
 
 def plan_reads(
-    physical_offsets: Longs, sizes: Ints, file_bytes: int, gap_bytes_max: int = GAP_BYTES_MAX
+    physical_offsets: Longs, sizes: Ints, file_bytes: int
 ) -> list[tuple[int, int, int, int]]:
     """Join neighbouring records into reads.
 
@@ -71,7 +75,6 @@ def plan_reads(
         physical_offsets: int64[n], where each record lies, n > 0.
         sizes: int32[n].
         file_bytes: A read never spans files.
-        gap_bytes_max: Read over gaps of at most this many bytes.
 
     Returns:
         ``(first record, one past the last record, from byte, to byte)`` of each read, in record order.
@@ -79,7 +82,8 @@ def plan_reads(
     ends = physical_offsets + sizes
     gaps = physical_offsets[1:] - ends[:-1]
     same_file = physical_offsets[1:] // file_bytes == physical_offsets[:-1] // file_bytes
-    breaks = np.flatnonzero((gaps < 0) | (gaps > gap_bytes_max) | ~same_file) + 1
+    bridged = np.clip(sizes[:-1].astype(np.int64) * GAP_PER_BYTE, GAP_BYTES_MIN, GAP_BYTES_MAX)
+    breaks = np.flatnonzero((gaps < 0) | (gaps > bridged) | ~same_file) + 1
     firsts = [0, *breaks.tolist()]
     lasts = [*breaks.tolist(), len(ends)]
     return [

@@ -13,6 +13,7 @@ is locked or written.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -22,6 +23,8 @@ from tiered.errors import ClosedError, InvalidError
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
 _NOATIME: Final = getattr(os, "O_NOATIME", 0)
+_OPEN_MIN: Final = 16
+_OPEN_MAX: Final = 4096
 NAME_DIGITS: Final = 20
 """Digits of a file name in a row."""
 
@@ -49,6 +52,14 @@ def unreadable(path: str, error: OSError) -> InvalidError:
     )
 
 
+def default_open_max() -> int:
+    """Half of the descriptors that this process may have, at most 4,096."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(
+        _OPEN_MIN, min(_OPEN_MAX, soft // 2 if soft != resource.RLIM_INFINITY else _OPEN_MAX)
+    )
+
+
 class _Open:
     """One open file, and how many reads are under way on it."""
 
@@ -63,8 +74,8 @@ class _Open:
 class FileCache:
     """Open files of one store. For any thread."""
 
-    def __init__(self, open_max: int = 256) -> None:
-        self._open_max = open_max
+    def __init__(self, open_max: int | None = None) -> None:
+        self._open_max = open_max or default_open_max()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _Open] = OrderedDict()
         self._is_closed = False
@@ -175,9 +186,10 @@ class FileRow:
     Attributes:
         directory: Where they are.
         file_bytes: Size of each file in bytes.
+        end: One past the last file, whether or not that has been written; 0 without files. As of the last scan.
     """
 
-    __slots__ = ("_bases", "_cache", "_stamp", "directory", "file_bytes")
+    __slots__ = ("_bases", "_cache", "_stamp", "directory", "end", "file_bytes")
 
     def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
         self._cache = cache
@@ -185,17 +197,13 @@ class FileRow:
         self.file_bytes = file_bytes
         self._stamp: tuple[int, int] | None = None
         self._bases: tuple[int, ...] = ()
+        self.end = 0
         self.rescan()
 
     @property
     def bases(self) -> tuple[int, ...]:
         """Where the files begin, in order, as of the last scan."""
         return self._bases
-
-    @property
-    def end(self) -> int:
-        """One past the last file, whether or not that has been written; 0 without files."""
-        return self._bases[-1] + self.file_bytes if self._bases else 0
 
     def rescan(self) -> bool:
         """List the directory again if it changed; whether the files are others now. One system call when idle."""
@@ -206,6 +214,7 @@ class FileRow:
         self._stamp = stamp
         self._cache.drop_deleted()
         changed, self._bases = bases != self._bases, bases
+        self.end = bases[-1] + self.file_bytes if bases else 0
         return changed
 
     def base_of(self, position: int) -> int | None:

@@ -41,6 +41,7 @@ class RocketMQFollower:
     def __init__(self, store: RocketMQStore, starts: Mapping[MessageQueue, QueueOffset]) -> None:
         self._store = store
         self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
+        self._has_ext = store.has_ext
         self._is_idle = False
         self._is_closed = False
         self._must_sweep = True
@@ -123,10 +124,13 @@ class RocketMQFollower:
         self._position = max(self._position, view.log_min)
         piece = self._pieces.read(self._position, view.log_end, window_bytes)
         batches: list[RecordBatch] = []
+        states = view.catalog.states
         for queue, indices in group_by_queue(piece.block):
-            state = view.catalog.states.get(queue) or self._store.find(view, queue)
+            state = states.get(queue)
+            if state is None or not state.index.row.bases:
+                state = self._store.find(view, queue)
             if state is not None:
-                batches.extend(self._take(view, state, piece.block, indices))
+                batches += self._take(view, state, piece.block, indices)
         if len(piece.block) and not piece.block.is_sound:
             self._must_sweep = True
         self._move(view, piece)
@@ -149,48 +153,49 @@ class RocketMQFollower:
 
     def _take(
         self, view: View, state: QueueState, block: RecordBlock, indices: Longs
-    ) -> Iterator[RecordBatch]:
+    ) -> list[RecordBatch]:
         """The batches of one queue's records in a piece."""
         start = self._next_of(state)
-        if int(block.queue_offsets[indices[0]]) < start:
+        if block.queue_offsets[indices[0]] < start:
             indices = indices[block.queue_offsets[indices] >= start]
             if not len(indices):
-                return
+                return []
         found = match(state.index, block, indices)
-        if not found.is_listed.all():
+        if not found.is_all_listed:
             self._store.claim(view, state, block, found)
-        yield from self._emit(state, block, found)
+        return self._emit(state, block, found, start)
 
     def _take_advance(self, found: Advance) -> list[RecordBatch]:
-        block, taken = found.block, found.taken
         self._position = found.end
-        return [batch for state, found in taken for batch in self._emit(state, block, found)]
+        return [
+            batch
+            for state, match_ in found.taken
+            for batch in self._emit(state, found.block, match_, self._next_of(state))
+        ]
 
-    def _emit(self, state: QueueState, block: RecordBlock, found: Match) -> Iterator[RecordBatch]:
-        if (
-            found.entries is not None
-            and int(found.offsets[0]) == self._next_of(state)
-            and bool(found.is_listed.all())
-        ):
-            yield self._batch(state, block, found)
-            return
-        listed = found.is_listed & (found.offsets >= self._next_of(state))
+    def _emit(
+        self, state: QueueState, block: RecordBlock, found: Match, start: int
+    ) -> list[RecordBatch]:
+        """Batches of the listed records from queue offset ``start`` on, the gaps between them filled."""
+        if found.entries is not None and found.is_all_listed and int(found.offsets[0]) == start:
+            return [self._batch(state, block, found)]
+        listed = found.is_listed & (found.offsets >= start)
         indices = found.indices[listed]
         counts = None if found.counts is None else found.counts[listed]
+        batches: list[RecordBatch] = []
         for first, last in runs(found.offsets[listed], counts):
             run = match(state.index, block, indices[first:last])
             at = int(run.offsets[0])
-            if at < self._next_of(state):
-                continue
-            yield from self._fill(state, at)
-            if run.entries is not None and run.is_listed.all():
-                yield self._batch(state, block, run)
+            if at >= self._next_of(state):
+                batches.extend(self._fill(state, at))
+                if run.entries is not None and run.is_all_listed:
+                    batches.append(self._batch(state, block, run))
+        return batches
 
     def _batch(self, state: QueueState, block: RecordBlock, found: Match) -> RecordBatch:
         assert found.entries is not None
         entries = found.entries
-        addresses = is_ext_address(entries.tag_codes)
-        if addresses.any():
+        if self._has_ext and (addresses := is_ext_address(entries.tag_codes)).any():
             tags = tag_hashes(block)[found.indices]
             tags = tags if found.counts is None else np.repeat(tags, found.counts)
             entries.tag_codes[addresses] = tags[addresses]

@@ -49,6 +49,7 @@ _LOOKED_AT: Final = 16
 _BROKEN_AGAIN_S: Final = 1.0
 _EMPTY_AGAIN_S: Final = 10.0
 _FAR: Final = 2**63 - 1
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -261,12 +262,12 @@ class LiveView:
             return count
         # Another queue's entry may have been written between the two readings: look at those again that
         # lie before a listed record.
-        last = max((_last_listed(found) for _, found in taken), default=-1)
+        last = max((found.last_listed()[0] for _, found in taken), default=-1)
         for number, (state, found) in enumerate(taken):
             if len(waiting[number]) and waiting[number][0] < last:
                 taken[number] = state, match(state.index, piece.block, found.indices)
                 waiting[number] = _unlisted(piece.block, taken[number][1])
-        last = max((_last_listed(found) for _, found in taken), default=-1)
+        last = max((found.last_listed()[0] for _, found in taken), default=-1)
         everything = np.concatenate(waiting)
         self._sightings.count("dropped_records", int((everything < last).sum()))
         behind = everything[everything > last]
@@ -294,11 +295,7 @@ class LiveView:
         return Advance(piece.block, taken, self.log_end)
 
     def _extend(self, state: QueueState, found: Match) -> None:
-        listed = np.flatnonzero(found.is_listed)
-        if not len(listed):
-            return
-        last = int(listed[-1])
-        end = int(found.offsets[last]) + (1 if found.counts is None else int(found.counts[last]))
+        _, end = found.last_listed()
         if end > state.end:
             is_new, state.end = not state.end, end
             if is_new:
@@ -374,10 +371,7 @@ class LiveView:
 
 def _unlisted(block: RecordBlock, found: Match) -> Longs:
     """Indices of the records that should be listed and are not."""
+    if found.is_all_listed:
+        return _NONE
     chosen: Longs = found.indices[~found.is_listed & is_message(block, found.indices)]
     return chosen
-
-
-def _last_listed(found: Match) -> int:
-    listed = found.indices[found.is_listed]
-    return int(listed[-1]) if len(listed) else -1

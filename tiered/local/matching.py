@@ -22,6 +22,7 @@ class Match:
         indices: int64[n], in the block.
         offsets: int64[n], the first queue offset of each record.
         counts: int64[n], how many queue offsets each takes; None: one each.
+        is_all_listed: Every record is listed.
         is_listed: bool[n], whether the queue lists this record (place and size) at its first queue offset.
         is_written: bool[n], whether the queue lists anything there.
         entries: Of all their queue offsets, when these follow each other without a gap; else None.
@@ -30,14 +31,24 @@ class Match:
     indices: Longs
     offsets: Longs
     counts: Longs | None
+    is_all_listed: bool
     is_listed: Flags
     is_written: Flags
     entries: Entries | None
 
-    @property
-    def end(self) -> int:
-        """One past the last queue offset of the last record."""
-        return int(self.offsets[-1]) + (1 if self.counts is None else int(self.counts[-1]))
+    def last_listed(self) -> tuple[int, int]:
+        """Index in the block of the last listed record, and one past its last queue offset; (-1, 0) without one."""
+        at = -1
+        if not self.is_all_listed:
+            listed = np.flatnonzero(self.is_listed)
+            if not len(listed):
+                return -1, 0
+            at = int(listed[-1])
+        count = 1 if self.counts is None else int(self.counts[at])
+        return int(self.indices[at]), int(self.offsets[at]) + count
+
+
+_YES = np.ones(1, np.bool_)
 
 
 def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
@@ -46,34 +57,47 @@ def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
     One read of the consume queue when the queue offsets follow each other, which is the rule.
     """
     offsets = block.queue_offsets[indices]
-    counts = inner_counts(block)[indices].astype(np.int64) if index.is_batch else None
+    if index.is_batch:
+        return _match_batches(index, block, indices, offsets)
     first, count = int(offsets[0]), len(indices)
-    end = first + count if counts is None else int(offsets[-1]) + int(counts[-1])
-    if not _follow_on(offsets, counts):
-        return _match_runs(index, block, indices, offsets, counts)
-    _look_for_files(index, end)
-    entries = index.entries(first, end)
-    heads = entries if counts is None else _heads(entries, offsets - first)
+    if int(offsets[-1]) - first != count - 1 or not _increases(offsets):
+        return _match_runs(index, block, indices, None)
+    physical, sizes = block.physical_offsets[indices], block.sizes[indices]
+    if index.row.end < (first + count) * index.unit_bytes:
+        index.row.rescan()
+    tags = index.tags_if_listed(first, physical, sizes)
+    if tags is not None:
+        entries = Entries(first, physical, sizes, tags)
+        # All are listed: one flag stands for all of them.
+        return Match(indices, offsets, None, True, np.broadcast_to(_YES, count), _YES, entries)
+    entries = index.entries(first, first + count)
+    listed = (entries.physical_offsets == physical) & (entries.sizes == sizes)
+    return Match(indices, offsets, None, bool(listed.all()), listed, entries.is_written, entries)
+
+
+def _match_batches(index: QueueIndex, block: RecordBlock, indices: Longs, offsets: Longs) -> Match:
+    counts = inner_counts(block)[indices].astype(np.int64)
+    if not (offsets[1:] == offsets[:-1] + counts[:-1]).all():
+        return _match_runs(index, block, indices, counts)
+    index.row.rescan()
+    first = int(offsets[0])
+    entries = index.entries(first, int(offsets[-1]) + int(counts[-1]))
+    heads = _heads(entries, offsets - first)
     listed = (heads.physical_offsets == block.physical_offsets[indices]) & (
         heads.sizes == block.sizes[indices]
     )
-    return Match(indices, offsets, counts, listed, heads.is_written, entries)
+    return Match(indices, offsets, counts, bool(listed.all()), listed, heads.is_written, entries)
 
 
-def _follow_on(offsets: Longs, counts: Longs | None) -> bool:
-    """Whether each record's queue offset is one past the last of the record before."""
-    if counts is None:
-        count = len(offsets)
-        return int(offsets[-1]) - int(offsets[0]) == count - 1 and (
-            count == 1 or bool((offsets[1:] > offsets[:-1]).all())
-        )
-    return bool((offsets[1:] == offsets[:-1] + counts[:-1]).all())
+def _increases(offsets: Longs) -> bool:
+    return len(offsets) == 1 or bool((offsets[1:] > offsets[:-1]).all())
 
 
 def _match_runs(
-    index: QueueIndex, block: RecordBlock, indices: Longs, offsets: Longs, counts: Longs | None
+    index: QueueIndex, block: RecordBlock, indices: Longs, counts: Longs | None
 ) -> Match:
     """Queue offsets with gaps or steps back: run by run."""
+    offsets = block.queue_offsets[indices]
     listed, written = np.zeros(len(indices), np.bool_), np.zeros(len(indices), np.bool_)
     for first, last in runs(offsets, counts):
         if offsets[first] < 0:
@@ -81,7 +105,7 @@ def _match_runs(
         chosen = slice(first, last)
         part = match(index, block, indices[chosen])
         listed[chosen], written[chosen] = part.is_listed, part.is_written
-    return Match(indices, offsets, counts, listed, written, None)
+    return Match(indices, offsets, counts, bool(listed.all()), listed, written, None)
 
 
 def runs(offsets: Longs, counts: Longs | None) -> list[tuple[int, int]]:
@@ -100,9 +124,3 @@ def _heads(entries: Entries, at: Longs) -> Entries:
     found.physical_offsets[inside] = entries.physical_offsets[at[inside]]
     found.sizes[inside] = entries.sizes[at[inside]]
     return found
-
-
-def _look_for_files(index: QueueIndex, end: int) -> None:
-    """List the directory again when the files known do not reach ``end`` (batch queues: always, it is one call)."""
-    if index.is_batch or end > index.span()[1]:
-        index.row.rescan()

@@ -68,7 +68,7 @@ class RocketMQOptions:
     Attributes:
         cluster: Cluster name; None: as the store says.
         broker: Broker name; None: as the store says.
-        files_open_max: File descriptors held between reads.
+        files_open_max: File descriptors held between reads; None: half of what the process may have, at most 4,096.
         whole_log_bytes_max: A stopped store with a log up to this size is scanned whole when it is opened, to find
             records that no consume queue lists; a larger one only when something suggests it.
         broker_max_offset: Asks the running broker for the end of its log (physical offset); None: not asked.
@@ -76,7 +76,7 @@ class RocketMQOptions:
 
     cluster: str | None = None
     broker: str | None = None
-    files_open_max: int = 256
+    files_open_max: int | None = None
     whole_log_bytes_max: int = 1 << 30
     broker_max_offset: Callable[[], int] | None = None
 
@@ -218,6 +218,11 @@ class RocketMQStore:
             if not self._is_same() or self._has_lock_changed():
                 self._view = self._make_view()
             return self._view
+
+    @property
+    def has_ext(self) -> bool:
+        """Tag codes may be addresses in ``consumequeue_ext``."""
+        return self._layout.has_ext
 
     def find(self, view: View, queue: MessageQueue) -> QueueState | None:
         """The state of a queue that may be new."""

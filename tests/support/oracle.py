@@ -1,0 +1,170 @@
+"""Real brokers, name servers and clients for tests, each started and ended by its own test.
+
+Mark what uses it ``pytest.mark.java``, and take ``needs_java``, which skips without a JDK and Maven (and fails when
+``TIERED_REQUIRE=1``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ORACLE = Path(__file__).resolve().parents[1] / "oracle" / "oracle"
+CLUSTER, BROKER = "cluster-a", "broker-a"
+READY_SECONDS_MAX = 120
+STOP_SECONDS_MAX = 60
+SMALL = {"mappedFileSizeCommitLog": 262_144, "mappedFileSizeConsumeQueue": 2_000}
+"""File sizes of the captured stores, in bytes."""
+
+needs_java = pytest.mark.skipif(
+    os.environ.get("TIERED_REQUIRE") != "1" and not (shutil.which("javac") and shutil.which("mvn")),
+    reason="no JDK with Maven",
+)
+
+
+def free_ports(first: int = 20_000) -> Iterator[int]:
+    """Ports P below the ephemeral range with P-2, P and P+1 free: a broker takes all three."""
+    for port in range(first + os.getpid() % 4_000 * 3, 32_500, 3):
+        try:
+            with ExitStack() as held:
+                for beside in (port - 2, port, port + 1):
+                    probe = held.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", beside))
+        except OSError:
+            continue
+        yield port
+
+
+class Server:
+    """One server of the oracle in the foreground of a child process."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self._log = log
+        self._ready = threading.Event()
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [ORACLE, *arguments], stdout=subprocess.PIPE, stderr=out
+            )
+        self._listener = threading.Thread(target=self._listen)
+        self._listener.start()
+
+    def wait_ready(self) -> None:
+        if not self._ready.wait(READY_SECONDS_MAX):
+            self.end(signal.SIGKILL)
+            raise AssertionError(f"not ready: {self._log.read_text()[-2000:]}")
+
+    def end(self, how: signal.Signals) -> None:
+        self._process.send_signal(how)
+        try:
+            self._process.wait(STOP_SECONDS_MAX)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._listener.join()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(b"READY"):
+                self._ready.set()
+
+
+def run(*arguments: str, timeout_s: float = 120) -> list[dict[str, Any]]:
+    """The JSON lines that a client command or a dump prints."""
+    done = subprocess.run(
+        [ORACLE, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Broker:
+    """A name server and a broker on one store directory; the broker can be killed and started again."""
+
+    def __init__(self, folder: Path, store: Path, **settings: object) -> None:
+        self.store = store
+        self._folder = folder
+        self._settings = {**SMALL, **settings}
+        ports = free_ports()
+        self.address = f"127.0.0.1:{next(ports)}"
+        self._port = next(ports)
+        self._broker: Server | None = None
+        self._name_server = Server(
+            folder / "namesrv.log", "namesrv", "--port", self.address.split(":")[1]
+        )
+        self._name_server.wait_ready()
+
+    def start(self) -> None:
+        """Start the broker and wait until it is ready."""
+        options = [text for pair in self._settings.items() for text in ("--set", "%s=%s" % pair)]
+        self._broker = Server(
+            self._folder / "broker.log",
+            "broker",
+            *("--store", str(self.store), "--namesrv", self.address, "--port", str(self._port)),
+            *("--name", BROKER, "--cluster", CLUSTER),
+            *options,
+        )
+        self._broker.wait_ready()
+
+    def kill(self) -> None:
+        """A crash."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """A clean stop: 10 to 17 seconds."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._broker is not None:
+            self._broker.end(how)
+            self._broker = None
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self.kill()
+        self._name_server.end(signal.SIGKILL)
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def produce(self, topic: str, count: int, **options: object) -> list[dict[str, Any]]:
+        """Send messages; one line for each acknowledged one. Options as of ``oracle produce``."""
+        words = [
+            word
+            for name, value in options.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        return run(
+            "produce", "--namesrv", self.address, "--topic", topic, "--count", str(count), *words
+        )
+
+
+def dump(store: Path) -> Iterator[str]:
+    """The lines of ``oracle dump``."""
+    done = subprocess.run(
+        [ORACLE, "dump", str(store), "--cluster", CLUSTER, "--broker", BROKER],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return iter(done.stdout.splitlines())
