@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.core import url_to_fs
 
 from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import as_views
+from backends.buffers import as_pieces
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -116,7 +116,7 @@ class FsspecStore:
                 f"{self._scheme} file systems create nothing atomically, so only reading is safe: "
                 f"{self.url}; for writing use file://, s3:// or memory://"
             )
-        body = b"".join(as_views(data))
+        body = b"".join(as_pieces(data))
         with self._mapped(key, write=True):
             if self._atomic:
                 self._create(key, body)

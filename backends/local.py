@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Buffer
 
 from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import as_views
+from backends.buffers import Piece, as_pieces
 from backends.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -101,11 +101,11 @@ class LocalFolderStore:
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore``. Raises also InvalidKeyError where key and ``key/...`` would meet."""
         folder, name = self._place(key)
-        views = as_views(data)
+        pieces = as_pieces(data)
         with mapped(self._where(key)):
             for _ in range(_FOLDER_TRIES_MAX):
                 try:
-                    self._create(folder, name, key, views)
+                    self._create(folder, name, key, pieces)
                 except FileNotFoundError:
                     self._folders.forget(folder)
                 except NotADirectoryError:
@@ -154,14 +154,14 @@ class LocalFolderStore:
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
         """See ``ObjectStore``."""
         folder, name = self._place(key)
-        views = as_views(data)
+        pieces = as_pieces(data)
         with mapped(self._where(key)), self._locked():
             if expected is None:
                 self._create_first(key, data)
             else:
                 self._check_version(key, expected)
-                self._replace(folder, name, key, views)
-        return content_version(b"".join(views))
+                self._replace(folder, name, key, pieces)
+        return content_version(b"".join(pieces))
 
     def close(self) -> None:
         """See ``ObjectStore``."""
@@ -199,12 +199,10 @@ class LocalFolderStore:
             finally:
                 os.close(fd)
 
-    def _create(
-        self, folder: bytes, name: bytes, key: str, views: builtins.list[memoryview]
-    ) -> None:
+    def _create(self, folder: bytes, name: bytes, key: str, pieces: builtins.list[Piece]) -> None:
         with self._folders.lease(folder) as folder_fd:
             try:
-                self._writer.create(folder_fd, name, views)
+                self._writer.create(folder_fd, name, pieces)
             except FileExistsError:
                 self._refuse_taken(folder_fd, key)
             except PermissionError as error:
@@ -244,11 +242,9 @@ class LocalFolderStore:
         if present != expected:
             raise PreconditionFailedError(f"at another version: {self._where(key)}")
 
-    def _replace(
-        self, folder: bytes, name: bytes, key: str, views: builtins.list[memoryview]
-    ) -> None:
+    def _replace(self, folder: bytes, name: bytes, key: str, pieces: builtins.list[Piece]) -> None:
         """Put new bytes in the place of an object; the lock is held, so its folder stays."""
-        path = self._writer.write_named(views)
+        path = self._writer.write_named(pieces)
         with self._folders.lease(folder) as folder_fd:
             try:
                 os.rename(path, name, dst_dir_fd=folder_fd)

@@ -18,6 +18,7 @@ from backends.ranges import check_range
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from backends.buffers import Piece
     from backends.local_folders import FolderCache
 
 _IOV_MAX = 1024  # of Linux; os.sysconf says the same, but costs a call
@@ -26,17 +27,22 @@ _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 
-def write_all(fd: int, views: Sequence[memoryview]) -> None:
-    """Write the buffers one behind the other without joining them, however the kernel cuts it."""
-    rest = list(views)
-    first = 0
-    while first < len(rest):
-        written = os.writev(fd, rest[first : first + _IOV_MAX])
-        while first < len(rest) and written >= len(rest[first]):
-            written -= len(rest[first])
-            first += 1
-        if written:
-            rest[first] = rest[first][written:]
+def write_all(fd: int, pieces: Sequence[Piece]) -> None:
+    """Write the pieces one behind the other without joining them, however the kernel cuts it."""
+    for begin in range(0, len(pieces), _IOV_MAX):
+        some = pieces[begin : begin + _IOV_MAX]
+        written = os.writev(fd, some)
+        if written < sum(map(len, some)):
+            _write_rest(fd, some, written)
+
+
+def _write_rest(fd: int, pieces: Sequence[Piece], written: int) -> None:
+    """Go on after ``written`` bytes of the pieces: a signal or a full disk has cut the call."""
+    for piece in pieces:
+        view = memoryview(piece)[min(written, len(piece)) :]
+        written -= len(piece) - len(view)
+        while view:
+            view = view[os.write(fd, view) :]
 
 
 class ExclusiveWriter:
@@ -55,7 +61,7 @@ class ExclusiveWriter:
         self._folders = folders
         self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
 
-    def create(self, folder_fd: int, name: bytes, views: Sequence[memoryview]) -> None:
+    def create(self, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:
         """Make ``name`` in a folder, its bytes on disk; the name itself is not yet.
 
         Raises:
@@ -71,21 +77,21 @@ class ExclusiveWriter:
                     raise
                 self._unnamed = False
             else:
-                _finish_unnamed(fd, folder_fd, name, views)
+                _finish_unnamed(fd, folder_fd, name, pieces)
                 return
-        path = self.write_named(views)
+        path = self.write_named(pieces)
         try:
             os.link(path, name, dst_dir_fd=folder_fd)
         finally:
             os.unlink(path)
 
-    def write_named(self, views: Sequence[memoryview]) -> bytes:
+    def write_named(self, pieces: Sequence[Piece]) -> bytes:
         """Write a file with a name of its own and force its bytes to disk; its path."""
         with self._folders.lease(self._hidden):
             fd, path = tempfile.mkstemp(dir=self._path)
         try:
             os.fchmod(fd, 0o666 & ~_umask())
-            write_all(fd, views)
+            write_all(fd, pieces)
             os.fsync(fd)
         except BaseException:
             os.unlink(path)
@@ -95,9 +101,9 @@ class ExclusiveWriter:
         return path
 
 
-def _finish_unnamed(fd: int, folder_fd: int, name: bytes, views: Sequence[memoryview]) -> None:
+def _finish_unnamed(fd: int, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:
     try:
-        write_all(fd, views)
+        write_all(fd, pieces)
         os.fsync(fd)
         # Python calls linkat, which alone follows the link in /proc, only when a folder is given.
         os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)

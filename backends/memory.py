@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from typing_extensions import Buffer
 
 from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import as_views
+from backends.buffers import as_pieces
 from backends.errors import (
     AlreadyExistsError,
     InvalidKeyError,
@@ -86,7 +86,7 @@ class MemoryStore:
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore``. Raises also InvalidKeyError where key and ``key/...`` would meet."""
         check_key(key)
-        stored = b"".join(as_views(data))
+        stored = b"".join(as_pieces(data))
         with self._lock:
             if key in self._objects:
                 raise AlreadyExistsError(f"object exists: {self.url} {key!r}")
@@ -132,7 +132,7 @@ class MemoryStore:
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
         """See ``ObjectStore``."""
         check_key(key)
-        stored = b"".join(as_views(data))
+        stored = b"".join(as_pieces(data))
         with self._lock:
             found = self._objects.get(key)
             present = None if found is None else content_version(found.data)

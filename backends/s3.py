@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import as_views
+from backends.buffers import as_pieces
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -105,7 +105,7 @@ class S3Store:
         """See ``ObjectStore``. The body is signed, so the server checks that it arrived whole."""
         check_key(key)
         try:
-            self._wire.put(self._prefix + key, as_views(data), Condition())
+            self._wire.put(self._prefix + key, as_pieces(data), Condition())
         except S3Failure as failure:
             if failure.status == _PRECONDITION:
                 raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
@@ -191,7 +191,7 @@ class S3Store:
         """See ``ObjectStore``."""
         check_key(key)
         try:
-            etag = self._wire.put(self._prefix + key, as_views(data), Condition(expected))
+            etag = self._wire.put(self._prefix + key, as_pieces(data), Condition(expected))
         except S3Failure as failure:
             gone = failure.status == _NOT_FOUND and failure.code != "NoSuchBucket"
             if failure.status == _PRECONDITION or gone:

@@ -22,6 +22,7 @@ from backends.s3_wire import Condition, S3Failure
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from backends.buffers import Piece
     from backends.s3_settings import S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -95,13 +96,13 @@ class BotoWire:
 
         self._client.meta.events.register("before-sign.s3", add_headers)
 
-    def put(self, key: str, views: Sequence[memoryview], condition: Condition) -> str:
+    def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
         """See ``S3Wire``."""
         etag = condition.etag
         when = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         with _failures():
             answer = self._client.put_object(
-                Bucket=self._bucket, Key=key, Body=b"".join(views), **when, **self._extra
+                Bucket=self._bucket, Key=key, Body=b"".join(pieces), **when, **self._extra
             )
             return str(answer["ETag"])
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ClientConfig, S3Config, S3CredentialProvider
 
+    from backends.buffers import Piece
     from backends.s3_settings import S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -69,11 +70,11 @@ class ObstoreWire:
             credential_provider=cast("S3CredentialProvider", settings.credentials),
         )
 
-    def put(self, key: str, views: Sequence[memoryview], condition: Condition) -> str:
-        """See ``S3Wire``. The views are sent as they are, without joining them."""
+    def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
+        """See ``S3Wire``. The pieces are sent as they are, without joining them."""
         with _failures():
             # An iterator of no pieces would be a body of none; one piece needs no iterator.
-            body = views[0] if len(views) == 1 else iter(views) if views else b""
+            body = pieces[0] if len(pieces) == 1 else iter(pieces) if pieces else b""
             etag = condition.etag
             mode = "create" if etag is None else {"e_tag": etag}
             result = obstore.put(

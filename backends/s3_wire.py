@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backends.base import ObjectInfo
+    from backends.buffers import Piece
 
 
 class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store turns it into an error)
@@ -48,8 +49,8 @@ class S3Wire(Protocol):
     Every method raises ``S3Failure`` and nothing else.
     """
 
-    def put(self, key: str, views: Sequence[memoryview], condition: Condition) -> str:
-        """PUT the joined views; the new ETag, quoted as the server sent it."""
+    def put(self, key: str, pieces: Sequence[Piece], condition: Condition) -> str:
+        """PUT the joined pieces; the new ETag, quoted as the server sent it."""
         ...
 
     def get(self, key: str) -> tuple[bytes, str]:

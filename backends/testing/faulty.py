@@ -33,7 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from backends.buffers import as_views
+from backends.buffers import as_pieces
 from backends.errors import (
     BackendError,
     PermissionDeniedError,
@@ -172,7 +172,7 @@ class FaultyStore(WrappingStore):
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore`` and the module's table."""
-        body = b"".join(as_views(data))  # now: what lands late must not see later changes
+        body = b"".join(as_pieces(data))  # now: what lands late must not see later changes
         self._write("put", key, lambda: self._inner.put_if_absent(key, body))
 
     def delete(self, key: str) -> None:

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.buffers import as_one, as_views, size_bytes
+from backends.buffers import as_one, as_pieces, size_bytes
 
 
 @given(st.lists(st.binary(max_size=9)))
-def test_views_are_the_bytes_in_order(pieces: list[bytes]):
-    assert b"".join(as_views(pieces)) == bytes(as_one(pieces)) == b"".join(pieces)
-    assert all(len(view) for view in as_views(tuple(pieces)))
+def test_pieces_are_the_bytes_in_order(pieces: list[bytes]):
+    assert b"".join(as_pieces(pieces)) == bytes(as_one(pieces)) == b"".join(pieces)
+    assert all(len(piece) for piece in as_pieces(tuple(pieces)))
     assert size_bytes(pieces) == len(b"".join(pieces))
 
 
 def test_every_kind_of_buffer_is_flat_bytes():
     wide = np.arange(6, dtype="<u4").reshape(2, 3)
     for buffer in (wide, array.array("I", range(6)), bytearray(wide.tobytes())):
-        (view,) = as_views(buffer)
+        (view,) = as_pieces(buffer)
         assert (view.format, view.ndim, bytes(view)) == ("B", 1, wide.tobytes())
-    assert as_views([np.zeros((0, 4), "u4")]) == []
+    assert as_pieces([np.zeros((0, 4), "u4")]) == []
 
 
 def test_one_piece_is_not_copied():
@@ -39,4 +39,4 @@ def test_one_piece_is_not_copied():
 def test_what_is_no_buffer_is_refused():
     for wrong in ("text", [b"a", "b"], 3):
         with pytest.raises(TypeError):
-            as_views(wrong)  # type: ignore[arg-type]  # (that is the point)
+            as_pieces(wrong)  # type: ignore[arg-type]  # (that is the point)
