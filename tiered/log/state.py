@@ -10,173 +10,39 @@ of the generation that reigns, is not history; it is counted in ``refused_parts`
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.journal.entry import REIGN, Action, Entry
+from tiered.log.parts import (
+    Gap,
+    ObjectRange,
+    Part,
+    QueueLife,
+    Segment,
+    TierState,
+    life_json,
+    life_of,
+    part_json,
+    part_of,
+    queue_action,
+)
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectRange:
-    """Where bytes of a segment lie: a range of an object's payload.
-
-    Attributes:
-        key: Relative to the broker's prefix.
-        start: First byte of the payload.
-        end: One past the last.
-        payload_bytes: Size of the object's whole payload.
-        trailer_bytes: Size of the trailer behind it.
-        crc: CRC-32 of the whole payload.
-    """
-
-    key: str
-    start: int
-    end: int
-    payload_bytes: int
-    trailer_bytes: int
-    crc: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the range."""
-        return self.end - self.start
-
-    @property
-    def object_bytes(self) -> int:
-        """Size of the whole object."""
-        return self.payload_bytes + self.trailer_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one commit made durable: a piece of the commit log and its items of the consume queue.
-
-    Attributes:
-        log: The records.
-        index: The items, 20 bytes each.
-        log_offset: Of the first record.
-        queue_offset: Of the first item.
-        count: Items, holes included.
-        holes: Items without a message.
-        store_min_ms: Smallest store time; -1 when all items are holes.
-        store_max_ms: Greatest store time; -1 likewise.
-    """
-
-    log: ObjectRange
-    index: ObjectRange
-    log_offset: LogOffset
-    queue_offset: QueueOffset
-    count: int
-    holes: int
-    store_min_ms: int
-    store_max_ms: int
-
-    @property
-    def log_end(self) -> LogOffset:
-        """One past the last byte."""
-        return LogOffset(self.log_offset + self.log.size_bytes)
-
-    @property
-    def queue_end(self) -> QueueOffset:
-        """One past the last item."""
-        return QueueOffset(self.queue_offset + self.count)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A row of parts with one base; only the last of a queue is not sealed.
-
-    Attributes:
-        base_offset: Log offset of its first byte.
-        base_queue_offset: Queue offset of its first item.
-        created_ms: When its first part was committed, by the writer's clock.
-        sealed: Immutable from now on.
-        parts: In order, without a hole in log offsets.
-    """
-
-    base_offset: LogOffset
-    base_queue_offset: QueueOffset
-    created_ms: int
-    sealed: bool = False
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its commit log."""
-        return sum(part.log.size_bytes for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Queue offsets ``[start, end)`` that never came into the tier, and why."""
-
-    start: QueueOffset
-    end: QueueOffset
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLife:
-    """One incarnation of a queue, from its offset 0.
-
-    Attributes:
-        incarnation: Number of this life, from 0.
-        min_offset: First queue offset that can be read.
-        commit_offset: One past the last.
-        log_end: Log offset at which the next part begins.
-        segments: In order.
-        gaps: Recorded gaps, in order.
-        quarantined: Records put into quarantine.
-        ended: Why this life is over; empty while it lasts.
-    """
-
-    incarnation: int
-    min_offset: QueueOffset
-    commit_offset: QueueOffset
-    log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
-    segments: tuple[Segment, ...] = ()
-    gaps: tuple[Gap, ...] = ()
-    quarantined: int = 0
-    ended: str = ""
-
-    def parts(self) -> list[Part]:
-        """All parts, in order."""
-        return [part for segment in self.segments for part in segment.parts]
-
-
-@dataclass(frozen=True, slots=True)
-class TierState:
-    """Everything that a broker's journal says.
-
-    Attributes:
-        generation: The reign.
-        writer: Id of the reigning writer.
-        holder: Who it was, for people.
-        store: Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before
-            the first reign.
-        queues: Lives of each queue, oldest first; never empty.
-        refused_parts: Parts, gaps and incarnations that replay refused.
-        updated_ms: Time of the last entry.
-    """
-
-    generation: int = 0
-    writer: str = ""
-    holder: Mapping[str, Any] = field(default_factory=dict)
-    store: Mapping[str, Any] = field(default_factory=dict)
-    queues: Mapping[MessageQueue, tuple[QueueLife, ...]] = field(default_factory=dict)
-    refused_parts: int = 0
-    updated_ms: int = 0
-
-    def life(self, queue: MessageQueue) -> QueueLife | None:
-        """The present life of a queue."""
-        lives = self.queues.get(queue)
-        return lives[-1] if lives else None
+__all__ = [
+    "Gap",
+    "ObjectRange",
+    "Part",
+    "QueueLife",
+    "Segment",
+    "TierMachine",
+    "TierState",
+    "part_json",
+    "part_of",
+    "queue_action",
+]
 
 
 class TierMachine:
@@ -231,7 +97,7 @@ class TierMachine:
             "refused_parts": state.refused_parts,
             "updated_ms": state.updated_ms,
             "queues": [
-                [queue.topic, queue.queue_id, [_life_json(life) for life in lives]]
+                [queue.topic, queue.queue_id, [life_json(life) for life in lives]]
                 for queue, lives in state.queues.items()
             ],
         }
@@ -246,7 +112,7 @@ class TierMachine:
             refused_parts=document["refused_parts"],
             updated_ms=document["updated_ms"],
             queues={
-                MessageQueue(topic, queue_id): tuple(_life_of(life) for life in lives)
+                MessageQueue(topic, queue_id): tuple(life_of(life) for life in lives)
                 for topic, queue_id, lives in document["queues"]
             },
         )
@@ -414,76 +280,3 @@ _HANDLERS = {
 
 def _queue(action: Action) -> MessageQueue:
     return MessageQueue(action["topic"], action["queue_id"])
-
-
-def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:  # noqa: ANN401 (JSON values)
-    """An action of one queue."""
-    return {
-        "do": do,
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "incarnation": incarnation,
-        **fields,
-    }
-
-
-def part_json(part: Part) -> list[Any]:
-    """A part as a JSON row: log range (6), index range (6), log offset, queue offset, count, holes, times (2)."""
-    return [
-        *_range_json(part.log),
-        *_range_json(part.index),
-        part.log_offset,
-        part.queue_offset,
-        part.count,
-        part.holes,
-        part.store_min_ms,
-        part.store_max_ms,
-    ]
-
-
-def part_of(row: list[Any]) -> Part:
-    """Undo ``part_json``."""
-    return Part(ObjectRange(*row[0:6]), ObjectRange(*row[6:12]), *row[12:18])
-
-
-def _range_json(place: ObjectRange) -> list[Any]:
-    return [place.key, place.start, place.end, place.payload_bytes, place.trailer_bytes, place.crc]
-
-
-def _life_json(life: QueueLife) -> list[Any]:
-    return [
-        life.incarnation,
-        life.min_offset,
-        life.commit_offset,
-        life.log_end,
-        [
-            [
-                s.base_offset,
-                s.base_queue_offset,
-                s.created_ms,
-                s.sealed,
-                [part_json(p) for p in s.parts],
-            ]
-            for s in life.segments
-        ],
-        [[gap.start, gap.end, gap.reason] for gap in life.gaps],
-        life.quarantined,
-        life.ended,
-    ]
-
-
-def _life_of(row: list[Any]) -> QueueLife:
-    number, low, commit, log_end, segments, gaps, quarantined, ended = row
-    return QueueLife(
-        number,
-        low,
-        commit,
-        log_end,
-        tuple(
-            Segment(base, queue, created, sealed, tuple(part_of(p) for p in parts))
-            for base, queue, created, sealed, parts in segments
-        ),
-        tuple(Gap(*gap) for gap in gaps),
-        quarantined,
-        ended,
-    )
