@@ -121,6 +121,16 @@ class Catalog:
             if state.end or state.index.row.bases
         }
 
+    def lists(self, queue: MessageQueue, queue_offset: int, physical_offset: int) -> bool:
+        """Whether a queue lists the record at ``physical_offset``; of a queue that is left out it is believed."""
+        state = self.states.get(queue)
+        if state is None:
+            return self.reason(queue.topic) is not None
+        if queue_offset < 0:
+            return False
+        entries = state.index.entries(queue_offset, queue_offset + 1)
+        return int(entries.physical_offsets[0]) == physical_offset
+
     def follow_expiry(self, log_min: int) -> None:
         """Bring the queues' minima up to date when the log begins later than at the last call."""
         if log_min == self._log_min:

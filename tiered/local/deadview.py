@@ -70,6 +70,8 @@ class DeadView:
         self._is_clean = is_clean
         self._pieces = LogPieces(log)
         self._tails: dict[MessageQueue, Tail] = {}
+        self._listed: dict[MessageQueue, int] = {}
+        """One past the last queue offset of which a record was seen that counts."""
         self._decided_from = 2**63 - 1
         """Of the log from here on it has been decided what counts."""
         self._open(checkpoint, whole_log_bytes_max)
@@ -99,7 +101,7 @@ class DeadView:
             unlisted &= block.physical_offsets[found.indices] < self._decided_from
             if not unlisted.any():
                 return
-        wanted = unlisted & ~found.is_written & self._is_known(state.queue, replayed)
+        wanted = unlisted & self._is_open(found, replayed) & self._is_known(state.queue, replayed)
         if replayed:
             wanted &= self._is_replayed(state.queue, block, found)
         self._sightings.count("dropped_records", int((unlisted & ~wanted).sum()))
@@ -158,6 +160,7 @@ class DeadView:
         tail = self._tails.get(queue, Tail(0, -1))
         if end > tail.end:
             self._tails[queue] = Tail(end, tail.max_physical)
+        self._listed[queue] = max(end, self._listed.get(queue, 0))
 
     def _scan(self, position: int, limit: int) -> None:
         """Walk the log below recovery's start for records that no consume queue lists."""
@@ -194,15 +197,16 @@ class DeadView:
             found = match(state.index, block, indices)
             if (
                 not found.is_all_listed
-                and (~found.is_listed & ~found.is_written & is_message(block, indices)).any()
+                and (
+                    ~found.is_listed & self._is_open(found, False) & is_message(block, indices)
+                ).any()
             ):
                 return True
         return False
 
     def _set_bounds(self, state: QueueState) -> None:
-        index, tail = state.index, self._tails.get(state.queue, Tail(0, -1))
-        cut, listed_end = index.cut_end(self.log_end), index.tail().end
-        end = max(cut, tail.end) if cut >= listed_end else cut
+        index = state.index
+        end = max(index.cut_end(self.log_end), self._listed.get(state.queue, 0))
         claimed = index.rebuilt.bounds
         if claimed is not None:
             end = max(end, claimed[1])
@@ -224,6 +228,14 @@ class DeadView:
             return True
         self.catalog.leave_out(queue.topic, "deleted topic: records are left in the log")
         return False
+
+    def _is_open(self, found: Match, replayed: bool) -> Flags:
+        """At which queue offsets the queue lists nothing, or (unless a start decides) nothing that can be."""
+        places = found.listed_at
+        nowhere: Flags = places < 0
+        if not replayed:
+            nowhere |= (places < self.log_min) | (places >= self.log.end)
+        return nowhere
 
     def _is_replayed(self, queue: MessageQueue, block: RecordBlock, found: Match) -> Flags:
         """Which records a start lists again: those above what the queue lists already, in place and in offset.

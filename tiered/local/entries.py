@@ -60,7 +60,7 @@ def no_entries(start: int, count: int) -> Entries:
 
 
 class Rebuilt:
-    """Entries made from the log for queue offsets of which the consume queue says nothing. The first claim wins.
+    """Entries made from the log for queue offsets of which the consume queue says nothing of use. The first wins.
 
     Memory: 28 bytes an entry. Not for several threads at once: its store's lock guards it.
     """
@@ -87,18 +87,16 @@ class Rebuilt:
         )
 
     def fill(self, entries: Entries) -> None:
-        """Put what is known here where ``entries`` says nothing."""
+        """Put what is known here in the place of what the consume queue says."""
         if not self._chunks:
             return
         offsets, physical, sizes, tags = self._merge()
         end = entries.start + len(entries)
         first, last = (int(at) for at in np.searchsorted(offsets, (entries.start, end)))
         places = offsets[first:last] - entries.start
-        missing = ~entries.is_written[places]
-        places, chosen = places[missing], np.arange(first, last)[missing]
-        entries.physical_offsets[places] = physical[chosen]
-        entries.sizes[places] = sizes[chosen]
-        entries.tag_codes[places] = tags[chosen]
+        entries.physical_offsets[places] = physical[first:last]
+        entries.sizes[places] = sizes[first:last]
+        entries.tag_codes[places] = tags[first:last]
 
     def _merge(self) -> tuple[Longs, Longs, Ints, Longs]:
         if not self._merged:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered.format.block import (
     RecordBlock,
@@ -18,7 +19,13 @@ from tiered.format.block import (
     parse_records,
     topics_equal,
 )
-from tiered.format.record import RecordFault
+from tiered.format.record import (
+    HEADER,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    RecordFault,
+)
 from tiered.local.face import HoleReason
 from tiered.local.pieces import RECORD_BYTES_MAX
 
@@ -62,7 +69,7 @@ class Fetched:
 
     block: RecordBlock
     record_of: Longs
-    verdicts: np.ndarray[tuple[int, ...], np.dtype[np.int8]]
+    verdicts: npt.NDArray[np.int8]
     is_whole: bool
 
 
@@ -120,9 +127,48 @@ def fetch(
 ) -> Fetched:
     """Read and judge the records that ``entries`` of ``queue`` name.
 
+    An entry whose size alone is wrong gets the size that its record has, in ``entries`` too.
+
     Raises:
         InvalidError: A file may not be read.
     """
+    found = _fetch(log, queue, entries, bounds, is_batch=is_batch)
+    if found.verdicts.any() and _mend_sizes(log, queue, entries, found.verdicts, bounds):
+        return _fetch(log, queue, entries, bounds, is_batch=is_batch)
+    return found
+
+
+def _mend_sizes(
+    log: FileRow,
+    queue: MessageQueue,
+    entries: Entries,
+    verdicts: npt.NDArray[np.int8],
+    bounds: Bounds,
+) -> bool:
+    """Whether any entry names a record's place with a wrong size; it is put right."""
+    inside = (entries.physical_offsets >= bounds.log_min) & (
+        entries.physical_offsets < bounds.log_end
+    )
+    changed = False
+    for at in np.flatnonzero((verdicts != 0) & inside & (verdicts != HoleReason.FOREIGN)).tolist():
+        place = int(entries.physical_offsets[at])
+        head = log.read(place, HEADER.size)
+        if len(head) < HEADER.size:
+            continue
+        size, magic, _, queue_id, _, _, physical, *_ = HEADER.unpack(head)
+        if (
+            magic in {MAGIC_V1, MAGIC_V2}
+            and (physical, queue_id) == (place, queue.queue_id)
+            and RECORD_BYTES_MIN <= size != entries.sizes[at]
+        ):
+            entries.sizes[at] = size
+            changed = True
+    return changed
+
+
+def _fetch(
+    log: FileRow, queue: MessageQueue, entries: Entries, bounds: Bounds, *, is_batch: bool
+) -> Fetched:
     wanted = readable(entries, bounds, log.file_bytes)
     firsts, record_of = distinct_records(entries, wanted)
     physical, sizes = entries.physical_offsets[firsts], entries.sizes[firsts]

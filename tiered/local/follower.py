@@ -163,6 +163,9 @@ class RocketMQFollower:
         found = match(state.index, block, indices)
         if not found.is_all_listed:
             self._store.claim(view, state, block, found)
+        _, end = found.last_listed()
+        if end > state.end and not view.is_live:
+            state.end = end  # a damaged entry had hidden what lies behind it
         return self._emit(state, block, found, start)
 
     def _take_advance(self, found: Advance) -> list[RecordBatch]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiered.format.block import RecordBlock, inner_counts
-from tiered.local.entries import Entries, Flags, Longs, no_entries
+from tiered.local.entries import Entries, Flags, Longs
 
 if TYPE_CHECKING:
     from tiered.local.consumequeues import QueueIndex
@@ -23,8 +23,8 @@ class Match:
         offsets: int64[n], the first queue offset of each record.
         counts: int64[n], how many queue offsets each takes; None: one each.
         is_all_listed: Every record is listed.
-        is_listed: bool[n], whether the queue lists this record (place and size) at its first queue offset.
-        is_written: bool[n], whether the queue lists anything there.
+        is_listed: bool[n], whether the queue lists this record's place at its first queue offset.
+        listed_at: int64[n], the place that it lists; -1 where it lists none. One element when all are listed.
         entries: Of all their queue offsets, when these follow each other without a gap; else None.
     """
 
@@ -33,7 +33,7 @@ class Match:
     counts: Longs | None
     is_all_listed: bool
     is_listed: Flags
-    is_written: Flags
+    listed_at: Longs
     entries: Entries | None
 
     def last_listed(self) -> tuple[int, int]:
@@ -69,10 +69,10 @@ def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
     if tags is not None:
         entries = Entries(first, physical, sizes, tags)
         # All are listed: one flag stands for all of them.
-        return Match(indices, offsets, None, True, np.broadcast_to(_YES, count), _YES, entries)
+        return Match(indices, offsets, None, True, np.broadcast_to(_YES, count), physical, entries)
     entries = index.entries(first, first + count)
-    listed = (entries.physical_offsets == physical) & (entries.sizes == sizes)
-    return Match(indices, offsets, None, bool(listed.all()), listed, entries.is_written, entries)
+    places = _places(entries)
+    return _matched(Match(indices, offsets, None, False, _YES, places, entries), block)
 
 
 def _match_batches(index: QueueIndex, block: RecordBlock, indices: Longs, offsets: Longs) -> Match:
@@ -82,11 +82,24 @@ def _match_batches(index: QueueIndex, block: RecordBlock, indices: Longs, offset
     index.row.rescan()
     first = int(offsets[0])
     entries = index.entries(first, int(offsets[-1]) + int(counts[-1]))
-    heads = _heads(entries, offsets - first)
-    listed = (heads.physical_offsets == block.physical_offsets[indices]) & (
-        heads.sizes == block.sizes[indices]
-    )
-    return Match(indices, offsets, counts, bool(listed.all()), listed, heads.is_written, entries)
+    places = _places(entries)[offsets - first]
+    return _matched(Match(indices, offsets, counts, False, _YES, places, entries), block)
+
+
+def _places(entries: Entries) -> Longs:
+    """Where each entry says that its record lies; -1 where it says nothing."""
+    return np.where(entries.is_written, entries.physical_offsets, -1)
+
+
+def _matched(found: Match, block: RecordBlock) -> Match:
+    """Compare, and let the sizes of listed records be their own: an entry may be damaged in its size alone."""
+    indices = found.indices
+    found.is_listed = found.listed_at == block.physical_offsets[indices]
+    found.is_all_listed = bool(found.is_listed.all())
+    if found.is_all_listed and found.entries is not None:
+        sizes = block.sizes[indices]
+        found.entries.sizes = sizes if found.counts is None else np.repeat(sizes, found.counts)
+    return found
 
 
 def _increases(offsets: Longs) -> bool:
@@ -98,14 +111,14 @@ def _match_runs(
 ) -> Match:
     """Queue offsets with gaps or steps back: run by run."""
     offsets = block.queue_offsets[indices]
-    listed, written = np.zeros(len(indices), np.bool_), np.zeros(len(indices), np.bool_)
+    listed, places = np.zeros(len(indices), np.bool_), np.full(len(indices), -1, np.int64)
     for first, last in runs(offsets, counts):
         if offsets[first] < 0:
             continue
         chosen = slice(first, last)
         part = match(index, block, indices[chosen])
-        listed[chosen], written[chosen] = part.is_listed, part.is_written
-    return Match(indices, offsets, counts, bool(listed.all()), listed, written, None)
+        listed[chosen], places[chosen] = part.is_listed, part.listed_at
+    return Match(indices, offsets, counts, bool(listed.all()), listed, places, None)
 
 
 def runs(offsets: Longs, counts: Longs | None) -> list[tuple[int, int]]:
@@ -115,12 +128,3 @@ def runs(offsets: Longs, counts: Longs | None) -> list[tuple[int, int]]:
     steps = 1 if counts is None else counts[:-1]
     breaks = (np.flatnonzero(offsets[1:] != offsets[:-1] + steps) + 1).tolist()
     return list(zip([0, *breaks], [*breaks, len(offsets)], strict=True))
-
-
-def _heads(entries: Entries, at: Longs) -> Entries:
-    """The entries at some places only."""
-    inside = (at >= 0) & (at < len(entries))
-    found = no_entries(entries.start, len(at))
-    found.physical_offsets[inside] = entries.physical_offsets[at[inside]]
-    found.sizes[inside] = entries.sizes[at[inside]]
-    return found

@@ -6,11 +6,12 @@ give (damaged records, stale entries). Every queue offset asked for comes back, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import tag_hashes
+from tiered.format.block import tag_hashes, topic_bytes
 from tiered.format.consume_queue import is_ext_address
 from tiered.format.record import RecordFault
 from tiered.local.batches import cut_records, fill_times
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
 
+Lists = Callable[[MessageQueue, int, int], bool]
+"""(queue, queue offset, local physical offset) -> whether the queue lists that record."""
 BATCH_COUNT_MAX: Final = 0x7FFF
 """Messages of one inner batch at most."""
 
@@ -33,6 +36,7 @@ def read_batch(
     sightings: Sightings,
     queue: MessageQueue,
     index: QueueIndex,
+    lists: Lists,
     *,
     start: int,
     end: int,
@@ -47,6 +51,8 @@ def read_batch(
         sightings: Where holes are counted.
         queue: Whose.
         index: Its consume queue.
+        lists: Whether another queue lists a record. If the record that an entry names says that it is another queue's,
+            and that queue does not list it, the record is damaged, not the entry.
         start: First queue offset, inclusive.
         end: Exclusive, above ``start``.
         bounds: Which part of the log counts.
@@ -67,7 +73,18 @@ def read_batch(
     found = fetch(log, queue, entries, bounds, is_batch=index.is_batch)
     if not found.is_whole and log.rescan() and log.bases and log.bases[0] > bounds.log_min:
         return None
+    _find_damaged_heads(entries, found, lists)
     return _compose(queue, entries, found, sightings)
+
+
+def _find_damaged_heads(entries: Entries, found: Fetched, lists: Lists) -> None:
+    """Turn the verdict FOREIGN to DAMAGED where the queue that the record names does not list it."""
+    for at in np.flatnonzero(found.verdicts == HoleReason.FOREIGN).tolist():
+        block, number = found.block, int(found.record_of[at])
+        topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
+        owner = MessageQueue(topic, int(block.queue_ids[number]))
+        if not lists(owner, int(block.queue_offsets[number]), int(entries.physical_offsets[at])):
+            found.verdicts[at] = HoleReason.DAMAGED
 
 
 def whole_records(entries: Entries, count_max: int) -> int:
@@ -155,11 +172,13 @@ def _holes(
 def _quarantine(entries: Entries, found: Fetched, at: int) -> Quarantined:
     number = int(found.record_of[at])
     begin = int(found.block.positions[number])
+    fault = RecordFault(int(found.block.faults[number]))
+    detail = "names another queue or offset" if fault is RecordFault.OK else fault.name.lower()
     raw = bytes(memoryview(found.block.buffer)[begin : begin + int(entries.sizes[at])])
     return Quarantined(
         queue_offset=QueueOffset(entries.start + at),
         physical_offset=PhysicalOffset(int(entries.physical_offsets[at])),
         reason=HoleReason.DAMAGED,
-        detail=RecordFault(int(found.block.faults[number])).name.lower(),
+        detail=detail,
         raw=raw,
     )

@@ -274,6 +274,7 @@ class RocketMQStore:
                 self._sightings,
                 state.queue,
                 state.index,
+                view.catalog.lists,
                 start=low,
                 end=end,
                 bounds=Bounds(view.log_min, view.log_end),
