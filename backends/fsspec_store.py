@@ -33,9 +33,9 @@ from backends.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from backends.memory import content_version
+from backends.prefixes import is_key
 from backends.ranges import check_range
-from backends.s3_listing import is_key
+from backends.versions import content_version
 
 if TYPE_CHECKING:
     import builtins

@@ -14,7 +14,8 @@ Contract
     Deletion is not forced to disk: after a power loss a deleted object may be back. Folders that
     became empty are removed.
 
-    A crash leaves at most files in ``.tiered-tmp``, which no listing shows.
+    A crash leaves at most files in ``.tiered-tmp``, which no listing shows; the first writer that
+    needs a named file removes those that are a day old.
 
     Deadlines: a local call cannot be given up; only waiting for the lock ends after ``timeout_s``.
     Any thread may call anything at any time. Nothing is tried again, but for a put whose
@@ -50,7 +51,7 @@ from backends.local_errors import mapped
 from backends.local_files import ExclusiveWriter, open_object, read_range
 from backends.local_folders import FolderCache
 from backends.local_listing import walk
-from backends.memory import content_version
+from backends.versions import content_version
 
 if TYPE_CHECKING:
     import builtins

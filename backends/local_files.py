@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from backends.base import ByteRange
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _IOV_MAX = 1024  # of Linux; os.sysconf says the same, but costs a call
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hang the reader
+_PREFIX = b"new-"
+_LEFT_OVER_S = 24 * 3600.0  # no write takes so long
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _TMPFILE = getattr(os, "O_TMPFILE", 0)
 
@@ -59,6 +62,7 @@ class ExclusiveWriter:
         self._hidden = hidden
         self._path = root + b"/" + hidden
         self._folders = folders
+        self._swept = False
         self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
 
     def create(self, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:
@@ -82,14 +86,21 @@ class ExclusiveWriter:
         path = self.write_named(pieces)
         try:
             os.link(path, name, dst_dir_fd=folder_fd)
+        except FileExistsError:
+            # NFS asks again when an answer is lost, and then meets its own link.
+            if os.stat(path).st_nlink == 1:
+                raise
         finally:
             os.unlink(path)
 
     def write_named(self, pieces: Sequence[Piece]) -> bytes:
         """Write a file with a name of its own and force its bytes to disk; its path."""
         with self._folders.lease(self._hidden):
-            fd, path = tempfile.mkstemp(dir=self._path)
+            fd, path = tempfile.mkstemp(dir=self._path, prefix=_PREFIX)
         try:
+            if not self._swept:
+                self._swept = True
+                self._sweep(os.fstat(fd).st_mtime)
             os.fchmod(fd, 0o666 & ~_umask())
             write_all(fd, pieces)
             os.fsync(fd)
@@ -99,6 +110,15 @@ class ExclusiveWriter:
         finally:
             os.close(fd)
         return path
+
+    def _sweep(self, now_s: float) -> None:
+        """Remove what crashed writers left; once, by the clock of the file system itself."""
+        with os.scandir(self._path) as found:
+            for entry in found:
+                with suppress(FileNotFoundError):
+                    left_s = entry.stat(follow_symlinks=False).st_mtime
+                    if entry.name.startswith(_PREFIX) and left_s < now_s - _LEFT_OVER_S:
+                        os.unlink(entry.path)
 
 
 def _finish_unnamed(fd: int, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:

@@ -7,7 +7,6 @@ pages that each see the present, like those of a server. Nothing survives the pr
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +22,7 @@ from backends.errors import (
     PreconditionFailedError,
 )
 from backends.ranges import check_range
+from backends.versions import content_version
 
 if TYPE_CHECKING:
     import builtins
@@ -35,11 +35,6 @@ PAGE_KEYS = 1000
 class _Object(NamedTuple):
     data: bytes
     modified_ms: int
-
-
-def content_version(data: Buffer) -> Version:
-    """The version of an object whose mark is a hash of its bytes."""
-    return Version(hashlib.sha256(data).hexdigest())
 
 
 def _no_time() -> int:

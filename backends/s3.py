@@ -32,8 +32,8 @@ from backends.errors import (
     PreconditionFailedError,
     ShortReadError,
 )
+from backends.prefixes import is_key, keys_from
 from backends.s3_errors import to_error
-from backends.s3_listing import is_key, keys_from
 from backends.s3_settings import check_options, resolve, split_location
 from backends.s3_wire import Condition, S3Failure, S3Wire
 

@@ -31,7 +31,6 @@ _NOT_SENT = (
     exceptions.EndpointConnectionError,
     exceptions.ConnectTimeoutError,
     exceptions.ProxyConnectionError,
-    exceptions.SSLError,
 )
 
 

@@ -260,6 +260,35 @@ def test_waiting_for_the_lock_has_a_deadline(store: LocalFolderStore, tmp_path: 
     other.close()
 
 
+def test_what_a_crash_left_is_removed_after_a_day(store: LocalFolderStore, tmp_path: Path):
+    hidden = tmp_path / "not" / "yet" / HIDDEN
+    hidden.mkdir(parents=True)
+    now_s = hidden.stat().st_mtime
+    for name, age_s in (("new-old", 90_000), ("new-young", 3600), ("lock", 90_000)):
+        (hidden / name).write_bytes(b"")
+        os.utime(hidden / name, (now_s - age_s, now_s - age_s))
+    version = store.compare_and_set("a", b"1", None)
+    store.compare_and_set("a", b"2", version)
+    assert names(hidden) == ["lock", "new-young"]
+
+
+def test_a_link_that_met_itself(store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch):
+    """As on NFS, when the answer to a link is lost and it is asked for again."""
+    real = os.link
+
+    def link_twice(*args: object, **kwargs: object) -> None:
+        real(*args, **kwargs)  # type: ignore[arg-type]  # (passed through)
+        real(*args, **kwargs)  # type: ignore[arg-type]  # (passed through)
+
+    store._writer._unnamed = False
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link_twice)
+        store.put_if_absent("a", b"1")
+    with pytest.raises(AlreadyExistsError):
+        store.put_if_absent("a", b"2")
+    assert store.get("a") == b"1"
+
+
 def test_url_is_canonical(tmp_path: Path):
     assert LocalFolderStore(tmp_path / "a b%c").url == f"file://{tmp_path}/a%20b%25c"
 

@@ -1,4 +1,4 @@
-"""From a plain key prefix to what a server that lists by folders is asked."""
+"""Plain key prefixes, for servers and file systems that list by folders."""
 
 from __future__ import annotations
 
