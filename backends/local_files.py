@@ -1,7 +1,7 @@
 """Files that appear whole or not at all: written without a name, forced to disk, then linked."""
 
 # Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
-# ruff: noqa: PTH108, PTH112, PTH123
+# ruff: noqa: PTH108, PTH112, PTH116, PTH123
 
 from __future__ import annotations
 
