@@ -1,0 +1,98 @@
+"""Reads every entry and checkpoint that a journal still has, also those that readers jump over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.errors import BackendError
+from tiered.errors import TieredStoreError
+from tiered.journal.entry import checksum
+from tiered.journal.lease import read_lease
+from tiered.journal.reader import JournalReader
+from tiered.keys import LEASE, checkpoint_key, entry_key
+from tiered.log.state import TierMachine
+from tiered.log.verify_report import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backends.base import ObjectStore
+
+
+def check_journal(
+    store: ObjectStore, prefix: str, entries: Iterable[int], checkpoints: Iterable[int]
+) -> Finding:
+    """Check entries (checksum, number, what each follows) and checkpoints (and that replay gives the same state).
+
+    Args:
+        store: The tier's store.
+        prefix: Of the broker.
+        entries: Numbers that were listed.
+        checkpoints: Likewise.
+    """
+    return _JournalCheck(store, prefix).run(sorted(entries), sorted(checkpoints))
+
+
+class _JournalCheck:
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._machine = TierMachine()
+        self._reader = JournalReader(store, prefix, self._machine)
+        self._knows = True  # the reader's state is that after entry `number`
+        self._found = Finding()
+
+    def run(self, entries: list[int], checkpoints: list[int]) -> Finding:
+        steps = sorted([(n, False) for n in entries] + [(n, True) for n in checkpoints])
+        for number, is_checkpoint in steps:
+            check = self._checkpoint if is_checkpoint else self._entry
+            key = (checkpoint_key if is_checkpoint else entry_key)(self._prefix, number)
+            try:
+                check(number)
+            except (TieredStoreError, BackendError) as error:
+                self._found.problem("journal", key, str(error))
+                self._knows = self._knows and is_checkpoint
+        return self._found
+
+    def _entry(self, number: int) -> None:
+        found = self._reader.read_entry(number)
+        if found is None:
+            return  # deleted since it was listed
+        self._found.object_count += 1
+        self._found.object_bytes += len(found[1])
+        follows = number == self._reader.number + 1
+        if self._knows and follows:
+            self._reader.apply(*found)
+            return
+        if follows and self._reader.last and found[0].previous != self._reader.last:
+            key = entry_key(self._prefix, number)
+            self._found.problem("journal", key, f"it is not the successor of entry {number - 1}")
+        self._knows = False
+        self._reader.number, self._reader.last = number, checksum(found[1])
+
+    def _checkpoint(self, number: int) -> None:
+        found = self._reader.read_checkpoint(number)
+        if found is None:
+            return
+        self._found.object_count += 1
+        state, last = found
+        key = checkpoint_key(self._prefix, number)
+        if number == self._reader.number and last != self._reader.last:
+            self._found.problem("journal", key, "it is not of the entry with its number")
+        elif number == self._reader.number and self._knows and state != self._reader.state:
+            self._found.problem("journal", key, "replay gives another state")
+        self._reader.state, self._reader.number, self._reader.last = state, number, last
+        self._knows = True
+
+
+def check_lease(store: ObjectStore, prefix: str) -> Finding:
+    """Whether the lease, if there is one, can be read."""
+    found = Finding()
+    try:
+        present, version = read_lease(store, prefix + LEASE)
+    except (TieredStoreError, BackendError) as error:
+        found.problem("lease", prefix + LEASE, str(error))
+        return found
+    if present is None and version is not None:
+        found.problem("lease", prefix + LEASE, "it cannot be read; a writer will take it")
+    return found

@@ -1,0 +1,114 @@
+"""Holds one listing of a broker's prefix against what the journal names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tiered import keys
+from tiered.log.verify_report import Problem, VerifyReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from backends.base import ObjectInfo, ObjectStore
+    from tiered.log.state import ObjectRange, TierState
+
+_OTHERS = ("index/", "timer/", "meta/", "ledger/")
+"""Folders of other features; not this module's business."""
+
+
+def named_objects(state: TierState) -> Iterator[tuple[str, ObjectRange]]:
+    """Every data object that entries name, by its key below the prefix."""
+    for lives in state.queues.values():
+        for life in lives:
+            for part in life.parts():
+                yield part.log.key, part.log
+                yield part.index.key, part.index
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a listing shows besides the named objects.
+
+    Attributes:
+        missing: Named and not listed.
+        unnamed: Data objects that are listed and not named, with their sizes.
+        quarantine: Damaged records that were put aside, with their sizes.
+        entries: Numbers of journal entries.
+        checkpoints: Numbers of checkpoints.
+        has_lease: There is a lease.
+        unknown: Keys that this program does not know.
+    """
+
+    missing: set[str] = field(default_factory=set)
+    unnamed: dict[str, int] = field(default_factory=dict)
+    quarantine: dict[str, int] = field(default_factory=dict)
+    entries: list[int] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
+    has_lease: bool = False
+    unknown: list[str] = field(default_factory=list)
+
+
+def compare_listing(
+    store: ObjectStore, prefix: str, named: Mapping[str, ObjectRange], report: VerifyReport
+) -> Listing:
+    """List everything below ``prefix``; wrong sizes go into the report.
+
+    Raises:
+        BackendError: It could not be listed.
+    """
+    found = Listing()
+    listed: set[str] = set()
+    for info in store.list(prefix):
+        key = info.key[len(prefix) :]
+        place = named.get(key)
+        if place is None:
+            _sort(found, prefix, key, info)
+            continue
+        listed.add(key)
+        if info.size_bytes != place.object_bytes:
+            detail = f"{info.size_bytes} bytes; the journal says {place.object_bytes}"
+            report.add(Problem("size", info.key, detail))
+    found.missing = named.keys() - listed
+    return found
+
+
+def _sort(found: Listing, prefix: str, key: str, info: ObjectInfo) -> None:
+    number = keys.parse_journal_key(prefix, info.key)
+    data = keys.parse_data_key("", key)
+    if number:
+        (found.checkpoints if number[1] else found.entries).append(number[0])
+    elif data:
+        place = found.quarantine if data.kind == "quarantine" else found.unnamed
+        place[key] = info.size_bytes
+    elif key == keys.LEASE:
+        found.has_lease = True
+    elif not key.startswith(_OTHERS):
+        found.unknown.append(key)
+
+
+def record_listing(
+    found: Listing, named: AbstractSet[str], generation: int, report: VerifyReport
+) -> None:
+    """Count what is no failure.
+
+    Args:
+        found: The listing.
+        named: Keys that are named now, after it.
+        generation: The reign; its writer may be about to name what it has made.
+        report: Where to.
+    """
+    recorded = report.recorded
+    for key, size in found.unnamed.items():
+        made = keys.parse_data_key("", key)
+        if key in named or made is None:
+            continue
+        recorded.orphans += 1
+        recorded.orphan_bytes += size
+        recorded.orphans_of_present_reign += made.object_id.generation == generation
+        recorded.note(f"orphan: {key}")
+    recorded.unknown_keys = len(found.unknown)
+    for key in found.unknown:
+        recorded.note(f"unknown: {key}")

@@ -1,0 +1,196 @@
+"""What a verification found: problems, which need a person, and recorded things, which are explained and are no failure.
+
+============= ===================================================================================
+kind          what is wrong
+============= ===================================================================================
+journal       an entry or checkpoint is damaged, missing or does not follow from the one before
+lease         the lease cannot be read (harmless for data; a writer will take it)
+state         the journal's state contradicts itself
+missing       an object that an entry names is not there
+size          an object has another size than its entry says
+unreadable    the store could not give the object (or the local store a queue)
+trailer       an object's trailer is damaged, or is of another object than the entry names
+block         a block of an object's payload fails its checksum
+payload       the payload is not the one whose checksum the entry has
+description   an object says something else of itself than the entry that names it
+index         items of a consume queue are impossible (outside the part, overlapping, miscounted)
+record        a record is damaged (its first fault is named)
+foreign       a record of another queue or queue offset than the item that points at it
+difference    a message differs from the local store's
+============= ===================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+PROBLEMS_LISTED_MAX = 1000
+"""So many problems are listed; the rest is only counted."""
+NOTES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that needs a person.
+
+    Attributes:
+        kind: One of the table above.
+        where: Key of the object, or topic/queue id.
+        detail: What, with queue offsets or positions.
+    """
+
+    kind: str
+    where: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What is explained and recorded, and is no failure.
+
+    Attributes:
+        holes: Queue offsets without a message, in named parts.
+        gaps: Recorded gaps.
+        gap_messages: Queue offsets in them.
+        quarantined: Damaged records that were put aside.
+        refused_parts: Actions in the journal that replay refused.
+        ended_lives: Earlier incarnations of queues.
+        orphans: Data objects that no entry names (of the present reign: perhaps about to be named).
+        orphan_bytes: Their bytes.
+        orphans_of_present_reign: Those of them that the present reign's writer made.
+        unknown_keys: Objects under the prefix that this program does not know.
+        unreferenced_bytes: Bytes of commit logs that no item points at (known after a deep run).
+        notes: The first of the orphans and unknown keys, by name.
+    """
+
+    holes: int = 0
+    gaps: int = 0
+    gap_messages: int = 0
+    quarantined: int = 0
+    refused_parts: int = 0
+    ended_lives: int = 0
+    orphans: int = 0
+    orphan_bytes: int = 0
+    orphans_of_present_reign: int = 0
+    unknown_keys: int = 0
+    unreferenced_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Add a note, unless there are many already."""
+        if len(self.notes) < NOTES_MAX:
+            self.notes.append(text)
+
+
+@dataclass(slots=True)
+class StoreComparison:
+    """The tier held against a local store.
+
+    Attributes:
+        queues: Queues that both have.
+        messages: Queue offsets compared; all their bytes were equal unless a problem says otherwise.
+        record_bytes: Bytes compared.
+        lag_messages: Only local, above the tier's commit offset (all of a queue that is not tiered).
+        skipped_messages: Only local, below the tier's minimum or in a recorded gap.
+        expired_messages: Only in the tier, below the local minimum (all of a queue that is gone locally).
+        ahead_messages: Only in the tier, above the local end: the local store lags or has lost its tail.
+    """
+
+    queues: int = 0
+    messages: int = 0
+    record_bytes: int = 0
+    lag_messages: int = 0
+    skipped_messages: int = 0
+    expired_messages: int = 0
+    ahead_messages: int = 0
+
+    def add(self, other: StoreComparison) -> None:
+        """Add what another comparison found."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one step found. Made by one thread, merged by the caller's.
+
+    Attributes:
+        problems: In order.
+        missing: Places that were not there; damage only if they are still named after another replay.
+        object_count: Objects read.
+        object_bytes: Their bytes.
+        messages: Messages whose record was checked.
+        unreferenced_bytes: See ``Recorded``.
+        comparison: See ``StoreComparison``.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    object_count: int = 0
+    object_bytes: int = 0
+    messages: int = 0
+    unreferenced_bytes: int = 0
+    comparison: StoreComparison | None = None
+
+    def problem(self, kind: str, where: str, detail: str) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(kind, where, detail))
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """The whole result.
+
+    Attributes:
+        problems: The first ``PROBLEMS_LISTED_MAX``.
+        problem_counts: All of them, by kind.
+        recorded: What is no failure.
+        queues: Queues in the tier.
+        parts: Parts that entries name.
+        named_objects: Objects that entries name.
+        named_bytes: Their bytes.
+        messages: Messages that the tier claims to have, holes left out.
+        checked_objects: Objects read whole (deep).
+        checked_bytes: Their bytes.
+        checked_messages: Messages whose record was checked in every byte (deep).
+        comparison: With a local store, if there was one.
+        journal_number: The last entry seen.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    problem_counts: Counter[str] = field(default_factory=Counter)
+    recorded: Recorded = field(default_factory=Recorded)
+    queues: int = 0
+    parts: int = 0
+    named_objects: int = 0
+    named_bytes: int = 0
+    messages: int = 0
+    checked_objects: int = 0
+    checked_bytes: int = 0
+    checked_messages: int = 0
+    comparison: StoreComparison | None = None
+    journal_number: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """There is no problem."""
+        return not self.problem_counts
+
+    def add(self, problem: Problem) -> None:
+        """Count a problem, and list it unless many are listed already."""
+        self.problem_counts[problem.kind] += 1
+        if len(self.problems) < PROBLEMS_LISTED_MAX:
+            self.problems.append(problem)
+
+    def merge(self, finding: Finding) -> None:
+        """Take over what a step found."""
+        for problem in finding.problems:
+            self.add(problem)
+        self.checked_objects += finding.object_count
+        self.checked_bytes += finding.object_bytes
+        self.checked_messages += finding.messages
+        self.recorded.unreferenced_bytes += finding.unreferenced_bytes
+        if finding.comparison:
+            self.comparison = self.comparison or StoreComparison()
+            self.comparison.add(finding.comparison)

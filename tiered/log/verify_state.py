@@ -1,0 +1,99 @@
+"""Whether the journal's state is consistent in itself. Pure."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tiered import keys
+from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.verify_report import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.log.state import ObjectRange, Part, QueueLife, Segment, TierState
+    from tiered.model import MessageQueue
+
+
+def check_state(state: TierState) -> Iterator[Problem]:
+    """Every contradiction in a state: parts, segments, offsets, lives."""
+    for queue, lives in state.queues.items():
+        for number, life in enumerate(lives):
+            where = f"{queue} incarnation {life.incarnation}"
+            details = [*_check_life(life), *_check_parts(queue, life)]
+            if life.incarnation != number:
+                details.append(f"it is the life number {number} of its queue")
+            if bool(life.ended) != (number < len(lives) - 1):
+                details.append("only the last life of a queue may go on")
+            yield from (Problem("state", where, detail) for detail in details)
+
+
+def _check_life(life: QueueLife) -> Iterator[str]:
+    if not life.min_offset <= life.commit_offset:
+        yield f"minimum {life.min_offset} is above the commit offset {life.commit_offset}"
+    for segment in life.segments[:-1]:
+        if not segment.sealed:
+            yield f"segment {segment.base_offset} is not the last, and is not sealed"
+    for segment in life.segments:
+        yield from _check_segment(segment)
+    yield from _check_order(life)
+
+
+def _check_segment(segment: Segment) -> Iterator[str]:
+    if not segment.parts:
+        yield f"segment {segment.base_offset} has no part"
+        return
+    first = segment.parts[0]
+    if (first.log_offset, first.queue_offset) != (segment.base_offset, segment.base_queue_offset):
+        yield f"segment {segment.base_offset} does not begin with its first part"
+    for one, two in pairwise(segment.parts):
+        if one.queue_end != two.queue_offset:
+            yield f"between queue offsets {one.queue_end} and {two.queue_offset} of one segment"
+
+
+def _check_order(life: QueueLife) -> Iterator[str]:
+    """Parts and gaps must fill the queue, parts the commit log, without hole or overlap."""
+    spans = [(part.queue_offset, part.queue_end) for part in life.parts()]
+    spans += [(gap.start, gap.end) for gap in life.gaps]
+    for (_, one_end), (two_start, _) in pairwise(sorted(spans)):
+        if one_end != two_start:
+            yield f"queue offsets go from {one_end} to {two_start}"
+    for one, two in pairwise(life.parts()):
+        if one.log_end != two.log_offset:
+            yield f"log offsets go from {one.log_end} to {two.log_offset}"
+    if spans and max(spans)[1] != life.commit_offset:
+        yield f"the commit offset is {life.commit_offset}, the last part or gap ends at {max(spans)[1]}"
+    last = next(reversed(life.parts()), None)
+    if last and last.log_end != life.log_end:
+        yield f"the log end is {life.log_end}, the last part ends at {last.log_end}"
+
+
+def _check_parts(queue: MessageQueue, life: QueueLife) -> Iterator[str]:
+    for part in life.parts():
+        yield from _check_part(part)
+        yield from _check_key(part.log, "commitlog", queue, life, part.log_offset)
+        yield from _check_key(part.index, "consumequeue", queue, life, part.queue_offset)
+
+
+def _check_part(part: Part) -> Iterator[str]:
+    name = f"the part at queue offset {part.queue_offset}"
+    if part.count <= 0 or part.index.size_bytes != part.count * ITEM_BYTES:
+        yield f"{name} has {part.count} items in {part.index.size_bytes} bytes"
+    if not 0 <= part.holes <= part.count:
+        yield f"{name} has {part.holes} holes among {part.count} items"
+    for place in (part.log, part.index):
+        if not 0 <= place.start <= place.end <= place.payload_bytes:
+            yield f"{name} names bytes [{place.start}, {place.end}) of {place.payload_bytes}"
+
+
+def _check_key(
+    place: ObjectRange, kind: str, queue: MessageQueue, life: QueueLife, offset: int
+) -> Iterator[str]:
+    said = keys.parse_data_key("", place.key)
+    if said is None:
+        yield f"{place.key!r} is no key of a data object"
+    elif place.start == 0:
+        mine = (kind, queue, life.incarnation, offset)
+        if (said.kind, said.queue, said.incarnation, said.offset) != mine:
+            yield f"the object {place.key!r} is named for {kind} offset {offset}"
