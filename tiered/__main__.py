@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,16 +40,11 @@ def run(arguments: Sequence[str], surroundings: Surroundings | None = None) -> i
     """
     from tiered.cli.call import Surroundings  # noqa: PLC0415 (start-up loads only what is needed)
     from tiered.cli.errors import ending  # noqa: PLC0415
-    from tiered.cli.frame import program  # noqa: PLC0415
+    from tiered.cli.frame import invoke  # noqa: PLC0415
 
     around = surroundings or Surroundings(os.environ)
     around.debug = "--debug" in arguments
-
-    def body() -> int:
-        result = program().main(list(arguments), "tiered", standalone_mode=False, obj=around)
-        return cast("int | None", result) or 0
-
-    return ending(body, debug=lambda: around.debug)
+    return ending(lambda: invoke(arguments, around), debug=lambda: around.debug)
 
 
 if __name__ == "__main__":

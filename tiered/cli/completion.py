@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tiered.cli.frame import COMMANDS, make_command, program
+from tiered.cli.frame import COMMANDS, COMPLETION_VARIABLE, make_command, program
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def run(call: Call) -> int:
     shell = get_completion_class(call.argument("shell"))
     if shell is None:
         raise InvalidError(f"no completion for {call.argument('shell')}")
-    text = shell(program(), {}, "tiered", "_TIERED_COMPLETE").source()
+    text = shell(program(), {}, "tiered", COMPLETION_VARIABLE).source()
     call.stdout.write(text.encode() + b"\n")
     return 0
 

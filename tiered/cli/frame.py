@@ -18,6 +18,7 @@ from tiered.config import Setting, Shape, read_file, resolve
 
 Run = Callable[[Call], int]
 WIDTH = 100
+COMPLETION_VARIABLE = "_TIERED_COMPLETE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +331,30 @@ def program() -> Program:
         ["tiered demo", "tiered attach /data/rocketmq/store --to s3://bucket/prefix"],
         params=[version],
     )
+
+
+def invoke(arguments: Sequence[str], surroundings: Surroundings) -> int:
+    """Run a command line, or answer a shell that completes one.
+
+    Not ``main`` of click, which makes a closed pipe an error.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        click.ClickException: Wrong usage.
+    """
+    root = program()
+    instruction = surroundings.environment.get(COMPLETION_VARIABLE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(root, {}, "tiered", COMPLETION_VARIABLE, instruction)
+    try:
+        with root.make_context("tiered", list(arguments), obj=surroundings) as context:
+            return cast("int | None", root.invoke(context)) or 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
 
 
 def _print_version(ctx: click.Context, version: str) -> None:

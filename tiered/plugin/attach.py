@@ -196,9 +196,9 @@ class Attachment:
 
     def _begin(self) -> None:
         with backend_errors():
-            self._require_conditional_writes()
-            self._journal.catch_up()
+            self._journal.catch_up()  # reads first: a store that cannot be reached is told soonest
             self._require_same_store()
+            self._require_conditional_writes()
             self._lease.acquire(
                 wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
             )

@@ -1,0 +1,248 @@
+"""attach: what is tiered, how it ends, and what it says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tiered.cli.attach import selector
+from tiered.plugin.attach import Attachment, AttachSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.program import CommandLine, Dump, Start, Unpack
+
+
+def topics(tiered: CommandLine, url: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in tiered.good("ls", url, "-o", "jsonl").lines:
+        found[row["topic"]] = found.get(row["topic"], 0) + row["messages"]
+    return found
+
+
+def test_once_tiers_everything_and_the_second_time_nothing(
+    tiered: CommandLine, basic: Path, tmp_path: Path
+):
+    url = f"file://{tmp_path}"
+    first = tiered.good("attach", basic, "--to", url, "--once", "--json")
+    assert first.document["messages"] == 2613
+    assert first.document["is_complete"]
+    assert first.document["cluster"] == "cluster-a"
+    assert re.match(r"tiered: 2,613 messages, 2.6 MiB in \d+ parts, \d+ requests, ", first.err)
+    second = tiered.good("attach", basic, "--to", url, "--once", "--json").document
+    assert (second["messages"], second["generation"]) == (0, 2)
+    assert sum(topics(tiered, url).values()) == 2613
+
+
+def test_quiet_says_nothing(tiered: CommandLine, basic: Path, tmp_path: Path):
+    ran = tiered.good("attach", basic, "--to", f"file://{tmp_path}", "--once", "--quiet")
+    assert (ran.out, ran.err) == (b"", "")
+
+
+def test_topics_and_exclude_are_globs_on_the_topic(
+    tiered: CommandLine, basic: Path, tmp_path: Path
+):
+    url = f"file://{tmp_path}"
+    more = ["--topics", "orders,*e*", "--exclude", "large", "--exclude", "name-*"]
+    assert tiered.good("attach", basic, "--to", url, "--once", *more, "--json").document[
+        "is_complete"
+    ]
+    assert set(topics(tiered, url)) == {"orders", "events", "unicode"} | {
+        "many-properties",
+        "sparse",
+        "with-empty-bodies",
+    }
+
+
+def test_selector():
+    assert selector([], [])("any")
+    assert selector(["a*"], ["ab"])("abc")
+    assert not selector(["a*"], ["ab"])("ab")
+    assert not selector(["A"], [])("a")
+
+
+def test_start_latest_and_start_at_a_time(
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+):
+    latest = tiered.good(
+        "attach", basic, "--to", f"file://{tmp_path}/a", "--once", "--start", "latest", "--json"
+    )
+    assert latest.document["messages"] == 0
+    orders = dumped("s01-basic", "orders")
+    times = sorted(message["store_timestamp_ms"] for message in orders)
+    middle = times[len(times) // 2]
+    later = tiered.good(
+        *("attach", basic, "--to", f"file://{tmp_path}/b", "--once", "--json"),
+        *("--topics", "orders", "--start", str(middle)),
+    )
+    assert later.document["messages"] == sum(time_ms >= middle for time_ms in times)
+
+
+def test_seal_seals_every_segment(tiered: CommandLine, basic: Path, tmp_path: Path):
+    url = f"file://{tmp_path}"
+    tiered.good("attach", basic, "--to", url, "--once", "--seal", "--part-size", "64KiB")
+    rows = tiered.good("ls", url, "--objects", "-o", "jsonl").lines
+    assert {row["state"] for row in rows} == {"sealed"}
+    assert tiered("attach", basic, "--to", url, "--seal").code == 2
+
+
+def test_strict_counts_what_is_recorded(
+    tiered: CommandLine, batches: Path, basic: Path, tmp_path: Path
+):
+    left_out = ("attach", batches, "--to", f"file://{tmp_path}/a", "--once")
+    relaxed = tiered.good(*left_out)
+    assert "tiered: left out (light queue" in relaxed.err
+    assert tiered(*left_out, "--strict").code == 1
+    assert tiered("attach", basic, "--to", f"file://{tmp_path}/b", "--once", "--strict").code == 0
+
+
+def test_a_torn_tail_is_told_and_is_no_failure(
+    tiered: CommandLine, unpacked: Unpack, tmp_path: Path
+):
+
+    store = unpacked("s05b-torn")
+    ran = tiered.good("attach", store, "--to", f"file://{tmp_path}/t", "--once", "--json")
+    assert ran.document["torn_bytes"] > 0
+    assert "torn tail" in ran.err
+
+
+def test_a_damaged_record_is_quarantined_and_told(
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+):
+    store = tmp_path / "store"
+    shutil.copytree(basic, store)
+    damaged = dumped("s01-basic", "orders")[200]
+    file = store / "commitlog" / f"{damaged['physical_offset'] // 262144 * 262144:020d}"
+    data = bytearray(file.read_bytes())
+    data[damaged["physical_offset"] % 262144 + 120] ^= 0xFF
+    file.write_bytes(data)
+    url = f"file://{tmp_path}/tier"
+    ran = tiered("attach", store, "--to", url, "--once", "--json")
+    assert (ran.code, ran.document["quarantined"]) == (1, 1)
+    assert tiered.good("attach", store, "--to", url, "--once").code == 0
+    queue = next(
+        row
+        for row in tiered.good("status", url, "-o", "jsonl").lines
+        if (row["topic"], row["queue_id"]) == ("orders", damaged["queue_id"])
+    )
+    assert (queue["quarantined"], queue["holes"]) == (1, 1)
+    offsets = [m["queue_offset"] for m in tiered.good("cat", url, "orders").lines]
+    assert len(offsets) == 1199
+
+
+def test_another_holder_is_told_of_or_waited_for(tiered: CommandLine, basic: Path, tmp_path: Path):
+    url = f"file://{tmp_path}"
+    holder = Attachment.open(str(basic), url, AttachSettings(lease_s=2))
+    try:
+        refused = tiered("attach", basic, "--to", url, "--once", "--no-wait")
+        assert refused.code == 4
+        assert "holds the lease" in refused.error
+        timer = threading.Timer(0.5, holder.close)
+        timer.start()
+        waited = tiered.good("attach", basic, "--to", url, "--once")
+        assert "tiered: waiting for the lease of process" in waited.err
+        timer.join()
+    finally:
+        holder.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_and_ends_well(
+    number: signal.Signals, start: Start, tiered: CommandLine, basic: Path, tmp_path: Path
+):
+    url = f"file://{tmp_path}/tier"
+    process = start("attach", basic, "--to", url, "--json", "--freshness", "30")
+    try:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("tier/*/*/lease")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert sum(topics(tiered, url).values()) == 2613  # though nothing was due yet
+    assert b'"is_drained": true' in out
+    assert b'"released":true' in next(tmp_path.glob("tier/*/*/lease")).read_bytes()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_cannot_drain_is_cut_short(
+    number: signal.Signals, code: int, start: Start, basic: Path, tmp_path: Path
+):
+    """An upload rate so low that nothing gets through: draining ends after its time."""
+    url = f"file://{tmp_path}/tier"
+    slow = ("--max-upload-rate", "1KiB", "--drain-seconds", "0.5", "--part-size", "16KiB")
+    process = start("attach", basic, "--to", url, *slow)
+    try:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("tier/*/*/queue")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code, err
+    assert b"Traceback" not in err
+    assert b'"released":true' in next(tmp_path.glob("tier/*/*/lease")).read_bytes()
+
+
+def fetch(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_metrics_and_health_are_served(start: Start, basic: Path, tmp_path: Path):
+    to = ("--to", f"file://{tmp_path}/tier", "--freshness", "0.2")
+    process = start("attach", basic, *to, "--metrics-listen", "127.0.0.1:0")
+    try:
+        said = process.stderr.readline().decode()
+        base = re.search(r"http://127.0.0.1:\d+", said)[0]
+        deadline = time.monotonic() + 30
+        while True:
+            status, text = fetch(f"{base}/metrics")
+            values = dict(
+                line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")
+            )
+            if values.get("tiered_committed_messages_total") == "2613":
+                break
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+        assert status == 200
+        assert values["tiered_up"] == "1"
+        assert values['tiered_lag_messages{topic="orders"}'] == "0"
+        assert int(values['tiered_requests_total{kind="put"}']) > 50
+        assert int(values["tiered_resident_bytes"]) > 1 << 20
+        assert fetch(f"{base}/healthz") == (200, "ok")
+        assert fetch(f"{base}/other")[0] == 404
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_an_address_in_use_is_wrong_usage(tiered: CommandLine, basic: Path, tmp_path: Path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        to = ("--to", f"file://{tmp_path}", "--once")
+        ran = tiered("attach", basic, *to, "--metrics-listen", address)
+    assert ran.code == 2
+    assert "cannot listen" in ran.error

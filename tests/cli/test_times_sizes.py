@@ -1,0 +1,94 @@
+"""Times and sizes as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered.cli.output import printable
+from tiered.cli.sizes import format_size, parse_size
+from tiered.cli.times import TIME_MS_MAX, format_time, parse_time
+
+NOW = 1_784_000_000_123
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1784000000123", NOW),
+        ("now", NOW),
+        ("now-2h", NOW - 7_200_000),
+        ("now-1h30m", NOW - 5_400_000),
+        ("now+250ms", NOW + 250),
+        ("now-1d", NOW - 86_400_000),
+        ("1970-01-01T00:00:00Z", 0),
+        ("1970-01-01T01:00:00+01:00", 0),
+        ("1970-01-01t00:00:01.5z", 1500),
+        ("2026-07-14 03:33:20.123Z", NOW),
+    ],
+)
+def test_times(text: str, expected: int):
+    assert parse_time(text, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "yesterday",
+        "2026-07-14",
+        "2026-07-14T03:33:20",
+        "2026-02-31T00:00:00Z",
+        "now-2",
+        "-1",
+        "now-2y",
+        "1e3",
+        "9" * 30,
+        "١٢٣",
+    ],
+)
+def test_what_is_no_time_is_refused(text: str):
+    with pytest.raises(ValueError, match="is no time"):
+        parse_time(text, NOW)
+
+
+@given(st.integers(0, TIME_MS_MAX))
+def test_a_formatted_time_is_read_back(timestamp_ms: int):
+    assert parse_time(format_time(timestamp_ms), NOW) == timestamp_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("50MiB", 50 << 20),
+        ("1.5GB", 1500000000),
+        ("2k", 2048),
+        ("1 KiB", 1024),
+        ("1kb", 1000),
+        ("3B", 3),
+        ("1T", 1 << 40),
+    ],
+)
+def test_sizes(text: str, expected: int):
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1iB", "MiB", "1 PiB", "ten", "1e3", "9999999999TiB"])
+def test_what_is_no_size_is_refused(text: str):
+    with pytest.raises(ValueError, match=r"no size|more bytes"):
+        parse_size(text)
+
+
+@given(st.integers(0, 1 << 62))
+def test_a_formatted_size_is_near_and_short(size: int):
+    number, unit = format_size(size).split()
+    assert len(number) <= 4
+    if unit != "PiB":
+        assert parse_size(f"{number}{unit}") == pytest.approx(size, rel=0.06, abs=1)
+
+
+@given(st.text())
+def test_a_cell_holds_nothing_that_a_terminal_obeys(text: str):
+    assert printable(text).isprintable()

@@ -1,0 +1,141 @@
+"""``tiered verify``: whether a tier is whole, and equal to a local store."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.output import Output
+from tiered.cli.progress import Progress, Progressed
+from tiered.cli.sizes import format_count, format_size
+
+if TYPE_CHECKING:
+    from tiered.cli.call import Call
+    from tiered.log.verify_report import VerifyReport
+    from tiered.plugin.place import Place
+
+THREADS = 4
+_NEUTRAL = frozenset({"notes", "ended_lives", "unreferenced_bytes"})
+"""What ``--strict`` does not count: it is neither lost nor left over."""
+
+
+def run(call: Call) -> int:
+    """Check and print."""
+    from tiered.cli.tiers import open_local, open_objects
+    from tiered.log.verify import verify_tier
+    from tiered.plugin.place import choose_place
+    from tiered.plugin.stores import backend_errors
+
+    output = Output(call)
+    done = Progressed("reading the journal")
+
+    def told(done_bytes: int, total_bytes: int) -> None:
+        nonlocal done
+        text = f"{format_size(done_bytes)} of {format_size(total_bytes)}"
+        done = Progressed(text, done_bytes, total_bytes)
+
+    with contextlib.ExitStack() as stack, backend_errors():
+        store = open_objects(call, call.argument("url"), stack)
+        directory = call.text("store")
+        local = open_local(call, directory, stack) if directory else None
+        place = choose_place(store, call.text("cluster"), call.text("broker"))
+        executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-verify"))
+        stack.enter_context(
+            Progress("verifying", lambda: done, clock=call.clock, is_quiet=call.is_quiet)
+        )
+        report = verify_tier(
+            store,
+            place.prefix,
+            deep=call.flag("deep"),
+            local=local,
+            executor=executor,
+            progress=told,
+        )
+    document = report_document(report, place, store.url, is_deep=call.flag("deep"))
+    if output.form == "table":
+        _show(output, document)
+    else:
+        output.emit(document, document["problems"], ["kind", "where", "detail"])
+    is_fine = report.is_clean and not (call.flag("strict") and has_recorded(document))
+    return DONE if is_fine else NEEDS_A_PERSON
+
+
+def report_document(
+    report: VerifyReport, place: Place, url: str, *, is_deep: bool
+) -> dict[str, Any]:
+    """The document of ``tiered verify --json``."""
+    fields = asdict(report)
+    problems, recorded = fields.pop("problems"), fields.pop("recorded")
+    return {
+        "format": 1,
+        "url": url,
+        "cluster": place.cluster,
+        "broker": place.broker,
+        "is_clean": report.is_clean,
+        "is_deep": is_deep,
+        "problem_count": sum(report.problem_counts.values()),
+        **fields,
+        "problem_counts": dict(report.problem_counts),
+        "recorded": recorded,
+        "problems": problems,
+    }
+
+
+def has_recorded(document: dict[str, Any]) -> bool:
+    """Whether there is anything that ``--strict`` counts."""
+    return any(value for name, value in document["recorded"].items() if name not in _NEUTRAL)
+
+
+def _show(output: Output, document: dict[str, Any]) -> None:
+    output.line(f"{document['cluster']}/{document['broker']}")
+    output.line(
+        f"  named     {format_count(document['messages'])} messages in {document['queues']} queues,"
+        f" {format_size(document['named_bytes'])} in {format_count(document['named_objects'])} objects"
+    )
+    if document["is_deep"]:
+        output.line(
+            f"  checked   {format_count(document['checked_messages'])} messages,"
+            f" {format_size(document['checked_bytes'])}"
+            f" in {format_count(document['checked_objects'])} objects"
+        )
+    if document["comparison"]:
+        found = ", ".join(_counts(document["comparison"]))
+        output.line(f"  compared  {found or 'nothing'}")
+    recorded = _counts(document["recorded"])
+    if recorded:
+        output.line(f"  recorded  {', '.join(recorded)}")
+    for note in document["recorded"]["notes"]:
+        output.line(f"  note      {note}")
+    if document["is_clean"]:
+        output.line("  result    whole" + ("" if document["is_deep"] else " (--deep reads all)"))
+        return
+    output.line(f"  result    {format_count(document['problem_count'])} problems")
+    output.line()
+    output.table(document["problems"], ["kind", "where", "detail"])
+
+
+def _counts(fields: dict[str, Any]) -> list[str]:
+    return [
+        f"{format_size(value) if name.endswith('_bytes') else format_count(value)}"
+        f" {name.removesuffix('_bytes').replace('_', ' ')}"
+        for name, value in fields.items()
+        if isinstance(value, int) and value
+    ]
+
+
+COMMAND = make_command(
+    "verify",
+    run,
+    summary=COMMANDS["verify"].summary,
+    arguments=[click.Argument(["url"])],
+    examples=[
+        "tiered verify file:///tmp/tier --deep",
+        "tiered verify s3://bucket/prefix --store /data/rocketmq/store --json",
+    ],
+)
