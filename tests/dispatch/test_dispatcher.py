@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.synthetic import SyntheticStore
+from typing_extensions import Buffer
 
 from backends.errors import PermissionDeniedError, UnavailableError, UnknownOutcomeError
 from backends.memory import MemoryStore
@@ -23,10 +25,11 @@ from tiered.log.state import Gap, TierMachine
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from backends.base import ObjectStore
 
+Decide = Callable[[str], Exception | None]
 PREFIX = "00000000_c/b/"
 FAST = DispatchSettings(
     freshness_s=0.02, part_bytes=4096, buffer_bytes_max=65536, window_bytes=8192, poll_s=0.005,
@@ -37,14 +40,14 @@ FAST = DispatchSettings(
 class Flaky:
     """Wraps a store: every call of ``put_if_absent`` asks ``decide(key)`` what to do first."""
 
-    def __init__(self, inner: ObjectStore, decide) -> None:
+    def __init__(self, inner: ObjectStore, decide: Decide) -> None:
         self._inner = inner
         self._decide = decide
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def put_if_absent(self, key: str, data) -> None:
+    def put_if_absent(self, key: str, data: Sequence[Buffer]) -> None:
         answer = self._decide(key)
         if isinstance(answer, UnknownOutcomeError):
             self._inner.put_if_absent(key, data)
@@ -57,9 +60,9 @@ class Flaky:
 def dispatching(
     store: ObjectStore,
     local: SyntheticStore,
-    settings=FAST,
+    settings: DispatchSettings = FAST,
     seed: int = 1,
-    selects=lambda queue: True,
+    selects: Callable[[MessageQueue], bool] = lambda queue: True,
 ) -> Iterator[TieredDispatcher]:
     clock, rng, stop = SystemClock(), random.Random(seed), threading.Event()
     journal = JournalWriter(
@@ -84,7 +87,7 @@ def dispatching(
         dispatcher.close()
 
 
-def run_once(store, local, **more) -> TieredDispatcher:
+def run_once(store: ObjectStore, local: SyntheticStore, **more: Any) -> TieredDispatcher:
     with dispatching(store, local, **more) as dispatcher:
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
@@ -168,10 +171,10 @@ def test_a_following_dispatcher_takes_what_comes_later():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_failed_and_unknown_uploads_switch_files_and_lose_or_double_nothing(seed):
+def test_failed_and_unknown_uploads_switch_files_and_lose_or_double_nothing(seed: int):
     local, rng, lock = filled(each=40), random.Random(seed), threading.Lock()
 
-    def decide(key: str):
+    def decide(key: str) -> Exception | None:
         with lock:
             throw = rng.random()
         if throw < 0.15:
@@ -189,7 +192,7 @@ def test_hundred_switches_in_a_row_create_no_objects_beyond_the_tries():
     local = filled(topics=1, queues=1, each=5)
     tries = []
 
-    def decide(key: str):
+    def decide(key: str) -> Exception | None:
         if "/commitlog/" not in key:
             return None
         tries.append(key)
@@ -305,4 +308,17 @@ def test_sealing_merges_small_parts_once_and_changes_no_message():
     assert_equal(store, local)
     local.append("t", 0, b"after")
     run_once(store, local, seed=78)
+    assert_equal(store, local)
+
+
+def test_a_queue_that_has_nothing_to_take_is_known_with_its_bounds():
+    store, local = MemoryStore(), filled(topics=1, queues=1, each=5)
+    local.expire("t0", 0, 5)
+    run_once(store, local)
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    life = reader.state.life(MessageQueue("t0", 0))
+    assert (life.min_offset, life.commit_offset, life.segments) == (5, 5, ())
+    local.append("t0", 0, b"later")
+    run_once(store, local, seed=2)
     assert_equal(store, local)

@@ -33,7 +33,7 @@ from tiered.dispatch.budget import MemoryBudget
 from tiered.dispatch.compensation import Compensation
 from tiered.dispatch.counters import DispatchCounters
 from tiered.dispatch.group_commit import GroupCommitter, refused
-from tiered.dispatch.rounds import RoundBuilder
+from tiered.dispatch.rounds import Fact, RoundBuilder
 from tiered.dispatch.throttle import Throttle
 from tiered.dispatch.uploads import StoredLog, Uploader
 from tiered.errors import TieredStoreError
@@ -42,7 +42,7 @@ from tiered.log.composite import (
     AppendResult,
     CompositeFlatFile,
 )
-from tiered.log.state import Part, QueueLife, TierState
+from tiered.log.state import Part, QueueLife, TierState, queue_action
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -120,28 +120,8 @@ class TieredDispatcher:
             committed=self._committed,
             index_failed=self._index_failed,
         )
-        self._commits = GroupCommitter(
-            self.uploader,
-            self._rounds.submit,
-            settings=settings,
-            budget=self.budget,
-            counters=self.counters,
-            clock=clock,
-            rng=rng,
-            stop=self._stop,
-            guard=self._guard,
-            room=self._room,
-        )
-        self._compensation = Compensation(
-            local,
-            take=self._take_compensated,
-            has_room=lambda: self.budget.has_room(settings.part_bytes),
-            file=self.file,
-            state_fact=self._rounds.state_fact,
-            counters=self.counters,
-            batch_bytes=settings.part_bytes,
-            stop=self._stop,
-        )
+        self._commits = self._make_commits()
+        self._compensation = self._make_compensation()
         self._lock = threading.Lock()
         self._files: dict[MessageQueue, CompositeFlatFile] = {}
         self._bounds: Mapping[MessageQueue, QueueBounds] = {}
@@ -149,6 +129,33 @@ class TieredDispatcher:
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_success_s = clock.monotonic_s()
         self._threads: list[threading.Thread] = []
+
+    def _make_commits(self) -> GroupCommitter:
+        return GroupCommitter(
+            self.uploader,
+            self._rounds.submit,
+            settings=self._settings,
+            budget=self.budget,
+            counters=self.counters,
+            clock=self._clock,
+            rng=self._rng,
+            stop=self._stop,
+            guard=self._guard,
+            room=self._room,
+        )
+
+    def _make_compensation(self) -> Compensation:
+        part_bytes = self._settings.part_bytes
+        return Compensation(
+            self._local,
+            take=self._take_compensated,
+            has_room=lambda: self.budget.has_room(part_bytes),
+            file=self.file,
+            state_fact=self._rounds.state_fact,
+            counters=self.counters,
+            batch_bytes=part_bytes,
+            stop=self._stop,
+        )
 
     # -- the plug-in way ------------------------------------------------------------------------
 
@@ -191,6 +198,7 @@ class TieredDispatcher:
             TieredStoreError: The local store cannot be read.
         """
         starts = self._starts()
+        self._register(starts)
         follower = self._local.follow(starts)
         try:
             while not stop() and self.fault is None:
@@ -281,6 +289,19 @@ class TieredDispatcher:
             queue: self.file(queue).append_offset if self._selects(queue) else bounds.end
             for queue, bounds in self._bounds.items()
         }
+
+    def _register(self, starts: Mapping[MessageQueue, QueueOffset]) -> None:
+        """Have the journal know queues that begin above 0 and have nothing to take yet.
+
+        So their bounds are seen in the tier, and a restart goes on where they began, whatever came in between.
+        """
+        for queue, offset in starts.items():
+            new = self._selects(queue) and self._journal.state.life(queue) is None
+            if new and 0 < offset >= self._bounds[queue].end:
+                begin = {"start": offset, "reason": "begins here"}
+                self._rounds.state_fact(
+                    Fact(queue_action("incarnation", queue, 0, **begin), lambda: None)
+                )
 
     def _append(self, file: CompositeFlatFile, batch: RecordBatch) -> AppendResult:
         """With the queue's lock held."""
