@@ -39,7 +39,7 @@ class Ran:
         return self.out.decode()
 
     @property
-    def document(self) -> Any:  # noqa: ANN401 (JSON)
+    def document(self) -> Any:
         return json.loads(self.out)
 
     @property

@@ -1,0 +1,186 @@
+"""Each wrong input has its own clear message, one line, and the exit code of the contract."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from cli.program import CommandLine, Unpack, attach
+
+import backends.retrying
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def few_tries(monkeypatch: pytest.MonkeyPatch):
+    """Give up at once; how often is tried is tested with the retrying store."""
+    policy = backends.retrying.RetryPolicy(tries_max=2, first_delay_s=0.01)
+    monkeypatch.setattr(backends.retrying, "RetryPolicy", lambda: policy)
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "r")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+
+
+def make_rocksdb_queues(folder: Path) -> None:
+    (folder / "consumequeue").mkdir(parents=True)
+    (folder / "consumequeue" / "CURRENT").write_text("MANIFEST-000001\n")
+    (folder / "commitlog").mkdir()
+
+
+def make_dledger(folder: Path) -> None:
+    (folder / "dledger-n0").mkdir(parents=True)
+
+
+def make_other(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "holiday.jpg").write_bytes(b"\xff\xd8")
+
+
+STORES = {
+    "missing": (lambda _folder: None, "no such directory"),
+    "empty": (lambda folder: folder.mkdir(), "an empty directory, not a store"),
+    "a file": (lambda folder: folder.write_text("x"), "not a directory"),
+    "no store": (make_other, "not a RocketMQ store"),
+    "RocksDB": (make_rocksdb_queues, "RocksDB, which is not supported"),
+    "DLedger": (make_dledger, "DLedger, which is not supported"),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_what_is_no_store(kind: str, tiered: CommandLine, basic_tier: str, tmp_path: Path):
+    make, words = STORES[kind]
+    make(tmp_path / "store")
+    to = f"file://{tmp_path}/tier"
+    for command in (
+        ("attach", tmp_path / "store", "--to", to, "--once"),
+        ("status", basic_tier, "--store", tmp_path / "store"),
+        ("verify", basic_tier, "--store", tmp_path / "store"),
+    ):
+        ran = tiered(*command)
+        assert ran.code == 2, ran.err
+        assert words in ran.error
+        assert str(tmp_path / "store") in ran.error
+        assert ran.out == b""
+    assert not (tmp_path / "tier").exists()
+
+
+URLS = {
+    "no URL": ("{tmp}/tier", "not a URL"),
+    "no bucket": ("s3://", "no bucket"),
+    "a host": ("file://host/tier", "write file:///"),
+    "relative": ("file:tier", "relative path"),
+    "unknown scheme": ("frob://x/y", "frob"),
+    "nothing": ("", "not a URL"),
+}
+
+
+@pytest.mark.parametrize("kind", URLS)
+def test_what_is_no_url(kind: str, tiered: CommandLine, basic: Path, tmp_path: Path):
+    url, words = URLS[kind]
+    url = url.format(tmp=tmp_path)
+    commands: list[tuple[str | Path, ...]] = [("attach", basic, "--to", url, "--once")]
+    commands += [("status", url), ("ls", url), ("cat", url, "t"), ("verify", url)]
+    for command in commands:
+        ran = tiered(*command)
+        assert ran.code == 2, ran.err
+        assert words in ran.error
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_an_empty_place_is_no_tier(made: bool, tiered: CommandLine, tmp_path: Path):
+    if made:
+        (tmp_path / "place").mkdir()
+    url = f"file://{tmp_path}/place"
+    for command in (("status", url), ("ls", url), ("cat", url, "t"), ("verify", url)):
+        ran = tiered(*command)
+        assert (ran.code, ran.out) == (2, b"")
+        assert "there is no tier here" in ran.error
+    assert (tmp_path / "place").exists() == made
+
+
+@pytest.mark.usefixtures("few_tries")
+@pytest.mark.parametrize("command", ["attach", "ls", "status", "verify"])
+def test_an_endpoint_that_does_not_answer(command: str, tiered: CommandLine, basic: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        refused = f"http://127.0.0.1:{server.getsockname()[1]}"
+    for endpoint in (refused, "http://no-such-host.invalid"):
+        url = "s3://bucket/prefix"
+        place = (basic, "--to", url, "--once") if command == "attach" else (url,)
+        ran = tiered(command, *place, "--endpoint-url", endpoint, "--request-timeout", "2")
+        assert ran.code == 3, ran.err
+        assert endpoint in ran.error
+        assert "check that the store can be reached" in ran.error
+
+
+@pytest.mark.usefixtures("few_tries")
+def test_an_endpoint_that_is_none(tiered: CommandLine):
+    ran = tiered("ls", "s3://bucket/prefix", "--endpoint-url", "ftp://127.0.0.1")
+    assert ran.code == 2
+    assert "http" in ran.error
+
+
+def test_no_url_of_the_tier(tiered: CommandLine, basic: Path):
+    ran = tiered("attach", basic, "--once")
+    assert ran.code == 2
+    assert "--to" in ran.error
+
+
+def test_a_topic_or_queue_that_is_not_there(tiered: CommandLine, basic_tier: str):
+    for command in ("cat", "ls"):
+        ran = tiered(command, basic_tier, "no-such-topic")
+        assert ran.code == 2
+        assert "no topic no-such-topic" in ran.error
+    ran = tiered("cat", basic_tier, "orders", "--queue", "9")
+    assert ran.code == 2
+    assert "no queue 9, only 0-3" in ran.error
+
+
+def test_the_tier_of_another_store_is_refused(
+    tiered: CommandLine, basic: Path, packed: Path, tmp_path: Path
+):
+    """Both are broker-a of cluster-a, but not the same directory."""
+    url = f"file://{tmp_path}"
+    tiered.good("attach", basic, "--to", url, "--once", "--topics", "sparse")
+    ran = tiered("attach", packed, "--to", url, "--once")
+    assert ran.code == 2
+    assert "belongs to another store" in ran.error
+    tiered.good("attach", packed, "--to", url, "--once", "--broker", "other", "--topics", "mixed")
+
+
+def test_several_brokers_must_be_told_apart(tiered: CommandLine, basic: Path, tmp_path: Path):
+    url = f"file://{tmp_path}"
+    for broker in ("a", "b"):
+        only = ("--broker", broker, "--topics", "sparse")
+        tiered.good("attach", basic, "--to", url, "--once", *only)
+    ran = tiered("cat", url, "sparse")
+    assert ran.code == 2
+    assert "cluster-a/a, cluster-a/b" in ran.error
+    assert len(tiered.good("cat", url, "sparse", "--broker", "a").lines) == 5
+    assert len(tiered.good("--broker", "b", "cat", url, "sparse").lines) == 5
+    wrong = tiered("ls", url, "--broker", "c")
+    assert wrong.code == 2
+    brokers = tiered.good("status", url, "--json").document["brokers"]
+    assert [broker["broker"] for broker in brokers] == ["a", "b"]
+    assert tiered("ls", url, "--cluster", "x", "--broker", "a").code == 2
+
+
+def test_a_damaged_journal_is_damage(tiered: CommandLine, unpacked: Unpack, tmp_path: Path):
+    url = attach(unpacked("s08-crash-continue"), tmp_path / "tier")
+    for file in (tmp_path / "tier").rglob("journal/*"):
+        file.chmod(0o600)
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    for command in (("status", url), ("ls", url), ("cat", url, "load")):
+        ran = tiered(*command)
+        assert (ran.code, ran.out) == (5, b"")
+        assert "journal/" in ran.error
+    checked = tiered("verify", url, "--json")
+    assert checked.code == 1
+    assert checked.document["problem_counts"]["journal"] >= 1

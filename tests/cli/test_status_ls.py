@@ -1,0 +1,161 @@
+"""status and ls: numbers against the dump, lag, who writes, and how many requests that takes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.memory import MemoryStore
+from backends.metered import MeteredStore
+from tiered.clock import ManualClock
+from tiered.journal.reader import JournalReader
+from tiered.keys import checkpoint_key
+from tiered.log.state import ObjectRange, Part, QueueLife, Segment, TierMachine, TierState
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.plugin.attach import Attachment, AttachSettings
+from tiered.plugin.place import Place
+from tiered.plugin.status import read_status, status_document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.program import CommandLine, Dump
+
+
+def test_ls_counts_what_java_counts(tiered: CommandLine, basic_tier: str, dumped: Dump):
+    rows = tiered.good("ls", basic_tier, "--json").document["queues"]
+    for topic in {row["topic"] for row in rows}:
+        counted = Counter(message["queue_id"] for message in dumped("s01-basic", topic))
+        assert {r["queue_id"]: r["messages"] for r in rows if r["topic"] == topic} == counted
+        assert all(r["commit_offset"] - r["min_offset"] == r["messages"] for r in rows)
+    assert not any("lag" in name or "local" in name for name in rows[0])
+
+
+def test_ls_of_a_topic_and_its_objects(tiered: CommandLine, basic_tier: str):
+    rows = tiered.good("ls", basic_tier, "orders", "-o", "jsonl").lines
+    assert [row["queue_id"] for row in rows] == [0, 1, 2, 3]
+    objects = tiered.good("ls", basic_tier, "orders", "--objects", "--json").document["objects"]
+    assert Counter(o["kind"] for o in objects) == {"commitlog": 4, "consumequeue": 4}
+    folder = basic_tier.removeprefix("file://")
+    from pathlib import Path
+
+    for found in objects:
+        assert Path(folder, found["key"]).stat().st_size == found["size_bytes"]
+    sizes = {row["queue_id"]: row["size_bytes"] for row in rows}
+    assert sizes[0] == sum(o["size_bytes"] for o in objects if o["queue_id"] == 0)
+
+
+def test_forms_agree(tiered: CommandLine, basic_tier: str):
+    rows = tiered.good("ls", basic_tier, "-o", "jsonl").lines
+    csv_rows = tiered.good("ls", basic_tier, "-o", "csv").text.splitlines()
+    table = tiered.good("ls", basic_tier).text.splitlines()
+    assert len(csv_rows) == len(table) == len(rows) + 1
+    assert csv_rows[1].startswith("events,0,0,150,150,1,2,")
+    assert table[1].split()[:5] == ["events", "0", "0", "150", "150"]
+
+
+def test_status_without_and_with_a_store(tiered: CommandLine, basic: Path, tmp_path: Path):
+    url = f"file://{tmp_path}"
+    tiered.good("attach", basic, "--to", url, "--once", "--topics", "orders,events")
+    plain = tiered.good("status", url, "--json").document
+    (broker,) = plain["brokers"]
+    assert (broker["messages"], broker["lag_messages"], broker["local"]) == (2400, None, None)
+    assert broker["lease"]["is_released"]
+    assert not broker["lease"]["is_held"]
+
+    held = tiered.good("status", url, "--store", basic, "--json").document["brokers"][0]
+    assert held["lag_messages"] == 2613 - 2400
+    topics = {topic["topic"]: topic for topic in held["topics"]}
+    assert topics["orders"]["lag_messages"] == topics["orders"]["lag_bytes"] == 0
+    assert topics["orders"]["queues"][0]["local_max_offset"] == 312
+    large = topics["large"]
+    assert (large["messages"], large["lag_messages"]) == (0, 18)
+    assert large["queues"][0]["commit_offset"] is None
+    assert large["lag_bytes"] > 1_500_000
+    assert large["lag_seconds"] >= 0
+    text = tiered.good("status", url, "--store", basic).text
+    assert re.search(r"lag +213 messages, 1\.\d MiB", text)
+
+
+def test_lag_bytes_are_those_of_the_records(
+    tiered: CommandLine, batches: Path, tmp_path: Path, dumped: Dump
+):
+    """An inner batch is one record, whatever it holds."""
+    url = f"file://{tmp_path}"
+    tiered.good("attach", batches, "--to", url, "--once", "--start", "latest", "--topics", "none")
+    broker = tiered.good("status", url, "--store", batches, "--json").document["brokers"][0]
+    for topic in broker["topics"]:
+        messages = dumped("s11-lmq-batchcq", topic["topic"])
+        assert topic["lag_messages"] == len(messages)
+        records = {message["physical_offset"]: message["size"] for message in messages}
+        assert topic["lag_bytes"] == sum(records.values())
+    assert {left["name"] for left in broker["left_out"]} == {"%LMQ%d1", "%LMQ%d2", "%LMQ%d3"}
+
+
+def test_status_names_the_living_writer(tiered: CommandLine, basic: Path, tmp_path: Path):
+    url = f"file://{tmp_path}"
+    writer = Attachment.open(str(basic), url, AttachSettings())
+    try:
+        broker = tiered.good("status", url, "--json").document["brokers"][0]
+        assert broker["lease"]["is_held"]
+        assert broker["generation"] == 1
+        assert re.search(r"writer +process \d+ on .*generation 1", tiered.good("status", url).text)
+    finally:
+        writer.close()
+
+
+def big_state(queues: int, parts: int) -> TierState:
+    def part(number: int) -> Part:
+        def place(kind: str) -> ObjectRange:
+            return ObjectRange(f"{kind}-{number}", 0, 100, 100, 20, 0)
+
+        start = number % parts
+        log = LogOffset(100 * start)
+        return Part(place("log"), place("index"), log, QueueOffset(start), 1, 0, 1, 2)
+
+    lives = {}
+    for queue in range(queues):
+        row = tuple(part(queue * parts + index) for index in range(parts))
+        segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=row)
+        life = QueueLife(
+            0, QueueOffset(0), QueueOffset(parts), LogOffset(100 * parts), segments=(segment,)
+        )
+        lives[MessageQueue(f"t{queue % 10}", queue // 10)] = (life,)
+    return TierState(generation=1, writer="0badcafe", queues=lives)
+
+
+def test_status_of_a_thousand_queues_and_ten_thousand_objects_takes_few_requests():
+    place = Place("c", "b")
+    memory = MemoryStore("memory://status")
+    reader: JournalReader[TierState] = JournalReader(memory, place.prefix, TierMachine())
+    reader.state = big_state(1000, 5)
+    reader.number = 7
+    memory.put_if_absent(checkpoint_key(place.prefix, 7), reader.checkpoint_bytes())
+    store = MeteredStore(memory)
+    clock = ManualClock()
+    facts = read_status(store, cluster=None, broker=None, local=None, now_ms=clock.now_ms())
+    document = status_document(store.url, facts, clock.now_ms())
+    (broker,) = document["brokers"]
+    assert (broker["queue_count"], broker["objects"], broker["messages"]) == (1000, 10_000, 5000)
+    assert store.snapshot().requests <= 20
+
+
+@pytest.mark.parametrize("command", ["status", "ls"])
+def test_names_that_a_terminal_would_obey_are_shown_as_text(
+    command: str, tiered: CommandLine, monkeypatch: pytest.MonkeyPatch, basic_tier: str
+):
+    from tiered.log.reader import TierReader
+
+    state = big_state(1, 1)
+    life = next(iter(state.queues.values()))
+    evil = TierState(generation=1, queues={MessageQueue("evil\x1b[2J\udcff", 0): life})
+    monkeypatch.setattr(TierReader, "state", property(lambda _self: evil))
+    table = tiered.good(command, basic_tier)
+    assert b"\x1b" not in table.out
+    assert rb"evil\x1b[2J\udcff" in table.out
+    document = tiered.good(command, basic_tier, "--json").text
+    assert "\\u001b" in document
+    assert "\\udcff" in document
