@@ -13,13 +13,15 @@ Rules that hold for every implementation and are checked by ``backends.testing``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol, runtime_checkable
+from typing import NewType, Protocol, runtime_checkable, TYPE_CHECKING
 
 from typing_extensions import Buffer
 
 from backends.errors import InvalidKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 Version = NewType("Version", str)
 """Opaque mark of one state of one object (an ETag, a content hash); equal marks mean equal objects."""
@@ -182,11 +184,15 @@ def check_key(key: str) -> None:
     except UnicodeEncodeError:
         raise InvalidKeyError(f"key is not valid Unicode: {key!r}") from None
     if len(encoded) > KEY_BYTES_MAX:
-        raise InvalidKeyError(f"key has {len(encoded)} bytes, at most {KEY_BYTES_MAX} are allowed: {key!r}")
+        raise InvalidKeyError(
+            f"key has {len(encoded)} bytes, at most {KEY_BYTES_MAX} are allowed: {key!r}"
+        )
     if any(byte < 0x20 or byte == 0x7F for byte in encoded):  # noqa: PLR2004 (ASCII control characters)
         raise InvalidKeyError(f"key has a control character: {key!r}")
     for segment in key.split("/"):
         if segment in {"", ".", ".."}:
             raise InvalidKeyError(f"key has the segment {segment!r}: {key!r}")
         if len(segment.encode()) > KEY_SEGMENT_BYTES_MAX:
-            raise InvalidKeyError(f"key has a segment of over {KEY_SEGMENT_BYTES_MAX} bytes: {key!r}")
+            raise InvalidKeyError(
+                f"key has a segment of over {KEY_SEGMENT_BYTES_MAX} bytes: {key!r}"
+            )

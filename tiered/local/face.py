@@ -10,16 +10,18 @@ the reason in its tag code, and its raw bytes in ``quarantined``. Nothing above 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import Buffer
 
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import numpy as np
+    from collections.abc import Mapping, Sequence
 
 
 class HoleReason(IntEnum):
