@@ -212,7 +212,8 @@ def test_metrics_and_health_are_served(start: Start, basic: Path, tmp_path: Path
     to = ("--to", f"file://{tmp_path}/tier", "--freshness", "0.2")
     process = start("attach", basic, *to, "--metrics-listen", "127.0.0.1:0")
     try:
-        said = process.stderr.readline().decode()
+        said = process.stderr.readline().decode() + process.stderr.readline().decode()
+        assert "tiered: tiering " in said
         base = re.search(r"http://127.0.0.1:\d+", said)[0]
         deadline = time.monotonic() + 30
         while True:

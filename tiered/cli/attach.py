@@ -91,10 +91,16 @@ def follow(call: Call, attachment: Attachment, stopper: Stopper) -> Ending:
     is_once = call.flag("once")
     progress = Progress(
         "tiering",
-        lambda: progressed(attachment, call.clock.monotonic_s() - began_s),
+        lambda: progressed(attachment, call.clock.monotonic_s() - began_s if is_once else None),
         clock=call.clock,
-        is_quiet=call.is_quiet or not is_once,
+        is_quiet=call.is_quiet,
     )
+    if not is_once:
+        call.say(
+            f"tiered: tiering {call.argument('store')} to {attachment.meter.url} as"
+            f" {attachment.place.cluster}/{attachment.place.broker},"
+            f" generation {attachment.generation}"
+        )
     try:
         with metrics_served(call, attachment), progress:
             result = attachment.run(once=is_once, seal=call.flag("seal"))
@@ -203,15 +209,14 @@ def announce(call: Call, lease: LeaseState) -> None:
     )
 
 
-def progressed(attachment: Attachment, seconds: float) -> Progressed:
-    """How far a run is."""
+def progressed(attachment: Attachment, seconds: float | None) -> Progressed:
+    """How far a run is; with its rate when it is to end some time."""
     assert attachment.dispatcher is not None
     counters = attachment.dispatcher.counters
-    rate = counters.record_bytes / _MIB / max(seconds, 1e-9)
-    return Progressed(
-        f"{format_count(counters.messages)} messages, {format_size(counters.record_bytes)},"
-        f" {rate:.1f} MiB/s"
-    )
+    text = f"{format_count(counters.messages)} messages, {format_size(counters.record_bytes)}"
+    if seconds is not None:
+        text += f", {counters.record_bytes / _MIB / max(seconds, 1e-9):.1f} MiB/s"
+    return Progressed(text)
 
 
 def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any]:

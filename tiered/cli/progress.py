@@ -1,6 +1,6 @@
 """Progress on stderr: a bar on a terminal once two seconds have passed, else a line every ten seconds.
 
-A thread of its own asks how far things are; it ends with the block. Nothing here may delay or fail the work.
+A line that would say what the last one said is left out. A thread of its own asks how far things are; it ends with the block. Nothing here may delay or fail the work.
 """
 
 from __future__ import annotations
@@ -67,9 +67,13 @@ class Progress:
             self._thread.join()
 
     def _write(self) -> None:
+        said = ""
         while not self._clock.wait(self._done, LINE_EVERY_S):
-            sys.stderr.write(f"tiered: {self._what}: {self._ask().text}\n")
-            sys.stderr.flush()
+            text = self._ask().text
+            if text != said:
+                sys.stderr.write(f"tiered: {self._what}: {text}\n")
+                sys.stderr.flush()
+            said = text
 
     def _draw(self) -> None:
         if self._clock.wait(self._done, BAR_AFTER_S):
