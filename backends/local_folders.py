@@ -18,6 +18,7 @@ Contract
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import threading
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 FOLDERS_OPEN_MAX = 256
 _FOLDERS_KNOWN_MAX = 65_536
+_LOOKED_AT_MAX = 64
+"""More than threads ever use folders at once."""
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -121,11 +124,13 @@ class FolderCache:
                 os.close(entry.fd)
 
     def _evict(self) -> None:
+        """Close the folders used longest ago; those in use are passed by. Looks at few, however many are open."""
         surplus = len(self._open) - self._open_max
-        if surplus > 0:
-            idle = [folder for folder, entry in self._open.items() if not entry.users]
-            for folder in idle[:surplus]:
-                self._drop(folder)
+        if surplus <= 0:
+            return
+        oldest = itertools.islice(self._open.items(), surplus + _LOOKED_AT_MAX)
+        for folder in [folder for folder, entry in oldest if not entry.users][:surplus]:
+            self._drop(folder)
 
     def _open_durable(self, folder: bytes) -> int:
         if not folder:

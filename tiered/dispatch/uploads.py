@@ -41,7 +41,7 @@ class StoredLog:
 
     commit: GroupCommit
     log: ObjectRange
-    items: tuple[Buffer, ...]
+    items: bytes
     holes: int
     store_min_ms: int
     store_max_ms: int
@@ -83,7 +83,7 @@ class Uploader:
         )
         log = self._put(key, commit.data(), description)
         rest = replace(commit, batches=())
-        items, holes = tuple(commit.items()), commit.holes()
+        items, holes = commit.items(), commit.holes()
         return StoredLog(rest, log, items, holes, low, high, tuple(commit.quarantined))
 
     def put_index(self, stored: StoredLog) -> Part:
@@ -107,7 +107,7 @@ class Uploader:
         key = keys.consume_queue_key(
             "", commit.queue, commit.incarnation, commit.queue_offset, self._next_id()
         )
-        index = self._put(key, stored.items, description)
+        index = self._put(key, [stored.items], description)
         return Part(
             stored.log,
             index,

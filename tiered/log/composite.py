@@ -18,6 +18,7 @@ After a crash: nothing here survives, and nothing has to; the journal gives the 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -106,23 +107,28 @@ class GroupCommit:
         """The payload of the commit-log object."""
         return [batch.data for batch in self.batches]
 
-    def items(self) -> list[Buffer]:
+    def items(self) -> bytes:
         """The payload of the consume-queue object."""
-        pieces: list[Buffer] = []
-        base = self.log_offset
-        for batch in self.batches:
-            pieces.append(encode_items(base, batch.positions, batch.sizes, batch.tag_codes))
-            base = LogOffset(base + _size(batch))
-        return pieces
+        starts = itertools.accumulate((_size(batch) for batch in self.batches), initial=0)
+        positions = [
+            batch.positions + start for batch, start in zip(self.batches, starts, strict=False)
+        ]
+        return encode_items(
+            self.log_offset,
+            np.concatenate(positions),
+            np.concatenate([batch.sizes for batch in self.batches]),
+            np.concatenate([batch.tag_codes for batch in self.batches]),
+        )
 
     def times(self) -> tuple[int, int]:
         """Smallest and greatest store time; (-1, -1) when there is none."""
-        times = np.concatenate([b.store_timestamps_ms[b.sizes > 0] for b in self.batches])
-        return (int(times.min()), int(times.max())) if len(times) else (-1, -1)
+        times = np.concatenate([batch.store_timestamps_ms for batch in self.batches])
+        real = times[np.concatenate([batch.sizes for batch in self.batches]) > 0]
+        return (int(real.min()), int(real.max())) if len(real) else (-1, -1)
 
     def holes(self) -> int:
         """Items without a message."""
-        return int(sum(np.count_nonzero(batch.sizes == 0) for batch in self.batches))
+        return self.count - sum(int(np.count_nonzero(batch.sizes)) for batch in self.batches)
 
 
 class CompositeFlatFile:
