@@ -18,9 +18,7 @@ from tiered.local.face import HoleReason
 from tiered.model import MessageQueue
 
 NAMES = ("s05b-torn", "s08-crash-continue", "s06-expired", "s11-lmq-batchcq", "s03-transactions")
-RELAXED = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ def strike(store: Path, blow: Blow) -> None:
     window_bytes=st.sampled_from([1, 700, 1 << 16, 1 << 20]),
     whole=st.booleans(),
 )
-def test_any_damage(
-    name: str, damage: list[Blow], is_clean: bool, window_bytes: int, whole: bool
-):
+def test_any_damage(name: str, damage: list[Blow], is_clean: bool, window_bytes: int, whole: bool):
     """Messages and holes account for every queue offset, both ways of reading agree, sound bytes stay as they were."""
     folder = Path(mkdtemp(prefix="tiered-damage-"))
     try:
@@ -160,9 +156,7 @@ def test_one_damaged_record_costs_one_message(name: str, tmp_path: Path):
             assert taken.quarantined[queue, offset] == raw[at : at + message.size]
             lost = {(queue, o) for o in holes}
             assert {
-                key
-                for key in everything
-                if key[1] not in taken.messages.get(key[0], {})
+                key for key in everything if key[1] not in taken.messages.get(key[0], {})
             } == lost
             assert store.report().damaged_records == len(lost)
             assert harness.read_all(store).holes == taken.holes

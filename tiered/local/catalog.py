@@ -48,6 +48,7 @@ class Catalog:
     Attributes:
         states: The tiered queues.
         topics: What the topic tables say.
+        log_min: The log's minimum that the queues' minima go with.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Catalog:
         self.states: dict[MessageQueue, QueueState] = {}
         self._left_out: dict[str, str] = {}
         self._reasons: dict[str, str | None] = {}
-        self._log_min = -1
+        self.log_min = -1
 
     def load(self) -> list[QueueIndex]:
         """Take in every queue that has a directory; the indexes of those that are left out.
@@ -133,9 +134,9 @@ class Catalog:
 
     def follow_expiry(self, log_min: int) -> None:
         """Bring the queues' minima up to date when the log begins later than at the last call."""
-        if log_min == self._log_min:
+        if log_min == self.log_min:
             return
-        self._log_min = log_min
+        self.log_min = log_min
         for state in list(self.states.values()):
             state.index.row.rescan()
             if state.min < state.end:

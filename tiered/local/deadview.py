@@ -134,6 +134,7 @@ class DeadView:
         self._decided_from = start
         for state in self.catalog.states.values():
             self._set_bounds(state)
+        self.catalog.log_min = self.log_min
 
     def _listed_end(self, others: list[QueueIndex]) -> int:
         ends = [tail.max_physical for tail in self._tails.values()]

@@ -133,19 +133,15 @@ def fetch(
         InvalidError: A file may not be read.
     """
     found = _fetch(log, queue, entries, bounds, is_batch=is_batch)
-    if found.verdicts.any() and _mend_sizes(log, queue, entries, found.verdicts, bounds):
+    if found.verdicts.any() and _mend_sizes(log, entries, found.verdicts, bounds):
         return _fetch(log, queue, entries, bounds, is_batch=is_batch)
     return found
 
 
 def _mend_sizes(
-    log: FileRow,
-    queue: MessageQueue,
-    entries: Entries,
-    verdicts: npt.NDArray[np.int8],
-    bounds: Bounds,
+    log: FileRow, entries: Entries, verdicts: npt.NDArray[np.int8], bounds: Bounds
 ) -> bool:
-    """Whether any entry names a record's place with a wrong size; it is put right."""
+    """Whether any entry names the place of a record, whosever it is, with a wrong size; it is put right."""
     inside = (entries.physical_offsets >= bounds.log_min) & (
         entries.physical_offsets < bounds.log_end
     )
@@ -155,10 +151,10 @@ def _mend_sizes(
         head = log.read(place, HEADER.size)
         if len(head) < HEADER.size:
             continue
-        size, magic, _, queue_id, _, _, physical, *_ = HEADER.unpack(head)
+        size, magic, _, _, _, _, physical, *_ = HEADER.unpack(head)
         if (
             magic in {MAGIC_V1, MAGIC_V2}
-            and (physical, queue_id) == (place, queue.queue_id)
+            and physical == place
             and RECORD_BYTES_MIN <= size != entries.sizes[at]
         ):
             entries.sizes[at] = size

@@ -206,16 +206,16 @@ class FileRow:
         return self._bases
 
     def rescan(self) -> bool:
-        """List the directory again if it changed; whether the files are others now. One system call when idle."""
+        """List the directory again if it changed; whether it did. One system call when it did not."""
         stamp = directory_stamp(self.directory)
         if stamp is not None and stamp == self._stamp:
             return False
         bases = list_bases(self.directory)
         self._stamp = stamp
         self._cache.drop_deleted()
-        changed, self._bases = bases != self._bases, bases
+        self._bases = bases
         self.end = bases[-1] + self.file_bytes if bases else 0
-        return changed
+        return True
 
     def base_of(self, position: int) -> int | None:
         """Where the file that holds ``position`` begins; None when there is no such file."""

@@ -145,6 +145,7 @@ class RocketMQFollower:
             view.log.rescan()
             if piece.end < view.log_min:
                 self._position = view.log_min  # expired while we were reading
+                self._store.follow_expiry(view)
                 return
             self._must_sweep = True
             self._position = self._resync.behind(piece.end, view.log_end)

@@ -27,7 +27,7 @@ import numpy as np
 from tiered.format.block import RecordBlock, group_by_queue
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.deadview import is_message
-from tiered.local.face import Waiting
+from tiered.local.face import HoleReason, Waiting
 from tiered.local.fetch import Bounds
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
@@ -125,9 +125,10 @@ class LiveView:
         for state in self.catalog.states.values():
             self._raise_end(state, self.log_end)
             state.min = min(state.index.first_not_below(self.log_min, state.end), state.end)
+        self.catalog.log_min = self.log_min
 
     def _raise_end(self, state: QueueState, limit: int) -> None:
-        """Set a queue's end behind its last entry that names its own sound record below ``limit``.
+        """Set a queue's end behind its last entry that names its own record, damaged or not, below ``limit``.
 
         Entries behind it are left from before a restart, and wait.
         """
@@ -137,14 +138,10 @@ class LiveView:
         while end > first_offset:
             first = max(first_offset, end - step)
             entries = state.index.entries(first, end)
-            good = (
-                judge(
-                    self.log, state.queue, entries, bounds, is_batch=state.index.is_batch
-                ).verdicts
-                == 0
-            )
-            if good.any():
-                state.end = first + int(np.flatnonzero(good)[-1]) + 1
+            found = judge(self.log, state.queue, entries, bounds, is_batch=state.index.is_batch)
+            there = np.flatnonzero((found.verdicts == 0) | (found.verdicts == HoleReason.DAMAGED))
+            if len(there):
+                state.end = first + int(there[-1]) + 1
                 return
             if (entries.physical_offsets < self.log_min).all():
                 break  # expired: there is nothing to hold the entries against
@@ -295,11 +292,28 @@ class LiveView:
         return Advance(piece.block, taken, self.log_end)
 
     def _extend(self, state: QueueState, found: Match) -> None:
-        _, end = found.last_listed()
-        if end > state.end:
-            is_new, state.end = not state.end, end
-            if is_new:
-                state.min = min(state.index.first_not_below(self.log_min, end), end)
+        """Set a queue's end behind its last listed record. A topic that was made anew begins at 0 again."""
+        last, end = found.last_listed()
+        if last < 0:
+            return
+        is_other, state.end = not state.min < state.end < end, end
+        if is_other:
+            state.min = min(state.index.first_not_below(self.log_min, end), end)
+
+    def look_for_changed_queues(self) -> None:
+        """Notice deleted topics. One system call for each queue."""
+        for state in list(self.catalog.states.values()):
+            if state.index.row.bases and state.index.row.rescan():
+                self.reopen(state)
+
+    def reopen(self, state: QueueState) -> None:
+        """Look again at a queue whose files are others now; without any it is no queue any more."""
+        state.end = state.min = 0
+        if not state.index.row.bases:
+            self.catalog.states.pop(state.queue, None)
+            return
+        self._raise_end(state, self.log_end)
+        state.min = min(state.index.first_not_below(self.log_min, state.end), state.end)
 
     # -- damage ----------------------------------------------------------------------------------
 
@@ -309,6 +323,8 @@ class LiveView:
         if self._started_ms is None or now_s < self._looked_again_s + again_s:
             return
         self._looked_again_s = now_s
+        if again_s == _BROKEN_AGAIN_S:
+            self.catalog.load()  # a queue that has only messages behind the damage
         behind = min(map(self._first_live_behind, list(self.catalog.states.values())), default=_FAR)
         if behind == _FAR:
             return

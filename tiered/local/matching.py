@@ -66,6 +66,8 @@ def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
     if index.row.end < (first + count) * index.unit_bytes:
         index.row.rescan()
     tags = index.tags_if_listed(first, physical, sizes)
+    if tags is None and index.row.rescan():
+        tags = index.tags_if_listed(first, physical, sizes)  # the files are others now
     if tags is not None:
         entries = Entries(first, physical, sizes, tags)
         # All are listed: one flag stands for all of them.

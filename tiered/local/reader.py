@@ -71,8 +71,10 @@ def read_batch(
     entries = entries.head(whole_records(entries, count_max))
     entries = entries.head(plan_count(entries, bounds, log.file_bytes, bytes_max))
     found = fetch(log, queue, entries, bounds, is_batch=index.is_batch)
-    if not found.is_whole and log.rescan() and log.bases and log.bases[0] > bounds.log_min:
-        return None
+    if not found.is_whole:
+        log.rescan()
+        if log.bases and log.bases[0] > bounds.log_min:
+            return None
     _find_damaged_heads(entries, found, lists)
     return _compose(queue, entries, found, sightings)
 

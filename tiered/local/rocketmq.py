@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 View = DeadView | LiveView
 _LOCK_AGAIN_S: Final = 0.5
+_QUEUES_AGAIN_S: Final = 5.0
 _EPOCH_FILE: Final = "epochFileCheckpoint"
 _CHECKPOINT_FILE: Final = "checkpoint"
 _READ_BYTES: Final = 8 << 20
@@ -115,7 +116,7 @@ class RocketMQStore:
         self._is_closed = False
         self._seen = Liveness(is_locked=False, abort=None)
         self._names = Names(None, None, "")
-        self._looked_s = self._expiry_s = 0.0
+        self._looked_s = self._expiry_s = self._queues_s = 0.0
         try:
             self._view = self._make_view()
         except BaseException:
@@ -146,7 +147,7 @@ class RocketMQStore:
         with self._lock:
             self._looked_s = self._expiry_s = -_LOCK_AGAIN_S
             view = self.current_view()
-            self._follow_expiry(view)
+            self._look_for_expiry(view)
             if isinstance(view, LiveView):
                 while view.advance(_REFRESH_BYTES, self._is_same) is not None:
                     pass
@@ -215,7 +216,7 @@ class RocketMQStore:
         if self._is_closed:
             raise ClosedError("the local store has been closed", where=self._layout.root)
         with self._lock:
-            if not self._is_same() or self._has_lock_changed():
+            if not self._is_same() or self._has_lock_changed() or self._has_first_file_come():
                 self._view = self._make_view()
             return self._view
 
@@ -252,7 +253,7 @@ class RocketMQStore:
         with self._lock:
             if view is not self._view or view.log_end != position:
                 return None
-            self._follow_expiry(view)
+            self._look_for_expiry(view)
             found = view.advance(bytes_max, self._is_same)
             return None if found is None else take(found)
 
@@ -266,6 +267,7 @@ class RocketMQStore:
         self, view: View, state: QueueState, start: int, end: int, *, bytes_max: int, count_max: int
     ) -> RecordBatch | None:
         while True:
+            self.follow_expiry(view)
             low = max(start, state.min)
             if low >= end:
                 return None
@@ -281,19 +283,39 @@ class RocketMQStore:
                 bytes_max=bytes_max,
                 count_max=count_max,
             )
-            if batch is not None:
+            if batch is not None and not (
+                (batch.sizes == 0).any() and self._has_queue_changed(view, state)
+            ):
                 return batch
+            end = min(end, state.end)
+
+    def _has_queue_changed(self, view: View, state: QueueState) -> bool:
+        """Whether the files of a running broker's queue are others than before: its topic was deleted, perhaps made anew."""
+        if not isinstance(view, LiveView):
+            return False
+        with self._lock:
+            if not state.index.row.rescan():
+                return False
+            view.reopen(state)
+            return True
+
+    def follow_expiry(self, view: View) -> None:
+        """Bring the queues' minima up to date if the log's minimum is known to have moved."""
+        if view.catalog.log_min != view.log_min:
             with self._lock:
                 view.catalog.follow_expiry(view.log_min)
 
-    def _follow_expiry(self, view: View) -> None:
-        """Look for deleted files, at most every half second."""
+    def _look_for_expiry(self, view: View) -> None:
+        """Look for deleted files, at most every half second, and for deleted queues, more rarely."""
         now_s = self._clock.monotonic_s()
         if now_s < self._expiry_s + _LOCK_AGAIN_S:
             return
         self._expiry_s = now_s
         view.log.rescan()
-        view.catalog.follow_expiry(view.log_min)
+        self.follow_expiry(view)
+        if isinstance(view, LiveView) and now_s >= self._queues_s + _QUEUES_AGAIN_S:
+            self._queues_s = now_s
+            view.look_for_changed_queues()
 
     def _is_same(self) -> bool:
         """Whether the broker that this view is of has neither stopped cleanly nor been started anew. One call."""
@@ -304,9 +326,11 @@ class RocketMQStore:
         if now_s < self._looked_s + _LOCK_AGAIN_S:
             return False
         self._looked_s = now_s
-        if not self._view.log.bases and self._view.log.rescan():
-            return True  # the first log file has come
         return is_locked(self._layout.root) != self._seen.is_locked
+
+    def _has_first_file_come(self) -> bool:
+        """Only now the size of log files is known."""
+        return not self._view.log.bases and self._view.log.rescan()
 
     def _make_view(self) -> View:
         """Look at the whole store; again, when a broker stops or starts meanwhile."""

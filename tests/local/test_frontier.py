@@ -1,0 +1,428 @@
+"""What of a running broker's store is proven, between any two of its writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.local import harness
+from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
+from tiered.clock import ManualClock
+from tiered.local.face import HoleReason
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tiered.local.rocketmq import RocketMQStore
+
+QUEUE = MessageQueue(TOPIC, 0)
+OTHER = MessageQueue(TOPIC, 1)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[FakeBroker]:
+    made = FakeBroker(tmp_path / "store")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def attach(broker: FakeBroker, clock: ManualClock) -> Iterator[Callable[..., RocketMQStore]]:
+    """Opens the store; closed after the test."""
+    opened = []
+
+    def open_it(**options: object) -> RocketMQStore:
+        opened.append(harness.open_store(broker.store, clock, **options))
+        return opened[-1]
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+def offsets(store: RocketMQStore, queue: MessageQueue = QUEUE) -> list[int]:
+    """Queue offsets that a new follower and a read give; they must agree, holes left out."""
+    followed, read = harness.follow_all(store, 2000), harness.read_all(store)
+    assert followed.raw == read.raw
+    return sorted(followed.raw.get(queue, {}))
+
+
+def test_a_record_waits_until_its_queue_lists_it(broker: FakeBroker, attach):
+    broker.start()
+    broker.put(3)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    raw = broker.append()
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == [0, 1, 2]
+    assert store.waiting().records == 1
+    assert store.waiting().size_bytes == len(raw)
+    assert "not listed" in store.waiting().reason
+    broker.dispatch()
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == [0, 1, 2, 3]
+    assert taken.raw[QUEUE][3] == raw
+    assert store.waiting().records == 0
+
+
+def test_queues_are_listed_one_after_another(broker: FakeBroker, attach):
+    """Listed up to a record in the middle: that far and no further, in both queues."""
+    broker.start()
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    for number in range(40):
+        broker.append(number % 2)
+    for listed in range(40):
+        assert taken.count() == listed
+        broker.dispatch(1)
+        harness.drain(follower, taken, 5_000)
+    assert taken.offsets(QUEUE) == taken.offsets(OTHER) == list(range(20))
+
+
+def test_a_torn_record_is_not_written_yet(broker: FakeBroker, attach):
+    broker.start()
+    broker.put(2)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    whole = broker.record()
+    at = broker.position
+    for size in (4, 8, 60, len(whole) - 30):
+        broker.write_log(at, whole[:size])
+        harness.drain(follower, taken)
+        assert taken.offsets(QUEUE) == [0, 1]
+    broker.put(1)
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == [0, 1, 2]
+    assert not taken.holes
+
+
+def test_files_roll(broker: FakeBroker, attach, clock: ManualClock):
+    """The next log file may be there already, full of zeros, or come late."""
+    broker.start()
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    for number in range(150):
+        if number % 2:
+            broker.allocate(broker.position + LOG_FILE_BYTES)
+        broker.put(1, number % 3, body=bytes([number]) * (number * 3))
+        if number % 7 == 0:
+            harness.drain(follower, taken, 3_000)
+    harness.drain(follower, taken)
+    assert taken.count() == 150
+    assert len(list((broker.store / "commitlog").iterdir())) > 5
+    assert offsets(attach()) == list(range(50))
+
+
+def test_given_up_records_wait(broker: FakeBroker, attach):
+    """A start cut the log in memory; old sound records stand behind the new ones."""
+    broker.start(START_MS)
+    broker.put(5)
+    end = broker.position
+    broker.put(10)
+    broker.crash()
+    broker.write_log(
+        end + 95, b"!!!"
+    )  # the start fails at record 5, whose body no longer fits its CRC
+    broker.position, broker.offsets[QUEUE] = end, 5
+    broker.start(START_MS + 60_000)
+    early = attach()
+    assert offsets(early) == [0, 1, 2, 3, 4]
+    assert early.waiting().records == 0
+    follower, taken = early.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    new = broker.put(2)
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == list(range(7))
+    assert [taken.raw[QUEUE][5], taken.raw[QUEUE][6]] == new
+    late = attach()
+    assert offsets(late) == list(range(7))
+    assert late.waiting().records == 8
+    assert "given up" in late.waiting().reason
+    assert harness.bounds_of(late)[QUEUE] == (0, 7)
+    broker.crash()  # the next start takes them in again
+    late.refresh()
+    assert offsets(late) == list(range(15))
+    early.refresh()
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == list(range(15))
+
+
+def test_stale_entries_of_an_idle_queue_wait(broker: FakeBroker, attach):
+    """The log has long gone on; the entries that a start gave up still stand in a queue without new messages."""
+    broker.start(START_MS)
+    broker.put(3, 1)
+    end = broker.position
+    broker.put(4, 1)
+    broker.crash()
+    broker.position, broker.offsets[OTHER] = end, 3
+    broker.start(START_MS + 60_000)
+    broker.put(200, 0, body=b"y" * 90)
+    store = attach()
+    assert harness.bounds_of(store)[OTHER] == (0, 3)
+    assert offsets(store, OTHER) == [0, 1, 2]
+    assert offsets(store) == list(range(200))
+
+
+def test_replicas_may_truncate(broker: FakeBroker, attach):
+    """Where a controller rules, records from before the start count when a later one stands behind them."""
+    (broker.store / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
+    broker.start(START_MS)
+    broker.put(6)
+    broker.crash()
+    broker.start(START_MS + 60_000)
+    store = attach()
+    assert offsets(store) == []
+    assert store.waiting().records == 6
+    assert "replicas" in store.waiting().reason
+    broker.put(1)
+    store.refresh()
+    assert offsets(store) == list(range(7))
+
+
+def test_the_broker_can_be_asked(broker: FakeBroker, attach):
+    (broker.store / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
+    broker.start(START_MS)
+    sizes = [len(raw) for raw in broker.put(6)]
+    broker.crash()
+    broker.start(START_MS + 60_000)
+    told = [sum(sizes[:2])]
+    store = attach(broker_max_offset=lambda: told[0])
+    assert offsets(store) == [0, 1]
+    told[0] = sum(sizes[:5]) + 1
+    store.refresh()
+    assert offsets(store) == [0, 1, 2, 3, 4]
+
+
+def test_damage_at_the_frontier_is_leapt_over_once_proven(
+    broker: FakeBroker, attach, clock: ManualClock
+):
+    """A record that fails stops the walk, until one stored after the start is listed behind it."""
+    broker.start()
+    broker.put(2)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    bad = broker.position
+    raw = broker.append()
+    broker.write_log(bad + 95, b"!!!")
+    broker.append(1)
+    broker.dispatch(1)
+    for _ in range(3):
+        clock.advance(60)
+        harness.drain(follower, taken)
+        assert taken.offsets(QUEUE) == [0, 1]
+    broker.dispatch()
+    clock.advance(60)
+    store.refresh()
+    harness.drain(follower, taken)
+    assert taken.holes[QUEUE] == {2: HoleReason.DAMAGED}
+    assert taken.quarantined[QUEUE, 2][:90] == raw[:90]
+    assert taken.offsets(OTHER) == [0]
+    broker.put(2)
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == [0, 1, 2, 3, 4]
+    assert store.report().damaged_records == 1
+
+
+def test_a_record_that_was_dropped_is_passed_over(broker: FakeBroker, attach):
+    """Never listed although later ones are, in the same queue and in another."""
+    broker.start()
+    broker.put(2)
+    dropped = broker.append(1)
+    assert dropped
+    broker.undispatched.clear()
+    broker.offsets[OTHER] = 0
+    broker.put(3)
+    store = attach()
+    assert offsets(store) == list(range(5))
+    assert offsets(store, OTHER) == []
+    assert store.report().counters["dropped_records"] > 0
+
+
+def test_a_broker_that_starts_anew_is_noticed(broker: FakeBroker, attach, clock: ManualClock):
+    """Crash and restart between two polls: the follower goes on, nothing comes twice."""
+    broker.start(START_MS)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    broker.put(5)
+    harness.drain(follower, taken)
+    for life in range(1, 4):
+        broker.append()
+        broker.crash()
+        if life != 2:
+            clock.advance(1)
+            harness.drain(follower, taken)  # seen dead in between, or not
+        broker.dispatch()
+        broker.start(START_MS + life * 60_000)
+        broker.put(2)
+        clock.advance(1)
+        harness.drain(follower, taken)
+    assert store.identity.is_live
+    assert taken.offsets(QUEUE) == list(range(5 + 3 * 3))
+    assert not taken.gaps
+
+
+def test_a_log_that_was_cut_is_followed_from_its_new_end(
+    broker: FakeBroker, attach, clock: ManualClock
+):
+    """A power failure took the end of the log; what comes at taken offsets is not handed out again."""
+    broker.start(START_MS)
+    broker.put(10)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    broker.crash()
+    cut = broker.position * 6 // 10
+    size = broker.position // 10
+    cut = cut // size * size
+    broker.write_log(cut, bytes(broker.position - cut))
+    for offset in range(6, 10):
+        broker.write_entry(QUEUE, offset, 0, 0)
+    broker.position, broker.offsets[QUEUE] = cut, 6
+    broker.start(START_MS + 60_000)
+    store.refresh()
+    harness.drain(follower, taken)
+    assert harness.bounds_of(store)[QUEUE] == (0, 6)
+    broker.put(6)
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == list(range(12))
+    assert not taken.gaps
+
+
+def test_the_first_file_comes_late(broker: FakeBroker, attach, clock: ManualClock):
+    broker.start()
+    (broker.store / "commitlog").rmdir()
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    assert store.queues() == {}
+    (broker.store / "commitlog").mkdir()
+    broker.put(4)
+    clock.advance(1)
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == [0, 1, 2, 3]
+
+
+def test_a_topic_is_deleted_and_made_again(broker: FakeBroker, attach, clock: ManualClock):
+    """Its queue begins at 0 again; an open descriptor of the old file is not read on."""
+    import shutil
+
+    broker.start()
+    broker.put(5)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    shutil.rmtree(broker.store / "consumequeue" / TOPIC)
+    broker.offsets.clear()
+    broker.put(8)
+    clock.advance(1)
+    store.refresh()
+    batch = store.read(QUEUE, QueueOffset(5), bytes_max=1 << 20, count_max=10)
+    assert batch is not None
+    assert (batch.base_offset, batch.end_offset) == (5, 8)
+    harness.drain(follower, taken)
+    assert taken.offsets(QUEUE) == list(range(8))
+
+
+def test_a_deleted_topic_is_gone(broker: FakeBroker, attach, clock: ManualClock):
+    """No holes are made of it, also when the deletion falls between a look at its bounds and the reading."""
+    import shutil
+
+    broker.start()
+    broker.put(5)
+    broker.put(5, 1)
+    store = attach()
+    store.refresh()
+    assert harness.bounds_of(store)[QUEUE] == (0, 5)
+    shutil.rmtree(broker.store / "consumequeue" / TOPIC / "0")
+    batch = store.read(QUEUE, QueueOffset(2), bytes_max=1 << 20, count_max=10)
+    assert batch is None or batch.sizes.all()  # an open descriptor may still give the messages
+    clock.advance(10)
+    store.refresh()
+    assert QUEUE not in store.queues()
+    broker.offsets[QUEUE] = 0
+    broker.put(2)
+    clock.advance(1)
+    store.refresh()
+    assert harness.bounds_of(store)[QUEUE] == (0, 2)
+    assert store.read(QUEUE, QueueOffset(3), bytes_max=1 << 20, count_max=10) is None
+
+
+def test_expiry(broker: FakeBroker, attach, clock: ManualClock):
+    broker.start()
+    broker.put(300)
+    broker.put(20, 1)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    for batch in follower.poll(500):
+        taken.add(batch)
+    for file in sorted((broker.store / "commitlog").iterdir())[:5]:
+        file.unlink()
+    clock.advance(1)
+    harness.drain(follower, taken)
+    low, end = harness.bounds_of(store)[QUEUE]
+    assert 0 < low < end == 300
+    assert taken.gaps == [(QUEUE, taken.gaps[0][1], low)]
+    assert [offset for offset in taken.offsets(QUEUE) if offset >= low] == list(range(low, end))
+    assert not taken.holes
+    assert taken.offsets(OTHER) == list(range(20))
+    batch = store.read(QUEUE, QueueOffset(0), bytes_max=1000, count_max=10)
+    assert batch is not None
+    assert batch.base_offset == low
+
+
+def test_everything_expires(broker: FakeBroker, attach, clock: ManualClock):
+    """The last file of a queue stays, and with it the number of the next message."""
+    broker.start()
+    broker.put(30, 1)
+    broker.put(100)
+    store = attach()
+    for file in sorted((broker.store / "commitlog").iterdir())[:-1]:
+        file.unlink()
+    clock.advance(1)
+    store.refresh()
+    assert harness.bounds_of(store)[OTHER] == (30, 30)
+    assert harness.bounds_of(attach())[OTHER] == (30, 30)
+
+
+def test_idle_polls_read_next_to_nothing(
+    broker: FakeBroker, attach, monkeypatch: pytest.MonkeyPatch
+):
+    """One look at the mark, one read of the next record's head."""
+    import os
+
+    broker.start()
+    broker.put(5)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    calls = []
+    for name in ("stat", "pread", "preadv", "open", "listdir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os,
+            name,
+            lambda *a, _real=real, _name=name, **k: (calls.append(_name), _real(*a, **k))[1],
+        )
+    for _ in range(10):
+        assert follower.poll(1 << 20) == []
+    assert len(calls) <= 20
+    assert set(calls) == {"stat", "pread"}
+
+
+def test_a_starting_or_stopping_broker(broker: FakeBroker, attach):
+    """Locked without ``abort``: what is listed is there."""
+    broker.start()
+    broker.put(5)
+    (broker.store / "abort").unlink()
+    store = attach()
+    assert store.identity.is_live
+    assert offsets(store) == list(range(5))
