@@ -129,6 +129,7 @@ def read_settings(call: Call) -> AttachSettings:
         broker=call.text("broker"),
         lease_s=call.number("lease-seconds"),
         wait=not call.flag("no-wait"),
+        waits_for_names=not call.flag("once"),
         drain_s=call.number("drain-seconds"),
         give_up_s=call.number("give-up-seconds"),
         start=start if start in {"earliest", "latest"} else cast("int", call.time_ms("start")),

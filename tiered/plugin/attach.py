@@ -11,10 +11,11 @@ After a crash: the lease stays until it expires (or is taken at once on the same
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError
@@ -23,13 +24,12 @@ from backends.s3_options import S3Options
 from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.sealer import Sealer
-from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
-from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
-from tiered.plugin.place import Place
+from tiered.plugin.naming import open_named, place_of
+from tiered.plugin.settings import AttachSettings
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
 if TYPE_CHECKING:
@@ -38,37 +38,10 @@ if TYPE_CHECKING:
     from backends.metered import MeteredStore
     from tiered.local.face import LocalStore, Waiting
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
+    from tiered.plugin.place import Place
 
+__all__ = ["AttachResult", "AttachSettings", "Attachment"]
 _LOG = logging.getLogger("tiered.attach")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachSettings:
-    """What ``tiered attach`` can be told.
-
-    Attributes:
-        cluster: Cluster name; None: as the store says, else ``DefaultCluster``.
-        broker: Broker name; None: as the store says, else ``broker``.
-        lease_s: How long the lease lasts without being renewed.
-        wait: Wait for a living holder's lease to end.
-        drain_s: How long stopping may take to upload what is in hand.
-        give_up_s: With ``once``: end when nothing could be uploaded for so long.
-        start: Where a queue begins that the tier has never met: ``earliest``, ``latest`` or a time (UTC ms).
-        selects: Which topics are tiered.
-        broker_max_offset: Asks the running broker for the end of its log; None: not asked.
-        dispatch: Limits and periods.
-    """
-
-    cluster: str | None = None
-    broker: str | None = None
-    lease_s: float = 10.0
-    wait: bool = True
-    drain_s: float = 10.0
-    give_up_s: float = 60.0
-    start: str | int = "earliest"
-    selects: Callable[[str], bool] = field(default=lambda _topic: True)
-    broker_max_offset: Callable[[], int] | None = None
-    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +137,29 @@ class Attachment:
             FencedError: Another writer holds the tier.
         """
         clock = clock or SystemClock()
-        local_options = RocketMQOptions(
-            cluster=settings.cluster,
-            broker=settings.broker,
-            broker_max_offset=settings.broker_max_offset,
-        )
-        local = RocketMQStore.open(directory, clock=clock, options=local_options)
-        attachment: Attachment | None = None
-        try:
-            identity = local.identity
-            place = Place(
-                settings.cluster or identity.cluster or "DefaultCluster",
-                settings.broker or identity.broker or "broker",
-            )
+        rng = rng or random.SystemRandom()
+        with contextlib.ExitStack() as opened:
+            local = open_named(directory, settings, clock)
+            opened.callback(local.close)
+            meter = open_metered(url, options or S3Options())
+            opened.callback(meter.close)
+            with backend_errors():
+                retrying = with_retries(meter, clock, rng, threading.Event())
+                place = place_of(retrying, local.identity, settings)
             attachment = cls(
                 local=local,
-                meter=open_metered(url, options or S3Options()),
+                meter=meter,
                 place=place,
                 settings=settings,
                 clock=clock,
-                rng=rng or random.SystemRandom(),
+                rng=rng,
                 announce=announce,
             )
+            opened.pop_all()
+        try:
             attachment._begin()
         except BaseException:
-            if attachment:
-                attachment.close()
-            local.close()
+            attachment.close()
             raise
         return attachment
 

@@ -1,0 +1,106 @@
+"""Which place of a tier a local store belongs to: by names given, by what the store says, by what the tier remembers.
+
+A store that has just been made says nothing of its broker until the broker's first topic is there. Names taken from
+nothing would be wrong for good, so a follower waits for them: nothing can be missed meanwhile, since a store that has
+messages is taken as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from tiered.errors import TieredStoreError
+from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
+from tiered.log.reader import TierReader
+from tiered.plugin.place import Place, find_places
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
+    from tiered.local.face import LocalStore, StoreIdentity
+    from tiered.plugin.settings import AttachSettings
+
+DEFAULT = Place("DefaultCluster", "broker")
+_LOOK_AGAIN_S = 0.5
+_LOG = logging.getLogger("tiered.attach")
+
+
+def open_named(directory: str, settings: AttachSettings, clock: Clock) -> RocketMQStore:
+    """Open a store directory; with ``waits_for_names`` look again while it cannot tell its names yet.
+
+    Args:
+        directory: The broker's store directory.
+        settings: Names that are given, and how to ask the broker.
+        clock: Time.
+
+    Raises:
+        TieredStoreError: See ``RocketMQStore.open``.
+    """
+    options = RocketMQOptions(
+        cluster=settings.cluster,
+        broker=settings.broker,
+        broker_max_offset=settings.broker_max_offset,
+    )
+    is_said = False
+    while True:
+        local = RocketMQStore.open(directory, clock=clock, options=options)
+        if not settings.waits_for_names or not is_nameless(local):
+            return local
+        local.close()
+        if not is_said:
+            _LOG.warning(
+                "%s does not tell its broker's name before its first topic is made: waiting for it"
+                " (or give --cluster and --broker)",
+                directory,
+            )
+            is_said = True
+        clock.wait(threading.Event(), _LOOK_AGAIN_S)
+
+
+def is_nameless(local: LocalStore) -> bool:
+    """A broker runs on it, it has had no message yet, and a name is missing."""
+    identity = local.identity
+    if not identity.is_live or (identity.cluster is not None and identity.broker is not None):
+        return False
+    local.refresh()
+    return not any(bounds.end for bounds in local.queues().values())
+
+
+def place_of(store: ObjectStore, identity: StoreIdentity, settings: AttachSettings) -> Place:
+    """Where a local store belongs in a tier.
+
+    Names that are given rule. Else the store's own names, unless there is nothing there and another place remembers
+    this very store: the names that a store tells can come and go with its files.
+
+    Args:
+        store: The tier's.
+        identity: Of the local store.
+        settings: Names that are given.
+    """
+    cluster, broker = settings.cluster, settings.broker
+    named = Place(
+        cluster or identity.cluster or DEFAULT.cluster, broker or identity.broker or DEFAULT.broker
+    )
+    if (cluster and broker) or not identity.store_id:
+        return named
+    known = find_places(store)
+    if named in known:
+        return named
+    for place in known:
+        fits = cluster in {None, place.cluster} and broker in {None, place.broker}
+        if fits and _store_id(store, place) == identity.store_id:
+            return place
+    return named
+
+
+def _store_id(store: ObjectStore, place: Place) -> str | None:
+    """Of the store that a place remembers; None when that cannot be read (then it is not known to be ours)."""
+    reader = TierReader(store, place.prefix)
+    try:
+        reader.refresh()
+    except TieredStoreError:
+        return None
+    found = reader.state.store.get("store_id")
+    return str(found) if found else None
