@@ -1,0 +1,144 @@
+"""Every captured store, tiered to a folder and to S3 servers, reads back as Java reads the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import use_server
+from support.servers import S3Server
+
+from tests.e2e import harness
+from tests.e2e.harness import cat, here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SERVERS = ("folder", "ministack", pytest.param("minio", marks=pytest.mark.go))
+REQUESTS_OF_NOTHING_MAX = 30
+MET: dict[str, dict[str, Any]] = {
+    "s05b-torn": {"torn_bytes": 275},
+    "s06-expired": {"below_min_entries": 413},
+}
+LEFT_OUT = {
+    "s02-delay-timer": {"SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"},
+    "s03-transactions": {
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    },
+    "s04-batch-compress": {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"},
+    "s10-consumers": {"SCHEDULE_TOPIC_XXXX"},
+    "s11-lmq-batchcq": {"%LMQ%d1", "%LMQ%d2", "%LMQ%d3"},
+}
+
+
+@dataclass(frozen=True)
+class Tiered:
+    """A captured store and a tier of it.
+
+    Attributes:
+        name: Of the capture.
+        store: Its directory.
+        url: Of the tier.
+        attached: What ``attach`` said.
+        dump: What Java found.
+    """
+
+    name: str
+    store: Path
+    url: str
+    attached: dict[str, Any]
+    dump: harness.Dump
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
+    """Where tiers go: the URL of an empty place by a name."""
+    if request.param == "folder":
+        yield lambda name: f"file://{tmp_path_factory.mktemp('tiers')}/{name}"
+        return
+    server = request.getfixturevalue(request.param)
+    assert isinstance(server, S3Server)
+    bucket = server.bucket()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_server(server, monkeypatch)
+        yield lambda name: f"s3://{bucket}/e2e/{name}"
+
+
+@pytest.fixture(scope="module", params=harness.NAMES)
+def tier(
+    request: pytest.FixtureRequest, place: Callable[[str], str], stores: Callable[[str], Path]
+) -> Tiered:
+    """Each captured store, tiered once."""
+    name, store, url = request.param, stores(request.param), place(request.param)
+    attached = here("attach", store, "--to", url, "--once", "--json").good().document
+    return Tiered(name, store, url, attached, harness.captured(name))
+
+
+def test_attach_takes_everything_and_says_what_it_met(tier: Tiered):
+    said = tier.attached
+    assert said["is_complete"]
+    assert said["is_drained"]
+    assert said["messages"] == tier.dump.count
+    met = ("torn_bytes", "foreign_entries", "below_min_entries", "gaps", "quarantined", "switches")
+    assert {name: said[name] for name in met if said[name]} == MET.get(tier.name, {})
+    assert {left["name"] for left in said["left_out"]} == LEFT_OUT.get(tier.name, set())
+
+
+def test_verify_finds_nothing(tier: Tiered):
+    harness.check_sound(tier.url, tier.store)
+
+
+def test_cat_gives_what_java_found(tier: Tiered):
+    assert tier.dump.messages
+    for topic, messages in tier.dump.messages.items():
+        assert cat(tier.url, topic) == messages
+
+
+def test_status_tells_java_s_bounds(tier: Tiered):
+    assert harness.bounds(tier.url) == tier.dump.bounds
+    document = here("status", tier.url, "--store", tier.store, "--json").good().document
+    (broker,) = document["brokers"]
+    assert (broker["lag_messages"], broker["lag_bytes"], broker["lag_seconds"]) == (0, 0, 0)
+    assert broker["waiting"]["records"] == 0
+    assert broker["messages"] == tier.dump.count
+    assert broker["local"]["rebuilt_queues"] == (["load/0"] if tier.name == "s05b-torn" else [])
+    assert not broker["lease"]["is_held"]
+    for topic in broker["topics"]:
+        for queue in topic["queues"]:
+            assert queue["local_max_offset"] == queue["commit_offset"]
+
+
+def test_raw_gives_the_local_log_s_bytes(tier: Tiered):
+    log = harness.LocalLog(tier.store)
+    for topic, messages in tier.dump.messages.items():
+        found = here("cat", tier.url, topic, "--format", "raw").good().out
+        assert found == log.records(messages)
+
+
+def test_attaching_again_copies_nothing(tier: Tiered):
+    said = here("attach", tier.store, "--to", tier.url, "--once", "--json").good().document
+    assert said["is_complete"]
+    assert (said["messages"], said["parts"], said["rounds"]) == (0, 0, 0)
+    assert said["requests"] <= REQUESTS_OF_NOTHING_MAX
+    harness.check_equal(tier.url, tier.dump)
+
+
+def test_sealed_segments_give_the_same(tier: Tiered, place: Callable[[str], str]):
+    url = place(f"{tier.name}-sealed")
+    small = ("--part-size", "16KiB", "--segment-size", "64KiB")
+    here("attach", tier.store, "--to", url, "--once", *small).good()
+    open_rows = here("ls", url, "--objects", "-o", "jsonl").good().rows
+    here("attach", tier.store, "--to", url, "--once", "--seal", *small).good()
+    rows = here("ls", url, "--objects", "-o", "jsonl").good().rows
+    assert {row["state"] for row in rows} == {"sealed"}
+    assert len(rows) <= len(open_rows)
+    harness.check_equal(url, tier.dump)
+    harness.check_sound(url, tier.store)
+    again = here("attach", tier.store, "--to", url, "--once", "--json", *small).good().document
+    assert (again["messages"], again["parts"]) == (0, 0)
