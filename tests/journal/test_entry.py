@@ -1,0 +1,90 @@
+"""Entries: fixed bytes, and no flipped bit that goes unseen."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered.errors import DataError, InvalidError
+from tiered.journal.entry import Entry, checksum, decode_entry, encode_entry, open_text, seal_text
+
+ENTRY = Entry(
+    17, 3, "0badcafe", 1_700_000_000_000, [{"do": "say", "topic": "\udcff", "value": 1}], 305419896
+)
+LINE = (
+    b'{"actions":[{"do":"say","topic":"\\udcff","value":1}],"format":1,"generation":3,"number":17,'
+    b'"previous":305419896,"time_ms":1700000000000,"writer":"0badcafe"}'
+)
+
+
+def test_format_version_1_has_these_bytes():
+    data = encode_entry(ENTRY)
+    assert data == LINE + b"\n%08x\n" % zlib.crc32(LINE)
+    assert data.endswith(b"\n465e741b\n")
+    assert checksum(data) == zlib.crc32(LINE)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ENTRIES = st.builds(
+    Entry,
+    st.integers(1, 10**12),
+    st.integers(0, 10**9),
+    st.text("0123456789abcdef", min_size=8, max_size=8),
+    st.integers(0, 2**42),
+    st.lists(st.dictionaries(st.text(), VALUES, max_size=3), max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+
+
+@given(ENTRIES)
+def test_what_is_encoded_is_decoded(entry: Entry):
+    assert decode_entry(encode_entry(entry), where="k") == entry
+
+
+@given(ENTRIES, st.data())
+def test_one_flipped_bit_anywhere_is_found(entry: Entry, draw: st.DataObject):
+    data = bytearray(encode_entry(entry))
+    bit = draw.draw(st.integers(0, 8 * len(data) - 1))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(DataError):
+        decode_entry(bytes(data), where="k")
+
+
+def test_a_cut_entry_is_damage_wherever_it_is_cut():
+    data = encode_entry(ENTRY)
+    for size in range(len(data)):
+        with pytest.raises(DataError):
+            decode_entry(data[:size], where="k")
+    with pytest.raises(DataError):
+        decode_entry(data + b"x", where="k")
+
+
+def test_a_newer_format_is_not_damage():
+    data = seal_text({**json.loads(LINE), "format": 2})
+    with pytest.raises(InvalidError, match="newer"):
+        decode_entry(data, where="k")
+    assert open_text(data, where="k", version=2)["number"] == 17
+
+
+@pytest.mark.parametrize(
+    "missing", ["number", "generation", "writer", "time_ms", "actions", "previous"]
+)
+def test_a_document_of_another_kind_is_damage(missing: str):
+    document = json.loads(LINE)
+    del document[missing]
+    with pytest.raises(DataError, match=missing):
+        decode_entry(seal_text(document), where="k")
+
+
+@pytest.mark.parametrize("line", [b"[]", b"3", b"{", b"", b"\xff"])
+def test_text_that_is_no_document_is_damage(line: bytes):
+    with pytest.raises(DataError):
+        open_text(line + b"\n%08x\n" % zlib.crc32(line), where="k")

@@ -1,0 +1,329 @@
+"""The lease: polite writers keep apart, a dead one is replaced, and nobody believes that he has it who has not."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.errors import BackendError, UnavailableError
+from backends.memory import MemoryStore
+from backends.testing.faulty import Fault, FaultyStore, Rule
+from tiered.clock import ManualClock
+from tiered.errors import FencedError, InvalidError
+from tiered.journal.entry import seal_text
+from tiered.journal.lease import Holder, Lease, LeaseState, read_lease
+from tiered.keys import LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.base import ObjectStore
+
+PREFIX = "00000000_c/b/"
+KEY = PREFIX + LEASE
+FOREIGN = Holder("elsewhere", "another-boot", "pid:[1]", 4711, 99)
+CAS, GET = frozenset({"compare_and_set"}), frozenset({"get"})
+
+
+def lease_of(
+    store: ObjectStore,
+    writer: str,
+    clock: ManualClock,
+    holder: Holder = FOREIGN,
+    seconds: float = 9.0,
+) -> Lease:
+    return Lease(store, PREFIX, writer=writer, holder=holder, seconds=seconds, clock=clock)
+
+
+def present(store: ObjectStore) -> LeaseState:
+    found = read_lease(store, KEY)[0]
+    assert found
+    return found
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_an_absent_lease_is_taken_and_says_who_and_until_when(
+    store: MemoryStore, clock: ManualClock
+):
+    assert lease_of(store, "aaaaaaaa", clock).try_acquire() is None
+    assert present(store) == LeaseState(FOREIGN, "aaaaaaaa", clock.now_ms() + 9000, released=False)
+
+
+def test_the_lease_has_these_bytes(store: MemoryStore, clock: ManualClock):
+    lease_of(store, "aaaaaaaa", clock).try_acquire()
+    assert store.get(KEY) == (
+        b'{"expires_ms":1700000009000,"format":1,"holder":{"boot":"another-boot","host":"elsewhere",'
+        b'"pid":4711,"space":"pid:[1]","started":99},"released":false,"writer":"aaaaaaaa"}\n'
+        + store.get(KEY)[-9:]
+    )
+
+
+def test_a_living_holder_is_left_in_peace_until_its_lease_expires(
+    store: MemoryStore, clock: ManualClock
+):
+    one, two = lease_of(store, "aaaaaaaa", clock), lease_of(store, "bbbbbbbb", clock)
+    assert one.try_acquire() is None
+    other = two.try_acquire()
+    assert other
+    assert other.writer == "aaaaaaaa"
+    clock.advance(8.9)
+    assert two.try_acquire()
+    clock.advance(0.2)
+    assert two.try_acquire() is None
+    with pytest.raises(FencedError):
+        one.renew()
+
+
+def test_renewing_keeps_the_lease_for_ever(store: MemoryStore, clock: ManualClock):
+    one, two = lease_of(store, "aaaaaaaa", clock), lease_of(store, "bbbbbbbb", clock)
+    one.try_acquire()
+    for _ in range(20):
+        clock.advance(one.renewal_seconds)
+        one.renew()
+        assert two.try_acquire()
+
+
+def test_a_released_lease_is_free_at_once(store: MemoryStore, clock: ManualClock):
+    one, two = lease_of(store, "aaaaaaaa", clock), lease_of(store, "bbbbbbbb", clock)
+    one.try_acquire()
+    one.release()
+    one.release()
+    assert two.try_acquire() is None
+    one.release()
+    assert present(store).writer == "bbbbbbbb"
+
+
+def test_the_wall_clock_of_the_holder_may_jump(store: MemoryStore, clock: ManualClock):
+    one = lease_of(store, "aaaaaaaa", clock)
+    one.try_acquire()
+    clock.jump(-3600)
+    clock.advance(one.renewal_seconds)
+    one.renew()
+
+
+def acquire(lease: Lease, *, wait: bool, stop: Callable[[float], bool]) -> list[str]:
+    told: list[str] = []
+    lease.acquire(wait=wait, announce=lambda state: told.append(state.writer), stop=stop)
+    return told
+
+
+def test_waiting_for_a_lease_says_so_once_before_it_waits(store: MemoryStore, clock: ManualClock):
+    lease_of(store, "aaaaaaaa", clock).try_acquire()
+    waited: list[float] = []
+
+    def stop(seconds: float) -> bool:
+        waited.append(seconds)
+        clock.advance(seconds)
+        return False
+
+    assert acquire(lease_of(store, "bbbbbbbb", clock), wait=True, stop=stop) == ["aaaaaaaa"]
+    assert 9 <= sum(waited) < 11
+
+
+def test_who_does_not_wait_or_is_told_to_stop_is_fenced(store: MemoryStore, clock: ManualClock):
+    lease_of(store, "aaaaaaaa", clock).try_acquire()
+    with pytest.raises(FencedError, match=r"elsewhere \(process 4711\) holds the lease"):
+        acquire(lease_of(store, "bbbbbbbb", clock), wait=False, stop=lambda _: False)
+    with pytest.raises(FencedError):
+        acquire(lease_of(store, "bbbbbbbb", clock), wait=True, stop=lambda _: True)
+
+
+# -- a dead process -----------------------------------------------------------------------------
+
+
+def test_this_process_is_not_gone():
+    holder = Holder.present()
+    assert holder.host == socket.gethostname()
+    assert holder.pid == os.getpid()
+    assert not holder.is_gone()
+
+
+def test_a_dead_process_of_this_host_is_replaced_at_once(store: MemoryStore, clock: ManualClock):
+    code = "from tiered.journal.lease import Holder; from dataclasses import astuple; print(astuple(Holder.present()))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code + "; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stdin
+        holder = Holder(*eval(process.stdout.readline()))
+        assert not holder.is_gone()
+        lease_of(store, "aaaaaaaa", clock, holder).try_acquire()
+        assert lease_of(store, "bbbbbbbb", clock).try_acquire()
+        process.kill()
+        while not holder.is_gone():  # also while it is a zombie
+            pass
+        assert process.returncode is None
+        assert lease_of(store, "bbbbbbbb", clock).try_acquire() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"host": "elsewhere"}, {"boot": "earlier"}, {"space": "pid:[7]"}, {"boot": ""}, {"space": ""}],
+)
+def test_a_process_of_another_host_boot_or_container_is_not_judged(change: dict[str, str]):
+    dead = replace(Holder.present(), started=1)
+    assert dead.is_gone()
+    assert not replace(dead, **change).is_gone()  # type: ignore[arg-type]
+
+
+def test_a_process_id_that_is_used_again_is_another_process():
+    assert replace(Holder.present(), started=12345).is_gone()
+    assert replace(Holder.present(), pid=2**30).is_gone()
+
+
+# -- damage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"nonsense", seal_text({"format": 1}), seal_text({"format": 1, "holder": 3})]
+)
+def test_a_lease_that_cannot_be_read_is_free(data: bytes, store: MemoryStore, clock: ManualClock):
+    store.put_if_absent(KEY, data)
+    assert lease_of(store, "aaaaaaaa", clock).try_acquire() is None
+    assert present(store).writer == "aaaaaaaa"
+
+
+def test_a_lease_damaged_while_we_hold_it_is_written_again(store: MemoryStore, clock: ManualClock):
+    lease = lease_of(store, "aaaaaaaa", clock)
+    lease.try_acquire()
+    store.delete(KEY)
+    store.put_if_absent(KEY, b"nonsense")
+    lease.renew()
+    assert present(store).writer == "aaaaaaaa"
+
+
+def test_a_lease_that_is_taken_away_fences(store: MemoryStore, clock: ManualClock):
+    lease = lease_of(store, "aaaaaaaa", clock)
+    lease.try_acquire()
+    store.delete(KEY)
+    with pytest.raises(FencedError):
+        lease.renew()
+    lease.release()
+    assert read_lease(store, KEY) == (None, None)
+
+
+def test_a_lease_of_a_newer_format_is_not_taken(store: MemoryStore, clock: ManualClock):
+    store.put_if_absent(KEY, seal_text({"format": 2}))
+    with pytest.raises(InvalidError):
+        lease_of(store, "aaaaaaaa", clock).try_acquire()
+
+
+# -- unknown outcomes ---------------------------------------------------------------------------
+
+
+def faulty(store: MemoryStore, *rules: Rule) -> FaultyStore:
+    return FaultyStore(store, random.Random(1), *rules)
+
+
+def test_i7_a_lost_answer_is_read_back(store: MemoryStore, clock: ManualClock):
+    flaky = faulty(store, Rule(Fault.LOST_ANSWER, CAS, times=2))
+    lease = lease_of(flaky, "aaaaaaaa", clock)
+    assert lease.try_acquire() is None
+    clock.advance(3)
+    lease.renew()
+    assert present(store).expires_ms == clock.now_ms() + 9000
+    clock.advance(3)
+    lease.renew()
+
+
+def test_i7_a_lost_request_is_an_error_and_calling_again_is_harmless(
+    store: MemoryStore, clock: ManualClock
+):
+    flaky = faulty(store, Rule(Fault.LOST_REQUEST, CAS))
+    lease = lease_of(flaky, "aaaaaaaa", clock)
+    with pytest.raises(BackendError):
+        lease.try_acquire()
+    assert lease.try_acquire() is None
+
+
+def test_i7_a_renewal_that_lands_late_does_not_fence_us(store: MemoryStore, clock: ManualClock):
+    flaky = faulty(store)
+    lease = lease_of(flaky, "aaaaaaaa", clock)
+    lease.try_acquire()
+    flaky.add(Rule(Fault.LATE, CAS))
+    clock.advance(3)
+    with pytest.raises(BackendError):
+        lease.renew()
+    flaky.land_late()
+    clock.advance(1)
+    lease.renew()
+    assert present(store).expires_ms == clock.now_ms() + 9000
+    lease.release()
+    assert present(store).released
+
+
+def test_i7_a_late_landing_cannot_take_the_lease_back_from_another(
+    store: MemoryStore, clock: ManualClock
+):
+    flaky = faulty(store)
+    lease = lease_of(flaky, "aaaaaaaa", clock)
+    lease.try_acquire()
+    flaky.add(Rule(Fault.LATE, CAS))
+    clock.advance(1)
+    with pytest.raises(BackendError):
+        lease.renew()
+    clock.advance(20)
+    assert lease_of(store, "bbbbbbbb", clock).try_acquire() is None
+    flaky.land_late()
+    assert present(store).writer == "bbbbbbbb"
+    with pytest.raises(FencedError):
+        lease.renew()
+
+
+def test_who_cannot_renew_stops_before_anybody_can_take_the_lease(
+    store: MemoryStore, clock: ManualClock
+):
+    flaky = faulty(store)
+    lease = lease_of(flaky, "aaaaaaaa", clock)
+    lease.try_acquire()
+    flaky.add(Rule(Fault.UNAVAILABLE, CAS, times=None))
+    clock.advance(lease.renewal_seconds)
+    with pytest.raises(UnavailableError):
+        lease.renew()
+    clock.advance(lease.renewal_seconds)
+    with pytest.raises(FencedError, match="could not be renewed for 6 s"):
+        lease.renew()
+    assert lease_of(store, "bbbbbbbb", clock).try_acquire()
+
+
+def test_release_that_fails_is_no_error(store: MemoryStore, clock: ManualClock):
+    flaky = faulty(store)
+    lease = lease_of(flaky, "aaaaaaaa", clock)
+    lease.try_acquire()
+    flaky.add(Rule(Fault.UNAVAILABLE, CAS))
+    lease.release()
+    assert not present(store).released
+
+
+def test_of_many_that_try_at_once_one_gets_it(store: MemoryStore, clock: ManualClock):
+    barrier, got = threading.Barrier(8), []
+
+    def body(number: int) -> None:
+        lease = lease_of(store, f"{number:08x}", clock)
+        barrier.wait()
+        if lease.try_acquire() is None:
+            got.append(number)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [f"{number:08x}" for number in got] == [present(store).writer]
