@@ -11,14 +11,29 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
 
 Row = dict[str, Any]
+_ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 
 
 def json_bytes(value: object, *, indent: int | None = None) -> bytes:
     """UTF-8 JSON; names that are no UTF-8 come as escapes."""
     try:
+        if indent is None:
+            return _ENCODE(value).encode()
         return json.dumps(value, ensure_ascii=False, indent=indent).encode()
     except UnicodeEncodeError:
         return json.dumps(value, indent=indent).encode()
+
+
+class _Safe(dict[int, str]):
+    """What stands for each character, made when it is first met."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = char if char.isprintable() else char.encode("unicode_escape").decode()
+        return self[code]
+
+
+_SAFE = _Safe()
 
 
 def printable(value: object) -> str:
@@ -30,9 +45,7 @@ def printable(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(printable, value))
     text = f"{value:,}" if isinstance(value, int) else str(value)
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+    return text if text.isprintable() else text.translate(_SAFE)
 
 
 class Output:
@@ -70,8 +83,7 @@ class Output:
 
     def line(self, text: str = "") -> None:
         """A line between tables."""
-        safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-        self._stdout.write(safe.encode("utf-8", "backslashreplace") + b"\n")
+        self._stdout.write(text.translate(_SAFE).encode("utf-8", "backslashreplace") + b"\n")
 
     def table(self, rows: Iterable[Row], columns: Sequence[str]) -> None:
         """A table: drawn on a terminal, plain columns elsewhere."""

@@ -1,6 +1,7 @@
 """Progress on stderr: a bar on a terminal once two seconds have passed, else a line every ten seconds.
 
-A line that would say what the last one said is left out. A thread of its own asks how far things are; it ends with the block. Nothing here may delay or fail the work.
+A thread of its own asks how far things are; it ends with the block. Nothing here may delay or fail the work. A line that
+would say what the last one said is left out.
 """
 
 from __future__ import annotations

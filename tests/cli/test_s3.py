@@ -1,0 +1,59 @@
+"""The same commands on an S3 server, found through the environment or through options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.program import CommandLine
+    from support.servers import S3Server
+
+
+def test_a_tier_in_a_bucket(
+    tiered: CommandLine, basic: Path, basic_tier: str, s3_environment: S3Server
+):
+    url = f"s3://{s3_environment.bucket()}/some/prefix"
+    first = tiered.good("attach", basic, "--to", url, "--once", "--json").document
+    assert (first["messages"], first["is_complete"]) == (2613, True)
+    assert first["requests"] < 200
+    assert first["request_dollars"] > 0
+    for topic in ("orders", "large"):
+        raw = tiered.good("cat", url, topic, "--format", "raw").out
+        assert raw == tiered.good("cat", basic_tier, topic, "--format", "raw").out
+    assert tiered.good("verify", url, "--deep", "--store", basic).code == 0
+    broker = tiered.good("status", url, "--store", basic, "--json").document["brokers"][0]
+    assert broker["lag_messages"] == 0
+
+
+def test_options_name_the_server(
+    tiered: CommandLine, s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+):
+    url = f"s3://{s3_environment.bucket()}"
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    place = ("--endpoint-url", s3_environment.endpoint_url, "--region", "us-east-1")
+    ran = tiered("ls", url, *place, "--path-style")
+    assert ran.code == 2
+    assert "there is no tier here" in ran.error
+
+
+def test_a_bucket_that_is_not_there(tiered: CommandLine, s3_environment: S3Server):
+    assert s3_environment.endpoint_url
+    ran = tiered("ls", "s3://no-such-bucket-here/prefix")
+    assert ran.code == 3
+    assert "no-such-bucket-here" in ran.error
+    assert "check the URL" in ran.error
+
+
+@pytest.mark.go
+def test_wrong_keys(tiered: CommandLine, minio: S3Server, monkeypatch: pytest.MonkeyPatch):
+    url = f"s3://{minio.bucket()}"
+    for name, value in {**minio.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}.items():
+        monkeypatch.setenv(name, value)
+    ran = tiered("ls", url)
+    assert ran.code == 3
+    assert "check credentials and permissions" in ran.error
+    assert "wrong" not in ran.err
