@@ -68,7 +68,7 @@ def strike(store: Path, blow: Blow) -> None:
     at = int(blow.where * max(1, len(bytes(data).rstrip(b"\0"))))
     if blow.what == "cut":
         data = data[:at]
-    elif blow.what == "flip":
+    elif blow.what == "flip" and data:
         data[at] ^= 1 << blow.size % 8
     elif blow.what == "absurd":
         data[at // 4 * 4 : at // 4 * 4 + 4] = b"\x7f\xff\xff\xff"

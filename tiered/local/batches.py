@@ -47,9 +47,10 @@ def sound_batch(
     """
     data, starts = cut_records(block, indices)
     sizes, times = block.sizes[indices], block.store_timestamps_ms[indices]
+    physical = block.physical_offsets[indices]
     if counts is not None:
         starts, sizes = np.repeat(starts, counts), np.repeat(sizes, counts)
-        times = np.repeat(times, counts)
+        times, physical = np.repeat(times, counts), np.repeat(physical, counts)
     return RecordBatch(
         queue=queue,
         base_offset=QueueOffset(entries.start),
@@ -58,7 +59,7 @@ def sound_batch(
         sizes=sizes,
         tag_codes=entries.tag_codes,
         store_timestamps_ms=times,
-        physical_offsets=entries.physical_offsets,
+        physical_offsets=physical,
     )
 
 

@@ -11,7 +11,7 @@ only when the record is looked at (``tiered.local.reader``, ``tiered.local.follo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -21,16 +21,17 @@ from tiered.format.consume_queue import (
     ITEM,
     ITEM_BYTES,
     Items,
-    decode_items,
     is_batch,
+    is_filler,
 )
 from tiered.local.entries import Entries, Flags, Ints, Longs, Rebuilt, no_entries
-from tiered.local.files import FileCache, FileRow
+from tiered.local.units import SCAN_UNITS, Units
 
-_SCAN_UNITS: Final = 3_000
-"""Units read at once by a scan."""
-_FILES_SCANNED: Final = 3
-"""A broker's start scans this many files of each consume queue."""
+if TYPE_CHECKING:
+    from tiered.local.files import FileCache, FileRow
+
+_BATCHES_READ_MIN: Final = 256
+"""Units of a batch queue read at once, at least: a lost page is looked over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,10 @@ class QueueIndex(Protocol):
         ...
 
     def first_not_below(self, log_min: int, end: int) -> int:
-        """First queue offset whose entry is not below the log's minimum, a filler neither; ``end`` when all are."""
+        """First queue offset whose entry is not below the log's minimum, a filler neither; ``end`` when all are.
+
+        What was rebuilt is not looked at.
+        """
         ...
 
     def written_end(self, limit: int) -> int:
@@ -84,103 +88,11 @@ class QueueIndex(Protocol):
         ...
 
 
-class _Units:
-    """A row of fixed-size units: reading, bisection and the scans that both kinds share."""
-
-    is_batch = False
-    _dtype: np.dtype[np.void] = ITEM
-    unit_bytes = ITEM_BYTES
-
-    def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
-        self.row = FileRow(cache, directory, file_bytes)
-        self.rebuilt = Rebuilt()
-
-    def units(self, first: int, last: int) -> Items:
-        """Units ``[first, last)``; fewer when a file is missing or short."""
-        position, size = first * self.unit_bytes, (last - first) * self.unit_bytes
-        data = self.row.read(position, size)
-        if len(data) == size or len(data) % self.unit_bytes:
-            return decode_items(data, self._dtype)
-        pieces = [data]
-        while sum(map(len, pieces)) < size and pieces[-1]:
-            pieces.append(
-                self.row.read(position + sum(map(len, pieces)), size - sum(map(len, pieces)))
-            )
-        return decode_items(b"".join(pieces), self._dtype)
-
-    def _unit_span(self) -> tuple[int, int]:
-        bases = self.row.bases
-        if not bases:
-            return 0, 0
-        return bases[0] // self.unit_bytes, self.row.end // self.unit_bytes
-
-    def _valid(self, units: Items) -> Flags:
-        """The broker's own test; fillers pass it."""
-        return (units["physical_offset"] >= 0) & (units["size"] > 0)
-
-    def _first_invalid(self, first: int, last: int, log_end: int | None = None) -> int:
-        """First unit of ``[first, last)`` that is unwritten, or names a record at or beyond ``log_end``."""
-        while first < last:
-            units = self.units(first, min(last, first + _SCAN_UNITS))
-            stop = ~self._valid(units)
-            if log_end is not None:
-                stop |= units["physical_offset"] >= log_end
-            if stop.any():
-                return first + int(np.argmax(stop))
-            if not len(units):
-                return first
-            first += len(units)
-        return last
-
-    def _scan_end(self) -> int:
-        """One past the last unit of the valid run that begins three files before the end."""
-        per_file = self.row.file_bytes // self.unit_bytes
-        bases = self.row.bases[-_FILES_SCANNED:]
-        end = bases[0] // self.unit_bytes if bases else 0
-        for base in bases:
-            first = base // self.unit_bytes
-            if first != end:
-                break  # a file is missing
-            last = first + per_file
-            closing = self.units(last - 1, last)
-            # A file whose last unit is written is taken as full without reading all of it.
-            full = base != bases[-1] and len(closing) and bool(self._valid(closing)[0])
-            end = last if full else self._first_invalid(first, last)
-            if end != last:
-                break
-        return end
-
-    def _cut_unit(self, log_end: int) -> int:
-        """One past the last unit that is left when the log ends at ``log_end``. Files are judged from the last."""
-        scan_end = self._scan_end()
-        for base in reversed(self.row.bases):
-            first = base // self.unit_bytes
-            if first >= scan_end:
-                continue
-            last = min(scan_end, first + self.row.file_bytes // self.unit_bytes)
-            cut = self._first_invalid(first, last, log_end)
-            if cut > first:
-                return cut
-        return 0
-
-    def _bisect(self, low: int, high: int, log_end: int) -> int:
-        """One past the last unit of ``[low, high)`` that names a record below ``log_end``, if those come first."""
-        while low < high:
-            middle = (low + high) // 2
-            units = self.units(middle, middle + 1)
-            if (
-                len(units)
-                and bool(self._valid(units)[0])
-                and int(units["physical_offset"][0]) < log_end
-            ):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-
-class PlainQueue(_Units):
+class PlainQueue(Units):
     """A consume queue of 20-byte entries: entry ``k`` lies at byte ``20 k``."""
+
+    dtype = ITEM
+    unit_bytes = ITEM_BYTES
 
     def entries(self, start: int, end: int) -> Entries:
         """See ``QueueIndex``."""
@@ -226,41 +138,40 @@ class PlainQueue(_Units):
 
     def span(self) -> tuple[int, int]:
         """See ``QueueIndex``."""
-        return self._unit_span()
+        return self.unit_span()
 
     def first_not_below(self, log_min: int, end: int) -> int:
         """See ``QueueIndex``. Unwritten entries count as not below: a hole must not hide what lies before it."""
-        low, high = self.span()[0], end
-        while low < high:
-            middle = (low + high) // 2
-            found = self.entries(middle, middle + 1)
-            is_filler = found.sizes[0] > 0 and not found.is_written[0]
-            below = is_filler or (found.sizes[0] > 0 and found.physical_offsets[0] < log_min)
-            low, high = (middle + 1, high) if below else (low, middle)
-        return low
+        first, last = self.unit_span()
+        low = self.split(
+            first,
+            min(last, end),
+            lambda units: is_filler(units) | (units["physical_offset"] < log_min),
+        )
+        return min(low, end) if low < last else end
 
     def written_end(self, limit: int) -> int:
         """See ``QueueIndex``."""
-        return self._bisect(*self._unit_span(), limit)
+        return self.split(*self.unit_span(), lambda units: units["physical_offset"] < limit)
 
     def tail(self) -> Tail:
         """See ``QueueIndex``."""
-        end = self._scan_end()
-        last = self.units(end - 1, end) if end else None
-        if last is None or not len(last) or not self._valid(last)[0]:
+        end = self.scan_end()
+        last = self.last_unit(end)
+        if last is None:
             return Tail(end, -1)
         return Tail(end, int(last["physical_offset"][0]) + int(last["size"][0]))
 
     def cut_end(self, log_end: int) -> int:
         """See ``QueueIndex``."""
-        return self._cut_unit(log_end)
+        return self.cut_unit(log_end)
 
 
-class BatchQueue(_Units):
+class BatchQueue(Units):
     """A batch consume queue of 46-byte units, one a record, in order of their first queue offset."""
 
     is_batch = True
-    _dtype = BATCH_ITEM
+    dtype = BATCH_ITEM
     unit_bytes = BATCH_ITEM_BYTES
 
     def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
@@ -268,23 +179,26 @@ class BatchQueue(_Units):
         self._hint = (0, 0)
         """(queue offset, unit) where the last reading ended: the next one mostly begins there."""
 
-    def _valid(self, units: Items) -> Flags:
+    def is_valid(self, units: Items) -> Flags:
+        """The broker's own test."""
         return is_batch(units)
 
     def entries(self, start: int, end: int) -> Entries:
         """See ``QueueIndex``. The entries of one unit share its record."""
         found = no_entries(start, max(0, end - start))
-        unit, limit = self._unit_of(start), self._unit_span()[1]
+        unit, limit = self._unit_of(start), self.unit_span()[1]
         at = start
         while at < end and unit < limit:
-            units = self.units(unit, min(limit, unit + min(end - at, _SCAN_UNITS)))
-            good = self._valid(units)
-            count = int(np.argmin(good)) if not good.all() else len(units)
-            if not count:
+            wanted = min(max(end - at, _BATCHES_READ_MIN), SCAN_UNITS)
+            units = self.units(unit, min(limit, unit + wanted))
+            good = self.is_valid(units)
+            good[good] = consistent(units[good])
+            if not good.any():
                 break
-            at = _spread(found, units[:count])
-            unit += count
-        self._hint = (at, unit)
+            at = _spread(found, units[good])
+            last = int(np.flatnonzero(good)[-1])
+            self._hint = (at, unit + last + 1)
+            unit += last + 1
         self.rebuilt.fill(found)
         return found
 
@@ -299,66 +213,65 @@ class BatchQueue(_Units):
         hinted, unit = self._hint
         if hinted == offset and unit:
             return unit
-        low, high = self._unit_span()
-        while low < high:
-            middle = (low + high) // 2
-            units = self.units(middle, middle + 1)
-            if (
-                len(units)
-                and self._valid(units)[0]
-                and int(units["base_offset"][0]) + int(units["count"][0]) <= offset
-            ):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return self.split(*self.unit_span(), lambda units: _ends(units) <= offset)
 
     def span(self) -> tuple[int, int]:
         """See ``QueueIndex``. The end is that of the written units."""
-        first, last = self._unit_span()
-        end = self._bisect(first, last, 2**63 - 1)
-        return self._bounds(first, end)
+        first, last = self.unit_span()
+        return self._bounds(first, self.split(first, last, self.is_valid))
 
     def _bounds(self, first: int, end: int) -> tuple[int, int]:
-        if end <= first:
+        """Queue offsets of the units ``[first, end)``."""
+        head, tail = self.units(first, first + 1), self.last_unit(end)
+        if end <= first or tail is None or not len(head):
             return 0, 0
-        head, tail = self.units(first, first + 1), self.units(end - 1, end)
-        if not len(head) or not len(tail):
-            return 0, 0
-        return int(head["base_offset"][0]), _unit_end(tail)
+        return int(head["base_offset"][0]), int(_ends(tail)[0])
 
     def first_not_below(self, log_min: int, end: int) -> int:
         """See ``QueueIndex``."""
-        first, last = self._unit_span()
-        unit = self._bisect(first, last, log_min)
+        unit = self.split(*self.unit_span(), lambda units: units["physical_offset"] < log_min)
         found = self.units(unit, unit + 1)
-        if len(found) and self._valid(found)[0]:
-            return min(end, int(found["base_offset"][0]))
-        return end
+        if not len(found) or not self.is_valid(found)[0]:
+            return end
+        return min(end, int(found["base_offset"][0]))
 
     def written_end(self, limit: int) -> int:
         """See ``QueueIndex``."""
-        first, last = self._unit_span()
-        return self._bounds(first, self._bisect(first, last, limit))[1]
+        first, last = self.unit_span()
+        end = self.split(first, last, lambda units: units["physical_offset"] < limit)
+        return self._bounds(first, end)[1]
 
     def tail(self) -> Tail:
         """See ``QueueIndex``."""
-        end = self._scan_end()
-        last = self.units(end - 1, end) if end else None
-        if last is None or not len(last) or not self._valid(last)[0]:
+        last = self.last_unit(self.scan_end())
+        if last is None:
             return Tail(0, -1)
-        return Tail(_unit_end(last), int(last["physical_offset"][0]))
+        return Tail(int(_ends(last)[0]), int(last["physical_offset"][0]))
 
     def cut_end(self, log_end: int) -> int:
         """See ``QueueIndex``."""
-        cut = self._cut_unit(log_end)
-        last = self.units(cut - 1, cut) if cut else None
-        return _unit_end(last) if last is not None and len(last) else 0
+        last = self.last_unit(self.cut_unit(log_end))
+        return 0 if last is None else int(_ends(last)[0])
 
 
-def _unit_end(units: Items) -> int:
-    """One past the last queue offset of the last of ``units``."""
-    return int(units["base_offset"][-1]) + int(units["count"][-1])
+def _ends(units: Items) -> Longs:
+    """One past the last queue offset of each unit."""
+    ends: Longs = units["base_offset"].astype(np.int64) + units["count"]
+    return ends
+
+
+def consistent(units: Items) -> Flags:
+    """Which units fit between their neighbours: those that do not are damaged in their offset or count."""
+    bases, ends = units["base_offset"].astype(np.int64), _ends(units)
+    follows = np.concatenate(([False], bases[1:] == ends[:-1]))
+    leads = np.concatenate((bases[1:] == ends[:-1], [False]))
+    if follows[1:].all():
+        return np.ones(len(units), np.bool_)
+    between = np.concatenate(([True], bases[1:] >= ends[:-1])) & np.concatenate(
+        (ends[:-1] <= bases[1:], [True])
+    )
+    fits: Flags = follows | leads | between
+    return fits
 
 
 def _spread(found: Entries, units: Items) -> int:

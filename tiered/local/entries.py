@@ -86,6 +86,12 @@ class Rebuilt:
             max(int(chunk[0].max()) for chunk in self._chunks) + 1,
         )
 
+    def places(self, start: int, end: int) -> Longs:
+        """Physical offsets in ``[start, end)`` that were claimed, in any order."""
+        found = [chunk[1] for chunk in self._chunks]
+        places = np.concatenate(found) if found else np.zeros(0, np.int64)
+        return places[(places >= start) & (places < end)]
+
     def fill(self, entries: Entries) -> None:
         """Put what is known here in the place of what the consume queue says."""
         if not self._chunks:

@@ -84,7 +84,13 @@ def _match_batches(index: QueueIndex, block: RecordBlock, indices: Longs, offset
     index.row.rescan()
     first = int(offsets[0])
     entries = index.entries(first, int(offsets[-1]) + int(counts[-1]))
-    places = _places(entries)[offsets - first]
+    places = _places(entries)
+    starts = offsets - first
+    heads = places[starts]
+    whole = np.logical_and.reduceat(places == np.repeat(heads, counts), starts)
+    # A unit that names the right place for some of a record's offsets only says nothing of use.
+    is_half = ~whole & (heads == block.physical_offsets[indices])
+    places = np.where(is_half, -1, heads)
     return _matched(Match(indices, offsets, counts, False, _YES, places, entries), block)
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tiered.local.entries import Longs
     from tiered.local.files import FileRow
 
-_READ_MAX: Final = 200_000
-"""Entries looked at for one queue and file; a file that holds more of one queue is looked at in several steps."""
+_READ_MAX: Final = 4_000
+"""Entries of one queue read at once."""
 
 
 class Resync:
@@ -57,12 +57,9 @@ class Resync:
     def _places_of(self, state: QueueState, start: int, end: int) -> Longs:
         """Those of one queue. Bisection finds where to begin; entries that break the order only cost a place."""
         index = state.index
-        low, last = index.span()
-        claimed = index.rebuilt.bounds
-        if claimed is not None:
-            low, last = min(low, claimed[0]), max(last, claimed[1])
+        _, last = index.span()
         first = index.first_not_below(start, last)
-        pieces = [np.zeros(0, np.int64)]
+        pieces = [index.rebuilt.places(start, end)]
         while first < last:
             entries = index.entries(first, min(last, first + _READ_MAX))
             written = entries.is_written
