@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered.clock import Clock, ManualClock
-from tiered.local.face import HoleReason, RecordBatch
+from tiered.local.face import Follower, HoleReason, RecordBatch
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.model import MessageQueue, QueueOffset
 
@@ -105,9 +105,11 @@ def copy(store: Path, folder: Path) -> Path:
     return target
 
 
-def open_store(directory: Path, clock: Clock | None = None, **options: Any) -> RocketMQStore:
+def open_store(directory: Path, clock: Clock | None = None, **options: object) -> RocketMQStore:
     return RocketMQStore.open(
-        directory, clock=clock or ManualClock(), options=RocketMQOptions(**options)
+        directory,
+        clock=clock or ManualClock(),
+        options=RocketMQOptions(**options),  # type: ignore[arg-type]
     )
 
 
@@ -188,7 +190,7 @@ def follow_all(
 
 
 def drain(
-    follower: Any, taken: Taken, window_bytes: int = 1 << 20, polls_max: int = 100_000
+    follower: Follower, taken: Taken, window_bytes: int = 1 << 20, polls_max: int = 100_000
 ) -> None:
     """Poll until idle."""
     for _ in range(polls_max):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tiered.local.face import Follower
     from tiered.local.rocketmq import RocketMQStore
 
 pytestmark = [pytest.mark.java, oracle.needs_java]
@@ -34,7 +35,7 @@ def open_live(broker: Broker) -> RocketMQStore:
     return harness.open_store(broker.store, SystemClock())
 
 
-def follow_until(follower: Any, taken: harness.Taken, count: int) -> None:
+def follow_until(follower: Follower, taken: harness.Taken, count: int) -> None:
     """Poll until ``count`` messages have come."""
     end_s = time.monotonic() + SECONDS_MAX
     while taken.count() < count:

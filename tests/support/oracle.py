@@ -15,7 +15,7 @@ import subprocess
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -111,7 +111,9 @@ class Broker:
 
     def start(self) -> None:
         """Start the broker and wait until it is ready."""
-        options = [text for pair in self._settings.items() for text in ("--set", "%s=%s" % pair)]
+        options = [
+            text for name, value in self._settings.items() for text in ("--set", f"{name}={value}")
+        ]
         self._broker = Server(
             self._folder / "broker.log",
             "broker",
@@ -139,7 +141,7 @@ class Broker:
         self.kill()
         self._name_server.end(signal.SIGKILL)
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tiered.local.catalog import QueueState
-    from tiered.local.entries import Longs
+    from tiered.local.entries import Entries, Longs
     from tiered.local.face import RecordBatch
     from tiered.local.rocketmq import RocketMQStore, View
     from tiered.model import MessageQueue, QueueOffset
@@ -203,6 +203,8 @@ class RocketMQFollower:
             tags = tag_hashes(block)[found.indices]
             tags = tags if found.counts is None else np.repeat(tags, found.counts)
             entries.tag_codes[addresses] = tags[addresses]
+        if self._view.is_live and found.counts is None:
+            _complete_last_tag(entries, block, found)
         batch = sound_batch(state.queue, block, found.indices, entries, found.counts)
         self._next[state.queue] = batch.end_offset
         return batch
@@ -233,3 +235,11 @@ class RocketMQFollower:
             self._must_sweep = False
         self._is_idle = not batches
         return batches
+
+
+def _complete_last_tag(entries: Entries, block: RecordBlock, found: Match) -> None:
+    """The last entry of a queue may have been read while it was written, its tag code (or the half of it) still zero."""
+    last = entries.tag_codes[-1:]
+    if not int(last[0]) & 0xFFFF_FFFF:
+        only = {name: getattr(block, name)[found.indices[-1:]] for name in block.__slots__[1:]}
+        last[:] = tag_hashes(RecordBlock(buffer=block.buffer, **only))

@@ -11,7 +11,10 @@ tail. From there the log is walked in its own order, with a broker's checks:
 - where replicas may truncate the log (``epochFileCheckpoint`` is there), records stored before the start count only
   when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
 - it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
-  that is not listed although a later one is, is one that the broker dropped: counted, and passed over.
+  that is not listed although a later one is, is one that the broker dropped: counted, and passed over;
+- a record that was being written while it was read may be listed by the time the consume queues are read. No checksum
+  covers its properties, so in the file that is being written the bytes are read again after that, and it stops at the
+  first record that has changed. (A listed record is complete.)
 
 The frontier stands before damage until a listed record that was stored after the start is found behind it. Anything
 read is used only if the ``abort`` file still stands when the reading is over. All methods under the store's lock.
@@ -163,6 +166,7 @@ class LiveView:
         """
         if not self._has_record_at_end():
             return None
+        is_complete = self._is_complete(self.log_end)
         piece = self._pieces.read(
             self.log_end, _FAR, min(bytes_max, max(self._wanted_bytes, _PIECE_BYTES_MIN))
         )
@@ -172,9 +176,21 @@ class LiveView:
             return None
         taken = self._match(piece, count)
         cut = self._cut(piece, count, taken)
+        settled = cut if is_complete else self._pieces.count_unchanged(piece, cut)
         if not is_same():
             return None
+        if settled < cut:
+            if not settled:  # listed by now, hence complete: the next reading is a true one
+                return self.advance(bytes_max, is_same)
+            cut, taken = settled, self._match(piece, settled)
         return self._accept(piece, cut, taken)
+
+    def _is_complete(self, position: int) -> bool:
+        """Whether the file of ``position`` is written to its end: a record stands in the next one."""
+        base = self.log.base_of(position)
+        following = self.log.next_base(base) if base is not None else None
+        head = b"" if following is None else self.log.read(following, SIZE_AND_MAGIC.size)
+        return len(head) == SIZE_AND_MAGIC.size and SIZE_AND_MAGIC.unpack(head)[1] != 0
 
     def _has_record_at_end(self) -> bool:
         """One read when idle. A blank leads to the next file as soon as there is one."""

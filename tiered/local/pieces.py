@@ -7,6 +7,8 @@ from enum import Enum
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from tiered.format.block import (
     RecordBlock,
     Stop,
@@ -22,6 +24,7 @@ _HEAD: Final = Struct(">i")
 RECORD_BYTES_MAX: Final = 128 << 20
 """No record is longer (brokers allow 4 MiB by default); what claims to be is damage."""
 _VIEW_BYTES_MIN: Final = 1 << 16
+_COMPARED_BYTES: Final = 1 << 18
 
 
 class Next(Enum):
@@ -101,6 +104,21 @@ class LogPieces:
         if piece.follows is Next.FILE:
             piece.next_file = self._log.next_base(base)
         return piece
+
+    def count_unchanged(self, piece: Piece, count: int) -> int:
+        """How many of the piece's first ``count`` records have the same bytes when they are read again."""
+        block = piece.block
+        ends = block.positions[:count] + block.sizes[:count]
+        end = int(ends[-1]) if count else 0
+        before = np.frombuffer(block.buffer, np.uint8, end)
+        for start in range(0, end, _COMPARED_BYTES):
+            size = min(_COMPARED_BYTES, end - start)
+            now = np.frombuffer(self._log.read(piece.start + start, size), np.uint8)
+            same = before[start : start + len(now)] == now
+            if len(now) < size or not same.all():
+                first = start + (len(now) if same.all() else int(np.argmin(same)))
+                return int(np.searchsorted(ends, first, side="right"))
+        return count
 
     def _read(
         self, position: int, stop_at: int, bytes_max: int, check_crc: bool, check_place: bool

@@ -1,0 +1,248 @@
+"""What is refused, and by which name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.local import harness
+from tests.local.fakebroker import FakeBroker
+from tiered.errors import ClosedError, DataError, InvalidError
+from tiered.local.topics import reason_left_out
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    broker = FakeBroker(tmp_path / "store")
+    broker.put(200)
+    return broker.store
+
+
+def refusal(directory: Path, error: type[Exception] = InvalidError) -> str:
+    with pytest.raises(error) as caught:
+        harness.open_store(directory)
+    assert str(directory) in str(caught.value)
+    return str(caught.value)
+
+
+def test_no_directory(tmp_path: Path):
+    assert "no such directory" in refusal(tmp_path / "none")
+
+
+def test_a_file(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    assert "not a directory" in refusal(tmp_path / "file")
+
+
+def test_an_empty_directory(tmp_path: Path):
+    assert "empty directory" in refusal(tmp_path)
+
+
+def test_another_directory(tmp_path: Path):
+    (tmp_path / "meta.properties").write_text("x")
+    assert "not a RocketMQ store" in refusal(tmp_path)
+
+
+def test_a_store_without_messages_is_fine(tmp_path: Path):
+    broker = FakeBroker(tmp_path / "store")
+    opened = harness.open_store(broker.store)
+    assert opened.queues() == {}
+    assert opened.identity.store_id == ""
+    assert harness.follow_all(opened).count() == 0
+    opened.close()
+
+
+def test_rocksdb_consume_queues(store: Path):
+    (store / "consumequeue" / "CURRENT").write_text("MANIFEST-000004\n")
+    assert "RocksDB" in refusal(store)
+
+
+def test_dledger_directory(store: Path):
+    (store / "dledger-n0").mkdir()
+    assert "DLedger" in refusal(store)
+
+
+def test_dledger_records(store: Path):
+    file = store / "commitlog" / f"{0:020d}"
+    data = file.read_bytes()
+    file.write_bytes((struct.pack(">ii", 1, 300) + bytes(40) + data)[: len(data)])
+    assert "DLedger" in refusal(store)
+
+
+def test_a_log_somewhere_else(store: Path):
+    shutil.rmtree(store / "commitlog")
+    assert "storePathCommitLog" in refusal(store)
+
+
+def test_a_log_with_a_file_missing(store: Path):
+    files = sorted((store / "commitlog").iterdir())
+    files[2].unlink()
+    said = refusal(store, DataError)
+    assert files[2].name in said
+    assert "several paths" in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(store: Path):
+    (store / "commitlog").chmod(0)
+    try:
+        assert "commitlog" in refusal(store)
+    finally:
+        (store / "commitlog").chmod(0o755)
+
+
+def test_no_permission_is_named(store: Path, monkeypatch: pytest.MonkeyPatch):
+    real = os.open
+
+    def refuse(path: str, flags: int, *more: int, **others: int) -> int:
+        if "commitlog" in str(path):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, flags, *more, **others)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert "commitlog" in refusal(store)
+
+
+def test_a_config_that_is_being_written(tmp_path: Path):
+    """Cut off: its ``.bak`` takes its place, and a note says so."""
+    directory = harness.unpack("s01-basic", tmp_path)
+    table = directory / "config" / "topics.json"
+    shutil.copy(table, f"{table}.bak")
+    table.write_bytes(table.read_bytes()[:500])
+    opened = harness.open_store(directory)
+    assert harness.bounds_of(opened) == harness.expected("s01-basic").bounds
+    assert any("topics.json.bak" in note for note in opened.report().notes)
+    assert opened.identity.broker == "broker-a"
+    opened.close()
+
+
+def test_no_config_at_all(tmp_path: Path):
+    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    shutil.rmtree(directory / "config")
+    opened = harness.open_store(directory)
+    assert harness.follow_all(opened).messages == harness.expected("s11-lmq-batchcq").messages
+    opened.close()
+
+
+def test_static_topics_are_left_out_by_name(tmp_path: Path):
+    directory = harness.unpack("s01-basic", tmp_path)
+    (directory / "config" / "topicQueueMapping.json").write_text(
+        '{"topicQueueMappingInfoMap":{"orders":{"topic":"orders","hostedQueues":{0:[]}}}}'
+    )
+    opened = harness.open_store(directory)
+    assert "orders" not in {queue.topic for queue in opened.queues()}
+    left = {left.name: left.reason for left in opened.report().left_out}
+    assert "static topic" in left["orders"]
+    opened.close()
+
+
+def test_ext_addresses_become_tag_codes(tmp_path: Path):
+    """With ``enableConsumeQueueExt`` the tag code of an entry is an address; the record's tag is hashed instead."""
+    directory = harness.unpack("s01-basic", tmp_path)
+    (directory / "consumequeue_ext").mkdir()
+    for file in (directory / "consumequeue" / "orders" / "2").iterdir():
+        data = bytearray(file.read_bytes())
+        for at in range(0, len(data), 20):
+            if any(data[at : at + 12]):
+                data[at + 12 : at + 20] = struct.pack(">q", -(2**63) + at)
+        file.write_bytes(data)
+    opened = harness.open_store(directory)
+    found = harness.expected("s01-basic").messages
+    assert harness.follow_all(opened).messages == found
+    assert harness.read_all(opened).messages == found
+    opened.close()
+
+
+def test_closed_is_closed(store: Path):
+    opened = harness.open_store(store)
+    follower = opened.follow({})
+    batch = follower.poll(1000)[0]
+    opened.close()
+    for act in (
+        lambda: follower.poll(1),
+        opened.refresh,
+        lambda: opened.read(MessageQueue("t", 0), QueueOffset(0), bytes_max=1, count_max=1),
+    ):
+        with pytest.raises(ClosedError):
+            act()
+    assert bytes(batch.data)  # what was handed out stays valid
+    other = harness.open_store(store)
+    follower = other.follow({})
+    follower.close()
+    with pytest.raises(ClosedError):
+        follower.poll(1)
+    other.close()
+
+
+def test_few_descriptors_are_held(tmp_path: Path):
+    directory = harness.unpack("s01-basic", tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    opened = harness.open_store(directory, files_open_max=5)
+    assert harness.follow_all(opened, 20_000).messages == harness.expected("s01-basic").messages
+    assert len(os.listdir("/proc/self/fd")) <= before + 5
+    opened.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nothing_is_written(tmp_path: Path):
+    """The whole tree is the same afterwards, times included, and could be read-only."""
+    directory = harness.unpack("s05b-torn", tmp_path)
+
+    def tree() -> dict[str, tuple[int, int, int]]:
+        return {
+            str(path): (found.st_mtime_ns, found.st_size, found.st_mode)
+            for path in directory.rglob("*")
+            for found in [path.stat()]
+        }
+
+    before = tree()
+    opened = harness.open_store(directory)
+    harness.follow_all(opened)
+    harness.read_all(opened)
+    opened.close()
+    assert tree() == before
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_tiered"),
+    [
+        ("orders", True),
+        ("%RETRY%group", True),
+        ("%DLQ%group", True),
+        ("my_REPLY_TOPIC_x", True),
+        ("%LMQ%a", False),
+        ("rmq_sys_wheel_timer", False),
+        ("RMQ_SYS_TRACE_TOPIC", False),
+        ("RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", False),
+        ("SCHEDULE_TOPIC_XXXX", False),
+        ("TBW102", False),
+        ("c1", False),
+        ("b1", False),
+        ("c1_REPLY_TOPIC", False),
+        ("CHECKPOINT_TOPIC", False),
+    ],
+)
+def test_which_topics_are_tiered(topic: str, is_tiered: bool):
+    assert (reason_left_out(topic, cluster="c1", broker="b1") is None) == is_tiered
+
+
+def test_controller_identity(store: Path):
+    (store / "brokerIdentity").write_text("clusterX#brokerY#3")
+    opened = harness.open_store(store)
+    assert (opened.identity.cluster, opened.identity.broker) == ("clusterX", "brokerY")
+    assert opened.identity.store_id == "identity:clusterX#brokerY#3"
+    opened.close()
+
+
+def test_names_can_be_given(store: Path):
+    opened = harness.open_store(store, cluster="one", broker="two")
+    assert (opened.identity.cluster, opened.identity.broker) == ("one", "two")
+    opened.close()

@@ -1,0 +1,270 @@
+"""Damage of any kind: nothing crashes, hangs or is passed over; what is sound is handed out as it was."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.local import harness
+from tiered.errors import DataError, InvalidError
+from tiered.local.face import HoleReason
+from tiered.model import MessageQueue
+
+NAMES = ("s05b-torn", "s08-crash-continue", "s06-expired", "s11-lmq-batchcq", "s03-transactions")
+RELAXED = settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One damage: ``what`` at a share ``where`` of the ``file``-th file (modulo their number) of ``row``."""
+
+    row: str
+    file: int
+    where: float
+    what: str
+    size: int
+
+
+blows = st.builds(
+    Blow,
+    row=st.sampled_from(["commitlog", "consumequeue", "batchconsumequeue"]),
+    file=st.integers(0, 50),
+    where=st.floats(0, 1, exclude_max=True),
+    what=st.sampled_from(["flip", "zero", "ones", "cut", "absurd", "remove"]),
+    size=st.sampled_from([1, 4, 20, 500, 4096, 70_000]),
+)
+
+
+@cache
+def pristine(name: str) -> Path:
+    return harness.unpack(name, Path(mkdtemp(prefix="tiered-damage-")))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clean_up():
+    yield
+    for name in NAMES:
+        shutil.rmtree(pristine(name).parent, ignore_errors=True)
+    pristine.cache_clear()
+
+
+def strike(store: Path, blow: Blow) -> None:
+    files = sorted(path for path in (store / blow.row).rglob("0*") if path.is_file())
+    if not files:
+        return
+    file = files[blow.file % len(files)]
+    if blow.what == "remove":
+        file.unlink()
+        return
+    data = bytearray(file.read_bytes())
+    # Aim at what is written: most of a file can be zeros.
+    at = int(blow.where * max(1, len(bytes(data).rstrip(b"\0"))))
+    if blow.what == "cut":
+        data = data[:at]
+    elif blow.what == "flip" and data:
+        data[at] ^= 1 << blow.size % 8
+    elif blow.what == "absurd":
+        data[at // 4 * 4 : at // 4 * 4 + 4] = b"\x7f\xff\xff\xff"
+    else:
+        fill = b"\0" if blow.what == "zero" else b"\xff"
+        data[at : at + blow.size] = fill * len(data[at : at + blow.size])
+    file.write_bytes(data)
+
+
+@RELAXED
+@given(
+    name=st.sampled_from(NAMES),
+    damage=st.lists(blows, min_size=1, max_size=4),
+    is_clean=st.booleans(),
+    window_bytes=st.sampled_from([1, 700, 1 << 16, 1 << 20]),
+    whole=st.booleans(),
+)
+def test_any_damage(name: str, damage: list[Blow], is_clean: bool, window_bytes: int, whole: bool):
+    """Messages and holes account for every queue offset, both ways of reading agree, sound bytes stay as they were."""
+    folder = Path(mkdtemp(prefix="tiered-damage-"))
+    try:
+        directory = harness.copy(pristine(name), folder)
+        (directory / "abort").unlink(missing_ok=True)
+        if not is_clean:
+            (directory / "abort").write_text("1")
+        for blow in damage:
+            strike(directory, blow)
+        try:
+            store = harness.open_store(directory, whole_log_bytes_max=(1 << 30) * whole)
+        except (DataError, InvalidError) as error:
+            assert any(word in str(error) for word in ("hole", "no commit log", "not a RocketMQ"))
+            return
+        check(name, store, window_bytes)
+        store.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def check(name: str, store: harness.RocketMQStore, window_bytes: int) -> None:
+    followed = harness.follow_all(store, window_bytes)
+    harness.check_complete(store, followed)
+    read = harness.read_all(store, 50_000, 1_000)
+    assert read.raw == followed.raw
+    assert read.holes == followed.holes
+    assert harness.follow_all(store).raw == followed.raw
+    truth = harness.expected(name)
+    for (queue, offset), raw in followed.quarantined.items():
+        assert followed.holes[queue][offset] is HoleReason.DAMAGED
+        assert raw
+    for queue, found in followed.messages.items():
+        for offset, message in found.items():
+            # Bytes that no check covers may differ; the place in the log tells that it is the same message.
+            known = truth.messages.get(queue, {}).get(offset)
+            if known is not None and known.physical_offset == message.physical_offset:
+                assert message.size == known.size
+
+
+@pytest.mark.parametrize("name", ["s01-basic", "s06-expired", "s11-lmq-batchcq"])
+def test_one_damaged_record_costs_one_message(name: str, tmp_path: Path):
+    """A flipped body byte, record by record: that message is a hole with its raw bytes, all others are there."""
+    directory = harness.unpack(name, tmp_path)
+    found = harness.expected(name)
+    everything = {
+        (queue, offset): message
+        for queue, messages in found.messages.items()
+        for offset, message in messages.items()
+    }
+    last_file = max(message.physical_offset for message in everything.values()) // 262_144
+    hit = [
+        (key, message)
+        for key, message in everything.items()
+        # In the newest file a start would cut the log there.
+        if message.physical_offset // 262_144 < last_file or name == "s11-lmq-batchcq"
+    ][:: max(1, len(everything) // 12)]
+    for (queue, offset), message in hit:
+        file = directory / "commitlog" / f"{message.physical_offset // 262_144 * 262_144:020d}"
+        at = message.physical_offset % 262_144
+        raw = flip(file, at + 90)
+        store = harness.open_store(directory)
+        taken = harness.follow_all(store, 20_000)
+        if int(store.report().log_end) > message.physical_offset:
+            holes = {o: r for o, r in taken.holes[queue].items()}
+            assert set(holes.values()) == {HoleReason.DAMAGED}
+            assert offset in holes
+            assert taken.quarantined[queue, offset] == raw[at : at + message.size]
+            lost = {(queue, o) for o in holes}
+            assert {
+                key for key in everything if key[1] not in taken.messages.get(key[0], {})
+            } == lost
+            assert store.report().damaged_records == len(lost)
+            assert harness.read_all(store).holes == taken.holes
+        store.close()
+        flip(file, at + 90)
+
+
+def flip(file: Path, at: int) -> bytes:
+    """Flip a byte; the file as it is then."""
+    data = bytearray(file.read_bytes())
+    data[at] ^= 0xFF
+    file.write_bytes(data)
+    return bytes(data)
+
+
+def test_a_lost_page_of_the_log_in_the_middle(tmp_path: Path):
+    """Zeros in the middle of an old file: holes for what they held, the rest is found by the consume queues."""
+    directory = harness.unpack("s01-basic", tmp_path)
+    file = directory / "commitlog" / f"{262_144:020d}"
+    data = bytearray(file.read_bytes())
+    data[100_000:108_192] = bytes(8192)
+    file.write_bytes(data)
+    store = harness.open_store(directory)
+    taken = harness.follow_all(store)
+    harness.check_complete(store, taken)
+    lost = {
+        (queue, offset)
+        for queue, messages in harness.expected("s01-basic").messages.items()
+        for offset, message in messages.items()
+        if message.physical_offset < 262_144 + 108_192
+        and message.physical_offset + message.size > 262_144 + 100_000
+    }
+    holes = {(queue, offset) for queue, found in taken.holes.items() for offset in found}
+    assert holes == lost
+    assert len(lost) > 3
+    assert {reason for found in taken.holes.values() for reason in found.values()} <= {
+        HoleReason.DAMAGED,
+        HoleReason.DANGLING,
+    }
+    store.close()
+
+
+def test_consume_queues_are_rebuilt(tmp_path: Path):
+    """Without any consume queue everything is still there, tag codes included."""
+    directory = harness.unpack("s01-basic", tmp_path)
+    shutil.rmtree(directory / "consumequeue")
+    store = harness.open_store(directory)
+    taken = harness.follow_all(store)
+    found = harness.expected("s01-basic")
+    assert taken.messages == found.messages
+    assert harness.read_all(store).messages == found.messages
+    assert harness.bounds_of(store) == found.bounds
+    assert set(store.report().rebuilt_queues) == set(found.bounds)
+    store.close()
+
+
+def test_batch_queues_are_rebuilt(tmp_path: Path):
+    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    shutil.rmtree(directory / "batchconsumequeue")
+    store = harness.open_store(directory)
+    found = harness.expected("s11-lmq-batchcq")
+    assert harness.follow_all(store).messages == found.messages
+    assert harness.bounds_of(store) == found.bounds
+    store.close()
+
+
+def test_a_follower_finds_what_opening_did_not_look_for(tmp_path: Path):
+    """In a large log only the tail is walked at opening; the follower claims what no queue lists."""
+    directory = harness.unpack("s01-basic", tmp_path)
+    shutil.rmtree(directory / "consumequeue" / "many-properties")
+    store = harness.open_store(directory, whole_log_bytes_max=0)
+    taken = harness.follow_all(store)
+    assert taken.messages == harness.expected("s01-basic").messages
+    harness.check_complete(store, taken)
+    store.close()
+
+
+def test_deleted_topics_stay_deleted(tmp_path: Path):
+    """After a clean stop, records of a topic that is in no table and has no consume queue are left out by name."""
+    directory = harness.unpack("s01-basic", tmp_path)
+    shutil.rmtree(directory / "consumequeue" / "unicode")
+    table = directory / "config" / "topics.json"
+    table.write_text(table.read_text().replace('"unicode":{', '"another":{'))
+    store = harness.open_store(directory)
+    assert not [queue for queue in store.queues() if queue.topic == "unicode"]
+    assert "unicode" in {left.name for left in store.report().left_out}
+    store.close()
+
+
+def test_a_wrong_size_in_an_entry_costs_nothing(tmp_path: Path):
+    directory = harness.unpack("s01-basic", tmp_path)
+    file = directory / "consumequeue" / "orders" / "1" / f"{2000:020d}"
+    flip(file, 20 * 7 + 11)
+    flip(file, 20 * 9 + 8)
+    store = harness.open_store(directory)
+    found = harness.expected("s01-basic").messages
+    assert harness.follow_all(store).messages == found
+    assert harness.read_all(store).messages == found
+    store.close()
+
+
+def test_a_wrong_place_in_an_entry_is_mended_from_the_log(tmp_path: Path):
+    directory = harness.unpack("s01-basic", tmp_path)
+    file = directory / "consumequeue" / "orders" / "1" / f"{2000:020d}"
+    flip(file, 20 * 7 + 1)
+    store = harness.open_store(directory)
+    found = harness.expected("s01-basic").messages
+    assert harness.follow_all(store).messages == found
+    assert harness.read_all(store).messages == found
+    assert MessageQueue("orders", 1) in store.report().rebuilt_queues
+    store.close()
