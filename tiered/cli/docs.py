@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tiered.cli.frame import Program, default_text, program
+from tiered.cli.frame import HELP_OPTIONS, Program, default_text, program
 from tiered.cli.settings import all_settings
 from tiered.config import Shape
 from tiered.metrics import METRICS
@@ -52,7 +52,9 @@ def _commands(group: Program, path: str) -> Iterator[tuple[str, click.Command]]:
 
 def _help_block(command: click.Command, path: str, *, with_common: bool) -> list[str]:
     """As ``--help`` prints it, but for the common options and the lines that every command has."""
-    context = click.Context(command, info_name=path, terminal_width=WIDTH)
+    context = click.Context(
+        command, info_name=path, terminal_width=WIDTH, help_option_names=HELP_OPTIONS
+    )
     found: list[str] = []
     is_skipping = False
     for line in command.get_help(context).splitlines():

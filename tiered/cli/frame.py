@@ -18,6 +18,7 @@ from tiered.config import Setting, Shape, read_file, resolve
 
 Run = Callable[[Call], int]
 WIDTH = 100
+HELP_OPTIONS = ["--help", "-h"]
 COMPLETION_VARIABLE = "_TIERED_COMPLETE"
 
 
@@ -196,7 +197,7 @@ class Program(_Sections, click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in self.entries.items()])
 
 
-_CONTEXT: dict[str, Any] = {"max_content_width": WIDTH, "help_option_names": ["--help", "-h"]}
+_CONTEXT: dict[str, Any] = {"max_content_width": WIDTH, "help_option_names": HELP_OPTIONS}
 
 
 def make_program(

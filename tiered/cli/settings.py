@@ -69,7 +69,7 @@ COMMON: tuple[Setting, ...] = (
     Setting(
         section="",
         name="s3-header",
-        help="header added to each S3 request; may be repeated",
+        help="header added to each S3 request; may be repeated (in a variable: one a line)",
         metavar="NAME=VALUE",
         shape=Shape.LIST,
         default=(),

@@ -1,0 +1,46 @@
+"""``tiered bench make-store``: a local store of messages to measure with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.bench import ENTRIES, show
+from tiered.cli.frame import make_command
+
+if TYPE_CHECKING:
+    from tiered.cli.call import Call
+
+
+def run(call: Call) -> int:
+    """Make and print."""
+    from tiered.plugin.sample_store import make_store
+
+    directory = call.argument("directory")
+    made = make_store(
+        Path(directory),
+        topics=[f"bench-{number}" for number in range(call.whole("topics"))],
+        queues=call.whole("queues"),
+        messages=call.whole("messages"),
+        body_bytes=call.whole("body"),
+        seed=call.whole("seed"),
+        now_ms=call.clock.now_ms(),
+    )
+    show(call, [{"format": 1, "store": directory, **asdict(made)}])
+    return 0
+
+
+COMMAND = make_command(
+    "make-store",
+    run,
+    summary=ENTRIES["make-store"].summary,
+    section="bench.make-store",
+    arguments=[click.Argument(["directory"], metavar="DIR")],
+    examples=[
+        "tiered bench make-store /tmp/store",
+        "tiered bench make-store /tmp/small --messages 1000 --body 64KiB --queues 4 --json",
+    ],
+)

@@ -1,0 +1,224 @@
+"""``tiered demo``: the whole story on the embedded default, without a server.
+
+Everything lies in one directory, marked as a demo's; only such a directory is ever emptied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.output import Output
+from tiered.cli.progress import Progress, Progressed
+from tiered.cli.sizes import format_count, format_size
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tiered.cli.call import Call
+
+MARK = ".tiered-demo"
+TOPICS = ("demo-orders", "demo-events")
+QUEUES = 4
+WORDS = ("order", "paid", "sent", "tier", "queue", "offset", "broker", "ledger", "message", "body")
+BODY_BYTES = 512
+_MADE = ("store", "tier")
+
+
+def run(call: Call) -> int:
+    """Make, tier, read back, verify; say what was done and what to try next."""
+    output = Output(call)
+    folder = prepare(call.text("dir"))
+    store, tier = folder / "store", folder / "tier"
+    url = tier.as_uri()
+    step = "making a store"
+    with Progress("demo", lambda: Progressed(step), clock=call.clock, is_quiet=call.is_quiet):
+        made = make(call, store)
+        step = "tiering it"
+        tiered = tier_all(call, store, url)
+        step = "reading it back"
+        read = read_back(call, url)
+        step = "verifying it"
+        verified = verify(call, url, store)
+    document = {
+        "format": 1,
+        "store": str(store),
+        "url": url,
+        "made": made,
+        "tiered": tiered,
+        "read": read,
+        "verified": verified,
+        "is_well": is_well(made, tiered, read, verified),
+    }
+    if output.form == "table":
+        for line in story(document):
+            output.line(line)
+    else:
+        output.emit(document, [document], list(document))
+    return DONE if document["is_well"] else NEEDS_A_PERSON
+
+
+def prepare(asked: str | None) -> Path:
+    """The directory to work in, without what an earlier demo left there.
+
+    Raises:
+        InvalidError: It has things that no demo made.
+    """
+    if asked is None:
+        folder = Path(tempfile.mkdtemp(prefix="tiered-demo-"))
+    else:
+        folder = Path(asked).absolute()
+        if folder.exists() and not folder.is_dir():
+            raise InvalidError("not a directory", where=str(folder), do="name another with --dir")
+        is_ours = (folder / MARK).exists()
+        if folder.exists() and not is_ours and any(folder.iterdir()):
+            raise InvalidError(
+                "the directory is not empty, and no demo made it",
+                where=str(folder),
+                do="name another with --dir",
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _MADE:
+            shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / MARK).touch()
+    return folder
+
+
+def make(call: Call, store: Path) -> dict[str, Any]:
+    """As ``bench make-store``, with bodies that can be read."""
+    from dataclasses import asdict
+
+    from tiered.plugin.sample_store import make_store
+
+    made = make_store(
+        store,
+        topics=TOPICS,
+        queues=QUEUES,
+        messages=call.whole("messages"),
+        body_bytes=BODY_BYTES,
+        seed=1,
+        now_ms=call.clock.now_ms(),
+        words=WORDS,
+    )
+    return asdict(made)
+
+
+def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
+    """As ``attach --once``."""
+    from tiered.plugin.attach import Attachment, AttachSettings
+
+    settings = AttachSettings(cluster=call.text("cluster"), broker=call.text("broker"))
+    attachment = Attachment.open(str(store), url, settings, clock=call.clock)
+    try:
+        result = attachment.run(once=True)
+    finally:
+        attachment.close()
+    assert attachment.dispatcher is not None
+    counters = attachment.dispatcher.counters
+    return {
+        "messages": counters.messages,
+        "size_bytes": counters.record_bytes,
+        "parts": counters.parts,
+        "requests": attachment.meter.snapshot().requests,
+        "is_complete": result.is_complete,
+    }
+
+
+def read_back(call: Call, url: str) -> dict[str, Any]:
+    """Read every queue to its end; the first message is shown."""
+    from tiered.cli.tiers import open_tier
+    from tiered.log.messages import items
+    from tiered.log.state import Gap
+
+    messages = size = 0
+    first: str | None = None
+    with contextlib.ExitStack() as stack:
+        tier = open_tier(call, url, stack)
+        for queue in tier.queues():
+            reader = tier.reader.queue(queue)
+            for found in reader.batches(reader.life.min_offset):
+                if isinstance(found, Gap):
+                    continue
+                messages += int((found.records.sizes > 0).sum())
+                size += memoryview(found.records.data).nbytes
+                if first is None:
+                    record = next(items(found.records)).record
+                    first = record.body.decode("utf-8", "backslashreplace")
+    return {"messages": messages, "size_bytes": size, "first_body": first}
+
+
+def verify(call: Call, url: str, store: Path) -> dict[str, Any]:
+    """As ``verify --deep --store``."""
+    from tiered.cli.tiers import open_local, open_objects
+    from tiered.log.verify import verify_tier
+    from tiered.plugin.place import choose_place
+
+    with contextlib.ExitStack() as stack:
+        objects = open_objects(call, url, stack)
+        local = open_local(call, str(store), stack)
+        place = choose_place(objects, call.text("cluster"), call.text("broker"))
+        report = verify_tier(objects, place.prefix, deep=True, local=local)
+    return {
+        "is_clean": report.is_clean,
+        "problem_count": sum(report.problem_counts.values()),
+        "checked_messages": report.checked_messages,
+        "compared_messages": report.comparison.messages if report.comparison else 0,
+    }
+
+
+def is_well(
+    made: dict[str, Any], tiered: dict[str, Any], read: dict[str, Any], verified: dict[str, Any]
+) -> bool:
+    """Whether every step saw every message."""
+    counts = {
+        made["messages"],
+        tiered["messages"],
+        read["messages"],
+        verified["checked_messages"],
+        verified["compared_messages"],
+    }
+    return len(counts) == 1 and bool(tiered["is_complete"] and verified["is_clean"])
+
+
+def story(document: dict[str, Any]) -> list[str]:
+    """What was done, and what to try next."""
+    made, tiered, read, checked = (
+        document[name] for name in ("made", "tiered", "read", "verified")
+    )
+    store, url = document["store"], document["url"]
+    shown = (read["first_body"] or "")[:40]
+    first_line = (
+        f"1. Made a store of {format_count(made['messages'])} messages in {made['topics']} topics of"
+        f" {made['queues']} queues, in the format of a RocketMQ broker: {store}"
+    )
+    return [
+        first_line,
+        (
+            f"2. Tiered it, as `tiered attach --once` does: {format_count(tiered['messages'])} messages,"
+            f" {format_size(tiered['size_bytes'])} in {format_count(tiered['parts'])} parts,"
+            f" {format_count(tiered['requests'])} requests: {url}"
+        ),
+        f"3. Read it back: {format_count(read['messages'])} messages; the first begins {shown!r}",
+        f"4. Verified every byte, and held {format_count(checked['compared_messages'])} messages"
+        " against the store: "
+        + ("equal." if document["is_well"] else f"{checked['problem_count']} problems."),
+        "",
+        "Try next:",
+        f"  tiered status {url} --store {store}",
+        f"  tiered cat {url} {TOPICS[0]} --count 3",
+        f"  tiered verify {url} --deep",
+        f"  tiered attach {store} --to s3://BUCKET/PREFIX --once",
+        f"  rm -r {Path(store).parent}",
+    ]
+
+
+COMMAND = make_command(
+    "demo",
+    run,
+    summary=COMMANDS["demo"].summary,
+    examples=["tiered demo", "tiered demo --dir /tmp/tiered-demo --messages 1000 --json"],
+)
