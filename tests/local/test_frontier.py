@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,14 +11,14 @@ from tests.local import harness
 from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from tiered.clock import ManualClock
 from tiered.local.face import HoleReason
+from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tiered.local.rocketmq import RocketMQStore
-
+Attach = Callable[..., RocketMQStore]
 QUEUE = MessageQueue(TOPIC, 0)
 OTHER = MessageQueue(TOPIC, 1)
 
@@ -35,7 +36,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def attach(broker: FakeBroker, clock: ManualClock) -> Iterator[Callable[..., RocketMQStore]]:
+def attach(broker: FakeBroker, clock: ManualClock) -> Iterator[Attach]:
     """Opens the store; closed after the test."""
     opened = []
 
@@ -55,7 +56,7 @@ def offsets(store: RocketMQStore, queue: MessageQueue = QUEUE) -> list[int]:
     return sorted(followed.raw.get(queue, {}))
 
 
-def test_a_record_waits_until_its_queue_lists_it(broker: FakeBroker, attach):
+def test_a_record_waits_until_its_queue_lists_it(broker: FakeBroker, attach: Attach):
     broker.start()
     broker.put(3)
     store = attach()
@@ -74,7 +75,7 @@ def test_a_record_waits_until_its_queue_lists_it(broker: FakeBroker, attach):
     assert store.waiting().records == 0
 
 
-def test_queues_are_listed_one_after_another(broker: FakeBroker, attach):
+def test_queues_are_listed_one_after_another(broker: FakeBroker, attach: Attach):
     """Listed up to a record in the middle: that far and no further, in both queues."""
     broker.start()
     store = attach()
@@ -88,7 +89,7 @@ def test_queues_are_listed_one_after_another(broker: FakeBroker, attach):
     assert taken.offsets(QUEUE) == taken.offsets(OTHER) == list(range(20))
 
 
-def test_a_torn_record_is_not_written_yet(broker: FakeBroker, attach):
+def test_a_torn_record_is_not_written_yet(broker: FakeBroker, attach: Attach):
     broker.start()
     broker.put(2)
     store = attach()
@@ -105,7 +106,7 @@ def test_a_torn_record_is_not_written_yet(broker: FakeBroker, attach):
     assert not taken.holes
 
 
-def test_files_roll(broker: FakeBroker, attach, clock: ManualClock):
+def test_files_roll(broker: FakeBroker, attach: Attach, clock: ManualClock):
     """The next log file may be there already, full of zeros, or come late."""
     broker.start()
     store = attach()
@@ -122,7 +123,7 @@ def test_files_roll(broker: FakeBroker, attach, clock: ManualClock):
     assert offsets(attach()) == list(range(50))
 
 
-def test_given_up_records_wait(broker: FakeBroker, attach):
+def test_given_up_records_wait(broker: FakeBroker, attach: Attach):
     """A start cut the log in memory; old sound records stand behind the new ones."""
     broker.start(START_MS)
     broker.put(5)
@@ -156,7 +157,7 @@ def test_given_up_records_wait(broker: FakeBroker, attach):
     assert taken.offsets(QUEUE) == list(range(15))
 
 
-def test_stale_entries_of_an_idle_queue_wait(broker: FakeBroker, attach):
+def test_stale_entries_of_an_idle_queue_wait(broker: FakeBroker, attach: Attach):
     """The log has long gone on; the entries that a start gave up still stand in a queue without new messages."""
     broker.start(START_MS)
     broker.put(3, 1)
@@ -172,7 +173,7 @@ def test_stale_entries_of_an_idle_queue_wait(broker: FakeBroker, attach):
     assert offsets(store) == list(range(200))
 
 
-def test_replicas_may_truncate(broker: FakeBroker, attach):
+def test_replicas_may_truncate(broker: FakeBroker, attach: Attach):
     """Where a controller rules, records from before the start count when a later one stands behind them."""
     (broker.store / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
     broker.start(START_MS)
@@ -188,7 +189,7 @@ def test_replicas_may_truncate(broker: FakeBroker, attach):
     assert offsets(store) == list(range(7))
 
 
-def test_the_broker_can_be_asked(broker: FakeBroker, attach):
+def test_the_broker_can_be_asked(broker: FakeBroker, attach: Attach):
     (broker.store / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
     broker.start(START_MS)
     sizes = [len(raw) for raw in broker.put(6)]
@@ -203,7 +204,7 @@ def test_the_broker_can_be_asked(broker: FakeBroker, attach):
 
 
 def test_damage_at_the_frontier_is_leapt_over_once_proven(
-    broker: FakeBroker, attach, clock: ManualClock
+    broker: FakeBroker, attach: Attach, clock: ManualClock
 ):
     """A record that fails stops the walk, until one stored after the start is listed behind it."""
     broker.start()
@@ -232,7 +233,7 @@ def test_damage_at_the_frontier_is_leapt_over_once_proven(
     assert store.report().damaged_records == 1
 
 
-def test_a_record_that_was_dropped_is_passed_over(broker: FakeBroker, attach):
+def test_a_record_that_was_dropped_is_passed_over(broker: FakeBroker, attach: Attach):
     """Never listed although later ones are, in the same queue and in another."""
     broker.start()
     broker.put(2)
@@ -247,7 +248,9 @@ def test_a_record_that_was_dropped_is_passed_over(broker: FakeBroker, attach):
     assert store.report().counters["dropped_records"] > 0
 
 
-def test_a_broker_that_starts_anew_is_noticed(broker: FakeBroker, attach, clock: ManualClock):
+def test_a_broker_that_starts_anew_is_noticed(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
     """Crash and restart between two polls: the follower goes on, nothing comes twice."""
     broker.start(START_MS)
     store = attach()
@@ -271,7 +274,7 @@ def test_a_broker_that_starts_anew_is_noticed(broker: FakeBroker, attach, clock:
 
 
 def test_a_log_that_was_cut_is_followed_from_its_new_end(
-    broker: FakeBroker, attach, clock: ManualClock
+    broker: FakeBroker, attach: Attach, clock: ManualClock
 ):
     """A power failure took the end of the log; what comes at taken offsets is not handed out again."""
     broker.start(START_MS)
@@ -297,7 +300,7 @@ def test_a_log_that_was_cut_is_followed_from_its_new_end(
     assert not taken.gaps
 
 
-def test_the_first_file_comes_late(broker: FakeBroker, attach, clock: ManualClock):
+def test_the_first_file_comes_late(broker: FakeBroker, attach: Attach, clock: ManualClock):
     broker.start()
     (broker.store / "commitlog").rmdir()
     store = attach()
@@ -311,7 +314,7 @@ def test_the_first_file_comes_late(broker: FakeBroker, attach, clock: ManualCloc
     assert taken.offsets(QUEUE) == [0, 1, 2, 3]
 
 
-def test_a_topic_is_deleted_and_made_again(broker: FakeBroker, attach, clock: ManualClock):
+def test_a_topic_is_deleted_and_made_again(broker: FakeBroker, attach: Attach, clock: ManualClock):
     """Its queue begins at 0 again; an open descriptor of the old file is not read on."""
     import shutil
 
@@ -332,7 +335,7 @@ def test_a_topic_is_deleted_and_made_again(broker: FakeBroker, attach, clock: Ma
     assert taken.offsets(QUEUE) == list(range(8))
 
 
-def test_a_deleted_topic_is_gone(broker: FakeBroker, attach, clock: ManualClock):
+def test_a_deleted_topic_is_gone(broker: FakeBroker, attach: Attach, clock: ManualClock):
     """No holes are made of it, also when the deletion falls between a look at its bounds and the reading."""
     import shutil
 
@@ -356,7 +359,7 @@ def test_a_deleted_topic_is_gone(broker: FakeBroker, attach, clock: ManualClock)
     assert store.read(QUEUE, QueueOffset(3), bytes_max=1 << 20, count_max=10) is None
 
 
-def test_expiry(broker: FakeBroker, attach, clock: ManualClock):
+def test_expiry(broker: FakeBroker, attach: Attach, clock: ManualClock):
     broker.start()
     broker.put(300)
     broker.put(20, 1)
@@ -379,7 +382,7 @@ def test_expiry(broker: FakeBroker, attach, clock: ManualClock):
     assert batch.base_offset == low
 
 
-def test_everything_expires(broker: FakeBroker, attach, clock: ManualClock):
+def test_everything_expires(broker: FakeBroker, attach: Attach, clock: ManualClock):
     """The last file of a queue stays, and with it the number of the next message."""
     broker.start()
     broker.put(30, 1)
@@ -394,7 +397,7 @@ def test_everything_expires(broker: FakeBroker, attach, clock: ManualClock):
 
 
 def test_idle_polls_read_next_to_nothing(
-    broker: FakeBroker, attach, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ):
     """One look at the mark, one read of the next record's head."""
     import os
@@ -418,7 +421,7 @@ def test_idle_polls_read_next_to_nothing(
     assert set(calls) == {"stat", "pread"}
 
 
-def test_a_starting_or_stopping_broker(broker: FakeBroker, attach):
+def test_a_starting_or_stopping_broker(broker: FakeBroker, attach: Attach):
     """Locked without ``abort``: what is listed is there."""
     broker.start()
     broker.put(5)

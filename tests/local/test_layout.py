@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from tests.local.fakebroker import FakeBroker
 from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.topics import reason_left_out
 from tiered.model import MessageQueue, QueueOffset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -182,14 +179,18 @@ def test_closed_is_closed(store: Path):
     other.close()
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_few_descriptors_are_held(tmp_path: Path):
     directory = harness.unpack("s01-basic", tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     opened = harness.open_store(directory, files_open_max=5)
     assert harness.follow_all(opened, 20_000).messages == harness.expected("s01-basic").messages
-    assert len(os.listdir("/proc/self/fd")) <= before + 5
+    assert descriptors() <= before + 5
     opened.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_nothing_is_written(tmp_path: Path):

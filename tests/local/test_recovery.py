@@ -28,6 +28,13 @@ from tiered.local.units import best_division
 if TYPE_CHECKING:
     from pathlib import Path
 
+HOLDER = """
+import fcntl, sys
+lock = open(sys.argv[1], "r+")
+fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
 HEADS = [FileHead(base, True, base, 1_000 + base) for base in range(1900, -1, -100)]
 
 
@@ -134,11 +141,7 @@ def test_the_lock_of_another_process_is_seen(tmp_path: Path):
         [
             sys.executable,
             "-c",
-            "import fcntl, sys\n"
-            "lock = open(sys.argv[1], 'r+')\n"
-            "fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)\n"
-            "print('held', flush=True)\n"
-            "sys.stdin.read()\n",
+            HOLDER,
             str(tmp_path / "lock"),
         ],
         stdin=subprocess.PIPE,
