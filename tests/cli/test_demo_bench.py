@@ -79,10 +79,11 @@ def test_a_made_store_is_as_asked(tmp_path: Path):
 def test_a_made_store_rolls_its_files(
     tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sample_store, "LOG_FILE_BYTES", 100_000)
     monkeypatch.setattr(sample_store, "QUEUE_FILE_BYTES", 2_000)
     make = ("bench", "make-store", tmp_path / "s", "--messages", "1000", "--body", "200")
-    made = tiered.good(*make, "--queues", "2", "--topics", "2", "--json").document
+    made = tiered.good(
+        *make, "--queues", "2", "--topics", "2", "--file-size", "100000", "--json"
+    ).document
     assert made["messages"] == 1000
     assert len(list((tmp_path / "s" / "commitlog").iterdir())) > 3
     url = f"file://{tmp_path}/t"

@@ -58,7 +58,7 @@ def run(call: Call) -> int:
 def _measure(call: Call, *arguments: str) -> dict[str, Any]:
     """Run one of the commands in a fresh process with the same settings of the store."""
     if arguments[0] == "make-store":
-        names = ("messages", "body", "queues", "topics", "seed")
+        names = ("messages", "body", "queues", "topics", "seed", "file-size")
         values = [call.find(f"bench.make-store.{name}").value for name in names]
         pairs = zip(names, values, strict=True)
         arguments = (*arguments, *(f"--{name}={value}" for name, value in pairs))

@@ -26,6 +26,7 @@ def run(call: Call) -> int:
         queues=call.whole("queues"),
         messages=call.whole("messages"),
         body_bytes=call.whole("body"),
+        log_file_bytes=call.whole("file-size"),
         seed=call.whole("seed"),
         now_ms=call.clock.now_ms(),
     )

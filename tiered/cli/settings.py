@@ -310,6 +310,12 @@ MAKE_STORE: tuple[Setting, ...] = (
     _size(section="bench.make-store", name="body", help="bytes of each body", default=1024),
     _positive(section="bench.make-store", name="queues", help="queues of each topic", default=16),
     _positive(section="bench.make-store", name="topics", help="topics", default=1),
+    _size(
+        section="bench.make-store",
+        name="file-size",
+        help="bytes of each file of the commit log",
+        default=64 * _MIB,
+    ),
     _count(section="bench.make-store", name="seed", help="of the bodies", default=1),
 )
 

@@ -1,7 +1,7 @@
 """Makes a store directory of made-up messages, byte for byte in the broker's format, fast.
 
 It is written as a broker leaves it after a clean stop: commit log, consume queues, ``config/topics.json`` and checkpoint,
-with the broker's own file sizes (the files are sparse). A record is a template of its queue and body into which offsets,
+with files of full size (sparse). A record is a template of its queue and body into which offsets,
 times and keys are put, so that a message costs about two microseconds.
 
 The directory must not exist or be empty. A crash leaves a directory that has no checkpoint; remove it.
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-LOG_FILE_BYTES: Final = 1 << 30
+LOG_FILE_BYTES: Final = 64 << 20
+"""Less than a broker's 1 GiB, of which opening a stopped store looks at every byte, zeros too."""
 QUEUE_FILE_BYTES: Final = 6_000_000
 CLUSTER_NAME: Final = "sample-cluster"
 BROKER_NAME: Final = "sample-broker"
@@ -47,6 +48,7 @@ _LONG: Final = Struct(">q")
 _OFFSETS_AT: Final = 20
 _BORN_TIME_AT: Final = 40
 _FLUSH_BYTES: Final = 8 << 20
+_RECORD_BYTES_MORE: Final = 1024
 _KEY: Final = "key-%012d"
 _UNIQUE: Final = "%032X"
 
@@ -78,6 +80,7 @@ def make_store(
     seed: int,
     now_ms: int,
     words: Sequence[str] = (),
+    log_file_bytes: int = LOG_FILE_BYTES,
 ) -> Made:
     """Make a store whose last message is stored at ``now_ms``.
 
@@ -90,17 +93,22 @@ def make_store(
         seed: Of the bodies.
         now_ms: UTC.
         words: Bodies are made of these; without any, of bytes that do not compress.
+        log_file_bytes: Size of each file of the log, as a broker's ``mappedFileSizeCommitLog``.
 
     Raises:
-        InvalidError: The directory has something in it.
+        InvalidError: The directory has something in it, or a file of the log could not hold a record.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidError(
             "there is something already", where=str(directory), do="name an empty directory"
         )
+    if log_file_bytes < body_bytes + _RECORD_BYTES_MORE:
+        raise InvalidError(
+            f"a file of {log_file_bytes} bytes cannot hold a record with {body_bytes} bytes of body"
+        )
     rng = random.Random(seed)  # noqa: S311 (content, no secret)
     bodies = [_body(rng, body_bytes, words) for _ in range(_BODIES)]
-    log = _Log(directory / "commitlog")
+    log = _Log(directory / "commitlog", log_file_bytes)
     rows = [_Queue(topic, number, bodies) for number in range(queues) for topic in topics]
     begin_ms = now_ms - messages // MESSAGES_PER_MS
     for number in range(messages):
@@ -118,8 +126,9 @@ def make_store(
 class _Log:
     """The commit log under construction."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file_bytes: int) -> None:
         self._folder = folder
+        self._file_bytes = file_bytes
         self._folder.mkdir(parents=True)
         self._buffer = bytearray()
         self._base = 0
@@ -130,7 +139,7 @@ class _Log:
     def append(self, template: _Template, offset: int, number: int, time_ms: int) -> bytes:
         """Put the record at the end; its consume-queue item."""
         size = len(template.record)
-        if self.end + size + _BLANK_BYTES > self._base + LOG_FILE_BYTES:
+        if self.end + size + _BLANK_BYTES > self._base + self._file_bytes:
             self._roll()
         at = len(self._buffer)
         self._buffer += template.record
@@ -149,7 +158,7 @@ class _Log:
     def close(self) -> None:
         """Write the rest; the file gets a broker's size."""
         self._flush()
-        self._file.truncate(LOG_FILE_BYTES)
+        self._file.truncate(self._file_bytes)
         self._file.close()
 
     def _put(self, at: int, text: str) -> None:
@@ -163,10 +172,10 @@ class _Log:
         self._buffer.clear()
 
     def _roll(self) -> None:
-        rest = self._base + LOG_FILE_BYTES - self.end
+        rest = self._base + self._file_bytes - self.end
         self._buffer += _BLANK.pack(rest, MAGIC_BLANK)
         self.close()
-        self._base = self.end = self._base + LOG_FILE_BYTES
+        self._base = self.end = self._base + self._file_bytes
         self._file = self._open()
 
 

@@ -1,0 +1,116 @@
+"""verify: what it finds, what it shows, and how it ends."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from cli.program import CommandLine, Unpack, attach
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def copied(basic_tier: str, tmp_path: Path) -> Path:
+    """A tier that may be damaged."""
+    folder = tmp_path / "tier"
+    shutil.copytree(basic_tier.removeprefix("file://"), folder)
+    return folder
+
+
+def largest(folder: Path, kind: str) -> Path:
+    return max(folder.rglob(f"queue/large/*/*/{kind}/*"), key=lambda path: path.stat().st_size)
+
+
+def test_a_whole_tier(tiered: CommandLine, basic: Path, basic_tier: str):
+    shallow = tiered.good("verify", basic_tier, "--json").document
+    assert (shallow["is_clean"], shallow["messages"], shallow["checked_messages"]) == (
+        True,
+        2613,
+        0,
+    )
+    deep = tiered.good("verify", basic_tier, "--deep", "--store", basic, "--strict", "--json")
+    assert deep.document["checked_messages"] == 2613
+    assert deep.document["comparison"]["messages"] == 2613
+    text = tiered.good("verify", basic_tier, "--deep", "--store", basic).text
+    assert text.splitlines()[-1].split() == ["result", "whole"]
+    assert tiered.good("verify", basic_tier, "-o", "jsonl").out == b""
+
+
+def test_a_flipped_byte_is_found_by_deep(tiered: CommandLine, copied: Path):
+    file = largest(copied, "commitlog")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.chmod(0o600)
+    file.write_bytes(data)
+    url = f"file://{copied}"
+    assert tiered.good("verify", url).code == 0
+    ran = tiered("verify", url, "--deep", "--json")
+    assert ran.code == 1
+    assert ran.document["problem_counts"]["block"] == 1
+    assert any(file.name in problem["where"] for problem in ran.document["problems"])
+    table = tiered("verify", url, "--deep")
+    assert table.code == 1
+    assert file.name in table.text
+    assert table.err == ""
+
+
+@pytest.mark.parametrize("kind", ["commitlog", "consumequeue"])
+def test_a_lost_object_is_found(kind: str, tiered: CommandLine, copied: Path):
+    file = largest(copied, kind)
+    file.unlink()
+    ran = tiered("verify", f"file://{copied}", "-o", "jsonl")
+    assert ran.code == 1
+    (problem,) = ran.lines
+    assert problem["kind"] == "missing"
+    assert problem["where"].endswith(file.name)
+
+
+def test_an_orphan_is_recorded_and_counts_when_strict(tiered: CommandLine, copied: Path):
+    file = largest(copied, "commitlog")
+    sequence = file.name[-10:]
+    shutil.copy(file, file.with_name(file.name[:-10] + f"{int(sequence) + 5000:010d}"))
+    url = f"file://{copied}"
+    ran = tiered.good("verify", url, "--json").document
+    assert ran["recorded"]["orphans"] == 1
+    assert "1 orphans" in tiered.good("verify", url).text
+    assert tiered("verify", url, "--strict").code == 1
+
+
+def test_a_difference_to_the_store_is_found(
+    tiered: CommandLine, basic: Path, basic_tier: str, tmp_path: Path
+):
+    """The local log has another byte in a body, with the checksum that fits it."""
+    from tiered.format.record import body_crc, decode_record
+
+    store = tmp_path / "store"
+    shutil.copytree(basic, store)
+    message = tiered.good("cat", basic_tier, "orders", "--queue", "1", "--count", "1").lines[0]
+    at = message["physical_offset"]
+    assert at < 262_144
+    file = store / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[at + 88] ^= 1
+    body = decode_record(data, at, check_crc=False).body
+    data[at + 8 : at + 12] = body_crc(body).to_bytes(4, "big")
+    file.write_bytes(data)
+    ran = tiered("verify", basic_tier, "--store", store, "--json")
+    assert ran.code == 1
+    assert ran.document["problem_counts"] == {"difference": 1}
+    assert "orders/1" in ran.document["problems"][0]["where"]
+
+
+def test_what_is_only_local_is_lag_and_no_failure(tiered: CommandLine, basic: Path, tmp_path: Path):
+    url = f"file://{tmp_path}"
+    tiered.good("attach", basic, "--to", url, "--once", "--topics", "orders")
+    ran = tiered.good("verify", url, "--store", basic, "--json").document
+    assert ran["comparison"]["lag_messages"] == 2613 - 1200
+
+
+def test_the_tier_of_a_store_that_is_gone(tiered: CommandLine, unpacked: Unpack, tmp_path: Path):
+    store = unpacked("s08-crash-continue")
+    url = attach(store, tmp_path / "tier")
+    shutil.rmtree(store)
+    assert tiered.good("verify", url, "--deep", "--json").document["checked_messages"] == 1150
