@@ -21,13 +21,13 @@ def cut_records(block: RecordBlock, indices: Longs) -> tuple[Buffer, Longs]:
     One copy. Records that lie side by side are copied in one piece; otherwise one slice a record and one join.
     """
     positions, sizes = block.positions[indices], block.sizes[indices].astype(np.int64)
-    ends = np.cumsum(sizes)
+    ends = sizes.cumsum()
     starts = ends - sizes
     if not len(indices):
         return b"", starts
     view = memoryview(block.buffer)
     first, last = int(positions[0]), int(positions[-1] + sizes[-1])
-    if last - first == int(ends[-1]):
+    if last - first == ends[-1]:
         return bytes(view[first:last]), starts
     slices = map(slice, positions.tolist(), (positions + sizes).tolist())
     return b"".join(map(view.__getitem__, slices)), starts

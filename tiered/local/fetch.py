@@ -192,12 +192,11 @@ def _read(log: FileRow, physical: Longs, sizes: Ints) -> tuple[bytearray, Longs,
     """All records in one new buffer, where each begins in it, and whether every read was full."""
     reads = plan_reads(physical, sizes, log.file_bytes) if len(physical) else []
     buffer = bytearray(sum(end - start for *_, start, end in reads))
-    view, positions, done, is_whole = memoryview(buffer), np.zeros(len(physical), np.int64), 0, True
+    positions, done = np.zeros(len(physical), np.int64), 0
     for first, last, start, end in reads:
-        size = end - start
-        is_whole &= log.read_into(start, view[done : done + size]) == size
         positions[first:last] = physical[first:last] + (done - start)
-        done += size
+        done += end - start
+    is_whole = log.read_pieces([(start, end) for *_, start, end in reads], memoryview(buffer))
     return buffer, positions, is_whole
 
 

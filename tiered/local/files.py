@@ -17,9 +17,12 @@ import resource
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tiered.errors import ClosedError, InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
 _NOATIME: Final = getattr(os, "O_NOATIME", 0)
@@ -117,6 +120,35 @@ class FileCache:
         finally:
             self._give_back(file)
         return done
+
+    def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]], view: memoryview) -> int:
+        """Fill ``view`` with pieces of one file, one after another.
+
+        Args:
+            path: The file.
+            pieces: (offset, size) of each.
+            view: As large as all of them.
+
+        Returns:
+            The number of bytes read; what was not read is left as it was.
+
+        Raises:
+            InvalidError: As ``read``.
+        """
+        file = self._take(path)
+        if file is None:
+            return 0
+        at = total = 0
+        descriptor, preadv = file.descriptor, os.preadv
+        try:
+            for offset, size in pieces:
+                total += preadv(descriptor, [view[at : at + size]], offset)
+                at += size
+        except OSError as error:
+            raise unreadable(path, error) from error
+        finally:
+            self._give_back(file)
+        return total
 
     def drop_deleted(self) -> None:
         """Close the descriptors whose files have been unlinked."""
@@ -250,6 +282,28 @@ class FileRow:
             return 0
         size = min(len(view), base + self.file_bytes - position)
         return self._cache.read_into(self.path(base), position - base, view[:size])
+
+    def read_pieces(self, pieces: Sequence[tuple[int, int]], view: memoryview) -> bool:
+        """Fill ``view`` with pieces of the row, one after another, and say whether every byte could be read.
+
+        Args:
+            pieces: ``[from, to)`` of each, none across files.
+            view: As large as all of them; zeros, which stay where nothing could be read.
+        """
+        done, total, at = 0, 0, 0
+        while at < len(pieces):
+            base = self.base_of(pieces[at][0])
+            end = at + 1
+            limit = 0 if base is None else base + self.file_bytes
+            while end < len(pieces) and (base or 0) <= pieces[end][0] < limit:
+                end += 1
+            size = sum(piece[1] - piece[0] for piece in pieces[at:end])
+            if base is not None:
+                places = [(start - base, stop - start) for start, stop in pieces[at:end]]
+                part = view[done : done + size]
+                total += self._cache.read_pieces(self.path(base), places, part)
+            done, at = done + size, end
+        return total == done
 
 
 def directory_stamp(directory: str) -> tuple[int, int] | None:

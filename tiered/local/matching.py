@@ -70,8 +70,7 @@ def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
         tags = index.tags_if_listed(first, physical, sizes)  # the files are others now
     if tags is not None:
         entries = Entries(first, physical, sizes, tags)
-        # All are listed: one flag stands for all of them.
-        return Match(indices, offsets, None, True, np.broadcast_to(_YES, count), physical, entries)
+        return Match(indices, offsets, None, True, np.ones(count, np.bool_), physical, entries)
     entries = index.entries(first, first + count)
     places = _places(entries)
     return _matched(Match(indices, offsets, None, False, _YES, places, entries), block)
