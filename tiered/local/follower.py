@@ -241,5 +241,6 @@ def _complete_last_tag(entries: Entries, block: RecordBlock, found: Match) -> No
     """The last entry of a queue may have been read while it was written, its tag code (or the half of it) still zero."""
     last = entries.tag_codes[-1:]
     if not int(last[0]) & 0xFFFF_FFFF:
-        only = {name: getattr(block, name)[found.indices[-1:]] for name in block.__slots__[1:]}
-        last[:] = tag_hashes(RecordBlock(buffer=block.buffer, **only))
+        columns = [name for name in block.__slots__ if name != "buffer"]
+        record = {name: getattr(block, name)[found.indices[-1:]] for name in columns}
+        last[:] = tag_hashes(RecordBlock(buffer=block.buffer, **record))

@@ -166,7 +166,7 @@ class LiveView:
         """
         if not self._has_record_at_end():
             return None
-        is_complete = self._is_complete(self.log_end)
+        is_complete = self._pieces.is_complete(self.log_end)
         piece = self._pieces.read(
             self.log_end, _FAR, min(bytes_max, max(self._wanted_bytes, _PIECE_BYTES_MIN))
         )
@@ -184,13 +184,6 @@ class LiveView:
                 return self.advance(bytes_max, is_same)
             cut, taken = settled, self._match(piece, settled)
         return self._accept(piece, cut, taken)
-
-    def _is_complete(self, position: int) -> bool:
-        """Whether the file of ``position`` is written to its end: a record stands in the next one."""
-        base = self.log.base_of(position)
-        following = self.log.next_base(base) if base is not None else None
-        head = b"" if following is None else self.log.read(following, SIZE_AND_MAGIC.size)
-        return len(head) == SIZE_AND_MAGIC.size and SIZE_AND_MAGIC.unpack(head)[1] != 0
 
     def _has_record_at_end(self) -> bool:
         """One read when idle. A blank leads to the next file as soon as there is one."""

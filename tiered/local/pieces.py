@@ -16,6 +16,7 @@ from tiered.format.block import (
     parse_records,
     walk_records,
 )
+from tiered.format.record import SIZE_AND_MAGIC
 
 if TYPE_CHECKING:
     from tiered.local.files import FileRow
@@ -105,12 +106,19 @@ class LogPieces:
             piece.next_file = self._log.next_base(base)
         return piece
 
+    def is_complete(self, position: int) -> bool:
+        """Whether the file of ``position`` is written to its end: a record stands in the next one."""
+        base = self._log.base_of(position)
+        following = self._log.next_base(base) if base is not None else None
+        head = b"" if following is None else self._log.read(following, SIZE_AND_MAGIC.size)
+        return len(head) == SIZE_AND_MAGIC.size and SIZE_AND_MAGIC.unpack(head)[1] != 0
+
     def count_unchanged(self, piece: Piece, count: int) -> int:
         """How many of the piece's first ``count`` records have the same bytes when they are read again."""
         block = piece.block
         ends = block.positions[:count] + block.sizes[:count]
         end = int(ends[-1]) if count else 0
-        before = np.frombuffer(block.buffer, np.uint8, end)
+        before = np.frombuffer(memoryview(block.buffer), np.uint8, end)
         for start in range(0, end, _COMPARED_BYTES):
             size = min(_COMPARED_BYTES, end - start)
             now = np.frombuffer(self._log.read(piece.start + start, size), np.uint8)

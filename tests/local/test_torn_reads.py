@@ -1,0 +1,116 @@
+"""Readings that fall into the middle of a broker's write: what comes of them is what the broker wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.local import harness
+from tests.local.fakebroker import TOPIC, FakeBroker
+from tiered.clock import ManualClock
+from tiered.format.tags import tag_hash
+from tiered.local.files import FileRow
+from tiered.local.pieces import LogPieces, Piece
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tiered.local.rocketmq import RocketMQStore
+
+QUEUE = MessageQueue(TOPIC, 0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[FakeBroker]:
+    made = FakeBroker(tmp_path / "store")
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(broker: FakeBroker) -> Iterator[RocketMQStore]:
+    opened = harness.open_store(broker.store, ManualClock())
+    yield opened
+    opened.close()
+
+
+class Torn:
+    """The next piece of the log finds the bytes from ``start`` up to ``end`` not yet written.
+
+    Attributes:
+        times: How often that is still to happen.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: int, end: int) -> None:
+        self.times = 1
+        read_into = FileRow.read_into
+        read_piece = LogPieces.read
+
+        def torn(row: FileRow, position: int, view: memoryview) -> int:
+            count = read_into(row, position, view)
+            view[start - position : end - position] = bytes(end - start)
+            return count
+
+        def read(pieces: LogPieces, position: int, *args: Any, **options: Any) -> Piece:
+            if not self.times:
+                return read_piece(pieces, position, *args, **options)
+            self.times -= 1
+            with monkeypatch.context() as patched:
+                patched.setattr(FileRow, "read_into", torn)
+                return read_piece(pieces, position, *args, **options)
+
+        monkeypatch.setattr(LogPieces, "read", read)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_record_read_while_its_properties_are_written(
+    broker: FakeBroker, store: RocketMQStore, monkeypatch: pytest.MonkeyPatch, before: int
+):
+    """No checksum covers them, and by the time the consume queue is looked at the record is listed."""
+    follower, taken = store.follow({}), harness.Taken()
+    broker.put(1)
+    harness.drain(follower, taken)
+    written = [broker.append() for _ in range(before + 1)]
+    broker.dispatch()
+    torn = Torn(monkeypatch, broker.position - 4, broker.position)
+    harness.drain(follower, taken)
+    assert torn.times == 0
+    assert [taken.raw[QUEUE][offset] for offset in range(1, before + 2)] == written
+    assert taken.offsets(QUEUE) == list(range(before + 2))
+
+
+def test_a_record_torn_in_the_middle_of_a_piece(
+    broker: FakeBroker, store: RocketMQStore, monkeypatch: pytest.MonkeyPatch
+):
+    follower, taken = store.follow({}), harness.Taken()
+    broker.put(1)
+    harness.drain(follower, taken)
+    written = [broker.append() for _ in range(2)]
+    middle = broker.position
+    written += [broker.append() for _ in range(3)]
+    broker.dispatch()
+    torn = Torn(monkeypatch, middle - 4, middle)
+    harness.drain(follower, taken)
+    assert torn.times == 0
+    assert [taken.raw[QUEUE][offset] for offset in range(1, 6)] == written
+
+
+def test_an_entry_read_while_its_tag_code_is_written(broker: FakeBroker, store: RocketMQStore):
+    follower, taken = store.follow({}), harness.Taken()
+    broker.put(2)
+    file = broker.store / "consumequeue" / TOPIC / "0" / f"{0:020d}"
+    whole = file.read_bytes()
+    with file.open("r+b") as out:
+        out.seek(36)
+        out.write(bytes(4))
+    harness.drain(follower, taken)
+    with file.open("r+b") as out:
+        out.write(whole)
+    broker.put(1)
+    harness.drain(follower, taken)
+    codes = [taken.messages[QUEUE][offset].tag_code for offset in range(3)]
+    assert codes == [tag_hash("a")] * 3
