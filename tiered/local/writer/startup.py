@@ -1,0 +1,146 @@
+"""Where a store that exists goes on: the end of its log, and of each queue.
+
+What a clean stop leaves is taken as it stands: the consume queues list every record of the log. Where they do not,
+the store needs recovery, which this module does not do; it refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from tiered.errors import DataError
+from tiered.format.checkpoint import decode_checkpoint
+from tiered.format.consume_queue import FILLER_SIZE, ITEM_BYTES
+from tiered.local.configs import read_text
+from tiered.local.files import FileCache, FileRow
+from tiered.local.layout import Layout, check_contiguous, list_queues, queue_file_bytes
+from tiered.local.pieces import LogPieces, Next
+from tiered.local.recovery import count_sound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiered.model import MessageQueue
+
+CHECKPOINT_FILE: Final = "checkpoint"
+_ITEM: Final = Struct(">qiq")
+_PIECE_BYTES: Final = 4 << 20
+_FAR: Final = 1 << 62
+_FILES_LOOKED_AT: Final = 2
+
+
+@dataclass(slots=True)
+class QueueEnd:
+    """Where a queue goes on.
+
+    Attributes:
+        next_offset: Queue offset of its next message.
+        file_bytes: Size of its files.
+        is_new: It has no item yet, and so no file.
+    """
+
+    next_offset: int
+    file_bytes: int
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEnd:
+    """Where a store goes on.
+
+    Attributes:
+        log_end: Physical offset of the next record.
+        store_ms: Store time of the last record, UTC; 0 without one.
+        queues: The queues that have consume queues.
+    """
+
+    log_end: int
+    store_ms: int
+    queues: Mapping[MessageQueue, QueueEnd]
+
+
+def read_end(layout: Layout) -> StoreEnd:
+    """Look for the ends of a store that was stopped cleanly.
+
+    Raises:
+        DataError: The log is damaged at its end, or the consume queues do not fit it.
+        InvalidError: A file may not be read.
+    """
+    cache = FileCache()
+    try:
+        log = FileRow(cache, layout.log, layout.log_file_bytes)
+        check_contiguous(layout.log, log.bases, layout.log_file_bytes)
+        log_end, records_end, store_ms = _log_end(log)
+        queues, listed_end = _queue_ends(layout, cache)
+    finally:
+        cache.close()
+    if listed_end != records_end:
+        raise DataError(
+            f"the log's last record ends at {records_end}, what the consume queues list at {listed_end}",
+            where=layout.root,
+            do="let a broker recover the store, and stop it cleanly",
+        )
+    checkpoint = decode_checkpoint(read_text(f"{layout.root}/{CHECKPOINT_FILE}") or b"")
+    return StoreEnd(log_end, max(store_ms, checkpoint.physical_timestamp_ms), queues)
+
+
+def _log_end(log: FileRow) -> tuple[int, int, int]:
+    """Where the log goes on, where its last record ends, and that one's store time."""
+    if not log.bases:
+        return 0, 0, 0
+    position = records_end = log.bases[-_FILES_LOOKED_AT:][0]
+    store_ms = 0
+    pieces = LogPieces(log)
+    while True:
+        piece = pieces.read(position, _FAR, _PIECE_BYTES, check_crc=False)
+        position = piece.end
+        if count_sound(piece) < len(piece.block):
+            piece.follows = Next.BROKEN
+        elif len(piece.block):
+            records_end, store_ms = piece.end, int(piece.block.store_timestamps_ms[-1])
+        if piece.follows is Next.FILE and piece.next_file is not None:
+            position = piece.next_file
+        elif piece.follows is Next.FILE:
+            return log.end, records_end, store_ms
+        elif piece.follows is Next.NOTHING:
+            return position, records_end, store_ms
+        elif piece.follows is not Next.MORE:
+            raise DataError(
+                f"there is a damaged record, or none, before {position}, where the log should end",
+                where=log.directory,
+                do="let a broker recover the store, and stop it cleanly",
+            )
+
+
+def _queue_ends(layout: Layout, cache: FileCache) -> tuple[dict[MessageQueue, QueueEnd], int]:
+    """The queues' ends, and one past the last record that any of them lists."""
+    found: dict[MessageQueue, QueueEnd] = {}
+    listed_end = 0
+    for queue, is_batch in list_queues(layout.root).items():
+        if is_batch:
+            continue
+        folder = layout.queue_directory(queue, is_batch=False)
+        row = FileRow(cache, folder, queue_file_bytes(folder, is_batch=False))
+        count = _count_items(row)
+        found[queue] = QueueEnd(count, row.file_bytes, is_new=not row.bases)
+        if count > 0:
+            physical, size, _ = _ITEM.unpack(row.read((count - 1) * ITEM_BYTES, ITEM_BYTES))
+            listed_end = max(listed_end, physical + size if size != FILLER_SIZE else 0)
+    return found, listed_end
+
+
+def _count_items(row: FileRow) -> int:
+    """One past the queue offset of the last written item."""
+    for base in reversed(row.bases):
+        low, high = base // ITEM_BYTES, (base + row.file_bytes) // ITEM_BYTES
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            item = row.read(middle * ITEM_BYTES, ITEM_BYTES)
+            is_written = len(item) == ITEM_BYTES and _ITEM.unpack(item)[1] != 0
+            low, high = (middle + 1, high) if is_written else (low, middle)
+        if low > first or base == row.bases[0]:
+            return low
+    return 0

@@ -1,0 +1,496 @@
+"""An embedded store: a directory in a RocketMQ broker's own format, written in this process.
+
+**Contract.** One writer a directory: it holds the broker's lock, so that a broker and it exclude each other. Readers
+(``tiered.local.rocketmq``) see what was appended at once, as they would see a broker's. Methods may be called from any
+thread; one lock orders them, and log order is the order of the appends. Store times never go back.
+
+**When is it stored?** What ``append`` returned survives the end of this process; what ``flush`` or ``close`` returned
+after survives the end of the machine.
+
+**Errors and retries.** ``InvalidError``: nothing of the call was stored, and trying again does not help. After
+``StoreUnavailableError`` (the disk refused something) some of the call may be stored, and the store takes nothing more;
+``close`` it, which leaves it as a crash does.
+
+**Crashes** leave the file ``abort``. Such a store is refused by ``open``: it needs recovery, which is a broker's to do
+(and will be this module's). Opening it with a broker and stopping that cleanly makes it whole; readers read it as it is.
+
+Every record goes to the log first, then to its consume queue, both in log order: what a consume queue lists is there,
+and nothing in front of it is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Final, Self
+
+from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
+from tiered.format.checkpoint import Checkpoint, encode_checkpoint
+from tiered.format.consume_queue import ITEM_BYTES, fillers
+from tiered.format.ids import offset_msg_id
+from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
+from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY, inspect
+from tiered.local.liveness import ABORT_FILE
+from tiered.local.writer.files import RowFiles, replace_file, sync_folder
+from tiered.local.writer.messages import Appended, Message, StoreSettings
+from tiered.local.writer.records import Draft, check_host, check_topic, draft, encode
+from tiered.local.writer.startup import CHECKPOINT_FILE, QueueEnd, StoreEnd, read_end
+from tiered.local.writer.storelock import StoreLock
+from tiered.local.writer.topictable import TopicTable
+from tiered.local.writer.uniqkeys import UniqueKeys
+from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from tiered.clock import Clock
+    from tiered.local.layout import Layout
+
+_ITEM: Final = Struct(">qiq")
+_WRITE_BYTES: Final = 1 << 20
+"""How much of a batch is put into the log at once, before its items are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A record that is about to be written."""
+
+    queue: MessageQueue
+    end: QueueEnd
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tag_code: int
+
+
+class EmbeddedStore:
+    """See the module. Make it with ``create`` or ``open``."""
+
+    @classmethod
+    def create(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        cluster: str,
+        broker: str,
+        clock: Clock,
+        settings: StoreSettings | None = None,
+        unique_key: Callable[[int], str] | None = None,
+    ) -> Self:
+        """Begin a store in a directory that is empty or missing.
+
+        Args:
+            directory: A broker's ``storePathRootDir``.
+            cluster: Goes into every message, and into the table of topics.
+            broker: Goes into the table of topics.
+            clock: For store times.
+            settings: Default: ``StoreSettings()``.
+            unique_key: Makes a ``UNIQ_KEY`` for a time in UTC ms; default: random ones.
+
+        Raises:
+            InvalidError: The directory has something in it, or a name or setting is none.
+            StoreUnavailableError: The disk refuses it.
+        """
+        settings = settings or StoreSettings()
+        _check_names(cluster, broker, settings)
+        root = Path(directory).absolute()
+        if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+            raise InvalidError(
+                "there is something already", where=str(root), do="name an empty directory"
+            )
+        with _disk(str(root)):
+            root.mkdir(parents=True, exist_ok=True)
+            lock = StoreLock(str(root))
+        end = StoreEnd(0, 0, {})
+        topics = TopicTable.make(str(root), cluster=cluster, broker=broker)
+        return cls._begin(
+            str(root),
+            lock,
+            topics,
+            end,
+            cluster=cluster,
+            clock=clock,
+            settings=settings,
+            unique_key=unique_key,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        cluster: str,
+        broker: str,
+        clock: Clock,
+        settings: StoreSettings | None = None,
+        unique_key: Callable[[int], str] | None = None,
+    ) -> Self:
+        """Go on with a store that was stopped cleanly, by a broker or by ``close``. Arguments as of ``create``.
+
+        Raises:
+            InvalidError: It is no store, or someone else writes to it, or a name or setting is none.
+            DataError: It was not stopped cleanly, or is damaged.
+            StoreUnavailableError: The disk refuses it.
+        """
+        settings = settings or StoreSettings()
+        _check_names(cluster, broker, settings)
+        layout = inspect(os.fspath(directory))
+        with _disk(layout.root):
+            lock = StoreLock(layout.root)
+        try:
+            _check_clean(layout.root)
+            end = read_end(layout)
+            topics = TopicTable.load(layout.root)
+            settings = _as_on_disk(settings, layout, end)
+        except BaseException:
+            lock.close()
+            raise
+        return cls._begin(
+            layout.root,
+            lock,
+            topics,
+            end,
+            cluster=cluster,
+            clock=clock,
+            settings=settings,
+            unique_key=unique_key,
+        )
+
+    @classmethod
+    def _begin(
+        cls,
+        root: str,
+        lock: StoreLock,
+        topics: TopicTable,
+        end: StoreEnd,
+        *,
+        cluster: str,
+        clock: Clock,
+        settings: StoreSettings,
+        unique_key: Callable[[int], str] | None,
+    ) -> Self:
+        """Mark the directory as being written to."""
+        make_key = unique_key or UniqueKeys(random.SystemRandom())
+        try:
+            with _disk(root):
+                store = cls(
+                    root,
+                    lock,
+                    topics,
+                    end,
+                    cluster=cluster,
+                    clock=clock,
+                    settings=settings,
+                    unique_key=make_key,
+                )
+                now_ms = clock.now_ms()
+                abort = Path(root, ABORT_FILE)
+                abort.write_text(str(os.getpid()), "ascii")
+                # Readers take records stored before this for older than the start.
+                os.utime(abort, ns=(now_ms * 1_000_000,) * 2)
+                for name in (LOG_DIRECTORY, QUEUE_DIRECTORY):
+                    Path(root, name).mkdir(exist_ok=True)
+                topics.save(now_ms)
+                store._write_checkpoint()
+                sync_folder(root)
+        except BaseException:
+            lock.close()
+            raise
+        return store
+
+    def __init__(
+        self,
+        root: str,
+        lock: StoreLock,
+        topics: TopicTable,
+        end: StoreEnd,
+        *,
+        cluster: str,
+        clock: Clock,
+        settings: StoreSettings,
+        unique_key: Callable[[int], str],
+    ) -> None:
+        """Used by ``create`` and ``open``."""
+        self._root = root
+        self._store_lock = lock
+        self._topics = topics
+        self._cluster = cluster
+        self._clock = clock
+        self._settings = settings
+        self._unique_key = unique_key
+        self._log_end = end.log_end
+        self._store_ms = end.store_ms
+        self._queues = dict(end.queues)
+        self._files = RowFiles()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._failure = ""
+
+    # -- the face --------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> StoreSettings:
+        """As given, with the sizes that the store's files have."""
+        return self._settings
+
+    @property
+    def log_end(self) -> PhysicalOffset:
+        """Physical offset of the next record (unless it goes into the next file)."""
+        with self._lock:
+            return PhysicalOffset(self._log_end)
+
+    def queue_end(self, queue: MessageQueue) -> QueueOffset:
+        """Queue offset of the next message of a queue; 0 when it has none yet."""
+        with self._lock:
+            end = self._queues.get(queue)
+            return QueueOffset(0 if end is None else end.next_offset)
+
+    def create_topic(self, topic: str, *, queues: int) -> None:
+        """Make a topic, or give one more queues. Messages make theirs themselves.
+
+        Raises:
+            InvalidError: The name is none, or ``queues`` is not positive.
+            StoreUnavailableError: See the module.
+        """
+        check_topic(topic)
+        if queues <= 0:
+            raise InvalidError(f"topic {topic}: {queues} queues")
+        with self._lock, self._writing():
+            self._topics.ensure(topic, queues - 1, queues=queues, now_ms=self._clock.now_ms())
+
+    def begin_queue(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Let a queue without messages begin at another queue offset than 0. In memory until its first message.
+
+        Raises:
+            InvalidError: It has messages, or ``offset`` is negative.
+        """
+        check_topic(queue.topic)
+        with self._lock:
+            self._check_open()
+            if offset < 0 or queue.queue_id < 0 or queue in self._queues:
+                raise InvalidError(f"queue {queue} cannot begin at {offset}")
+            self._queues[queue] = self._new_queue(offset)
+
+    def append(self, message: Message) -> Appended:
+        """Store one message.
+
+        Raises:
+            InvalidError: It cannot be stored as it is; nothing was.
+            ClosedError: The store has been closed.
+            StoreUnavailableError: See the module.
+        """
+        return self.append_batch((message,))[0]
+
+    def append_batch(self, messages: Sequence[Message]) -> list[Appended]:
+        """Store messages one after another, none of others between them. Errors as of ``append``."""
+        with self._lock, self._writing():
+            # The clock may have been set back; recovery and search by time rely on the order.
+            now_ms = max(self._clock.now_ms(), self._store_ms)
+            drafts = [self._draft(message, now_ms) for message in messages]
+            for found in drafts:
+                self._topics.ensure(
+                    found.message.topic,
+                    found.message.queue_id,
+                    queues=self._settings.topic_queues,
+                    now_ms=now_ms,
+                )
+            self._store_ms = now_ms
+            self._failure = "an append was interrupted"  # until it has been done whole
+            appended = list(self._append(drafts, now_ms))
+            self._failure = ""
+            return appended
+
+    def flush(self) -> None:
+        """Bring everything that was appended to the disk.
+
+        Raises:
+            ClosedError: The store has been closed.
+            StoreUnavailableError: See the module.
+        """
+        with self._lock, self._writing():
+            self._flush()
+
+    def close(self) -> None:
+        """Stop cleanly: flush, write the checkpoint, remove ``abort``, give the lock free. Again: nothing.
+
+        Raises:
+            StoreUnavailableError: The disk refused it; the store was left as by a crash, and is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            try:
+                if not self._failure:
+                    with self._writing():
+                        self._flush()
+                        Path(self._root, ABORT_FILE).unlink()
+                        sync_folder(self._root)
+            finally:
+                self._is_closed = True
+                self._files.close()
+                self._store_lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside; the lock is held ----------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the store has been closed", where=self._root)
+        if self._failure:
+            raise StoreUnavailableError(
+                f"an earlier write failed: {self._failure}", where=self._root, do="close the store"
+            )
+
+    def _writing(self) -> AbstractContextManager[None]:
+        self._check_open()
+        return _Disk(self._root, self._fail)
+
+    def _fail(self, error: OSError) -> None:
+        self._failure = str(error)
+
+    def _draft(self, message: Message, now_ms: int) -> Draft:
+        if self._topics.is_batch(message.topic):
+            raise InvalidError(
+                f"topic {message.topic} has batch consume queues, which is not supported"
+            )
+        return draft(
+            message,
+            self._settings,
+            cluster=self._cluster,
+            unique_key=lambda: self._unique_key(now_ms),
+        )
+
+    def _append(self, drafts: Sequence[Draft], now_ms: int) -> Iterator[Appended]:
+        """Give every record its place, and write them in pieces: the log, then what lists it."""
+        pending = bytearray()
+        placed: list[_Placed] = []
+        host = self._settings.store_host
+        for found in drafts:
+            self._roll(found.size, pending)
+            position = self._log_end + len(pending)
+            queue = MessageQueue(found.message.topic, found.message.queue_id)
+            end = self._queues.setdefault(queue, self._new_queue(0))
+            offset = end.next_offset
+            end.next_offset += 1
+            pending += encode(
+                found,
+                queue_offset=offset,
+                physical_offset=position,
+                store_ms=now_ms,
+                store_host=host,
+            )
+            placed.append(_Placed(queue, end, offset, position, found.size, found.tag_code))
+            if len(pending) >= _WRITE_BYTES:
+                self._write(pending, placed)
+            yield Appended(
+                QueueOffset(offset),
+                PhysicalOffset(position),
+                offset_msg_id(host, position),
+                found.msg_id,
+            )
+        self._write(pending, placed)
+
+    def _new_queue(self, offset: int) -> QueueEnd:
+        return QueueEnd(offset, self._settings.consumequeue_file_bytes, is_new=True)
+
+    def _roll(self, size: int, pending: bytearray) -> None:
+        """Fill the file up with a blank when the record and a blank's head do not fit any more."""
+        file_bytes = self._settings.commitlog_file_bytes
+        rest = file_bytes - (self._log_end + len(pending)) % file_bytes
+        if size + BLANK_BYTES_MIN > rest:
+            pending += SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK)
+            pending += bytes(rest - BLANK_BYTES_MIN)
+
+    def _write(self, pending: bytearray, placed: list[_Placed]) -> None:
+        file_bytes = self._settings.commitlog_file_bytes
+        self._files.write(f"{self._root}/{LOG_DIRECTORY}", file_bytes, self._log_end, pending)
+        self._log_end += len(pending)
+        pending.clear()
+        first = 0
+        for index, one in enumerate(placed):
+            if index + 1 == len(placed) or placed[index + 1].queue != one.queue:
+                self._list(placed[first : index + 1])
+                first = index + 1
+        placed.clear()
+
+    def _list(self, run: Sequence[_Placed]) -> None:
+        """Write the items of records of one queue that follow one another in the log."""
+        first, file_bytes = run[0], run[0].end.file_bytes
+        folder = f"{self._root}/{QUEUE_DIRECTORY}/{first.queue.topic}/{first.queue.queue_id}"
+        items = b"".join(_ITEM.pack(one.physical_offset, one.size, one.tag_code) for one in run)
+        start = first.queue_offset * ITEM_BYTES
+        if first.end.is_new:
+            first.end.is_new = False
+            lead = start % file_bytes
+            start, items = start - lead, fillers(lead // ITEM_BYTES) + items
+        self._files.write(folder, file_bytes, start, items)
+
+    def _flush(self) -> None:
+        self._files.sync()
+        self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        reached = Checkpoint(
+            physical_timestamp_ms=self._store_ms,
+            logics_timestamp_ms=self._store_ms,
+            logics_physical_offset=self._log_end,
+        )
+        replace_file(Path(self._root, CHECKPOINT_FILE), encode_checkpoint(reached))
+
+
+class _Disk:
+    """Turns the system's errors into ours, and tells of them."""
+
+    def __init__(self, root: str, tell: Callable[[OSError], None]) -> None:
+        self._root = root
+        self._tell = tell
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            self._tell(error)
+            raise StoreUnavailableError(
+                f"the store cannot be written: {error.strerror or error}",
+                where=str(error.filename or self._root),
+                do="look at the disk and its permissions",
+            ) from error
+
+
+def _disk(root: str) -> _Disk:
+    return _Disk(root, lambda _: None)
+
+
+def _check_names(cluster: str, broker: str, settings: StoreSettings) -> None:
+    check_topic(cluster)
+    check_topic(broker)
+    check_host(settings.store_host)
+
+
+def _check_clean(root: str) -> None:
+    if Path(root, ABORT_FILE).exists():
+        raise DataError(
+            "the store was not stopped cleanly",
+            where=f"{root}/{ABORT_FILE}",
+            do="let a broker recover it, and stop that cleanly",
+        )
+
+
+def _as_on_disk(settings: StoreSettings, layout: Layout, end: StoreEnd) -> StoreSettings:
+    """The settings with the sizes that the files have: a broker wants all of a kind to be equal."""
+    if end.log_end:
+        settings = replace(settings, commitlog_file_bytes=layout.log_file_bytes)
+    for queue in end.queues.values():
+        return replace(settings, consumequeue_file_items=queue.file_bytes // ITEM_BYTES)
+    return settings

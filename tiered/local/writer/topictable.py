@@ -1,0 +1,124 @@
+"""The table of topics, ``config/topics.json``: without a line in it no client finds a topic.
+
+**Contract.** A changed table is on the disk when ``ensure`` or ``save`` returns; the content before lies in ``.bak``. A
+crash leaves the old table or the new one. What the table says of other topics is kept as it was. For one thread at a
+time.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from tiered.errors import DataError
+from tiered.format.fastjson import loads
+from tiered.local.configs import TOPICS_FILE, read_text
+from tiered.local.writer.files import replace_file
+
+PERM_READ_WRITE: Final = 6
+_PERM_INHERIT: Final = 7
+_PERM_SYNC_MEMBER: Final = 1
+_TABLE: Final = "topicConfigTable"
+_VERSION: Final = "dataVersion"
+_COUNTS: Final = ("readQueueNums", "writeQueueNums")
+
+
+class TopicTable:
+    """The topics of one store."""
+
+    def __init__(self, root: str, document: dict[str, Any]) -> None:
+        self._path = Path(root, TOPICS_FILE)
+        self._document = document
+        self._table: dict[str, dict[str, Any]] = document[_TABLE]
+
+    @classmethod
+    def make(cls, root: str, *, cluster: str, broker: str) -> TopicTable:
+        """A new table with the topics that name cluster and broker, as a broker's has. Not yet saved."""
+        table = cls(
+            root,
+            {_VERSION: {"counter": 0, "stateVersion": 0, "timestamp": 0}, _TABLE: {}},
+        )
+        for name, queues, perm in (
+            (cluster, 16, _PERM_INHERIT),
+            (broker, 1, _PERM_INHERIT),
+            (f"rmq_sys_REVIVE_LOG_{cluster}", 8, PERM_READ_WRITE),
+            (f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, _PERM_SYNC_MEMBER),
+        ):
+            table.put(name, queues, perm)
+        return table
+
+    @classmethod
+    def load(cls, root: str) -> TopicTable:
+        """The table of a store that exists.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        raw = read_text(f"{root}/{TOPICS_FILE}")
+        try:
+            document = loads(raw or b"")
+        except ValueError:
+            document = None
+        if not isinstance(document, dict) or not isinstance(document.get(_TABLE), dict):
+            raise DataError(
+                "the table of topics cannot be read",
+                where=f"{root}/{TOPICS_FILE}",
+                do="put its .bak in its place",
+            )
+        document.setdefault(_VERSION, {})
+        return cls(root, document)
+
+    def put(self, name: str, queues: int, perm: int = PERM_READ_WRITE) -> None:
+        """Add a topic, or give one that is there more queues. Not yet saved."""
+        config = self._table.setdefault(
+            name,
+            {
+                "attributes": {},
+                "order": False,
+                "perm": perm,
+                "readQueueNums": 0,
+                "topicFilterType": "SINGLE_TAG",
+                "topicName": name,
+                "topicSysFlag": 0,
+                "writeQueueNums": 0,
+            },
+        )
+        for count in _COUNTS:
+            config[count] = max(int(config.get(count, 0)), queues)
+
+    def ensure(self, name: str, queue_id: int, *, queues: int, now_ms: int) -> None:
+        """See to it that a topic has a queue; a topic that is made gets at least ``queues``.
+
+        Raises:
+            OSError: The table could not be saved.
+        """
+        config = self._table.get(name)
+        if config is None:
+            self.put(name, max(queues, queue_id + 1))
+        elif all(config.get(count, 0) > queue_id for count in _COUNTS):
+            return
+        else:
+            self.put(name, queue_id + 1)
+        self.save(now_ms)
+
+    def is_batch(self, name: str) -> bool:
+        """Whether the topic's consume queues are of the batch kind."""
+        attributes = self._table.get(name, {}).get("attributes")
+        return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+
+    def save(self, now_ms: int) -> None:
+        """Write the table.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        version = self._document[_VERSION]
+        version["counter"] = int(version.get("counter", 0)) + 1
+        version["timestamp"] = now_ms
+        self._path.parent.mkdir(exist_ok=True)
+        before = read_text(str(self._path))
+        if before is not None:
+            replace_file(self._path.with_name(self._path.name + ".bak"), before)
+        text = json.dumps(self._document, indent="\t", separators=(",", ":"), ensure_ascii=False)
+        replace_file(self._path, text.encode())
