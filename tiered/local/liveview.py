@@ -12,9 +12,8 @@ tail. From there the log is walked in its own order, with a broker's checks:
   when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
 - it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
   that is not listed although a later one is, is one that the broker dropped: counted, and passed over;
-- a record that was being written while it was read may be listed by the time the consume queues are read. No checksum
-  covers its properties, so in the file that is being written the bytes are read again after that, and it stops at the
-  first record that has changed. (A listed record is complete.)
+- a record may have been read half written and be listed by now; no checksum covers its properties. So the file that is
+  being written is read again behind the consume queues, and the walk stops at the first record that has changed.
 
 The frontier stands before damage until a listed record that was stored after the start is found behind it. Anything
 read is used only if the ``abort`` file still stands when the reading is over. All methods under the store's lock.
@@ -115,8 +114,6 @@ class LiveView:
         """First physical offset of the log."""
         return self.log.bases[0] if self.log.bases else 0
 
-    # -- opening ---------------------------------------------------------------------------------
-
     def _first_position(self) -> int:
         for base in reversed(self.log.bases):
             if read_head(self._pieces, base).is_sound:
@@ -180,8 +177,8 @@ class LiveView:
         if not is_same():
             return None
         if settled < cut:
-            if not settled:  # listed by now, hence complete: the next reading is a true one
-                return self.advance(bytes_max, is_same)
+            if not settled:
+                return self.advance(bytes_max, is_same)  # listed by now, hence complete
             cut, taken = settled, self._match(piece, settled)
         return self._accept(piece, cut, taken)
 
