@@ -247,3 +247,55 @@ def test_an_address_in_use_is_wrong_usage(tiered: CommandLine, basic: Path, tmp_
         ran = tiered("attach", basic, *to, "--metrics-listen", address)
     assert ran.code == 2
     assert "cannot listen" in ran.error
+
+
+def wait_for_lease(folder: Path) -> Path:
+    deadline = time.monotonic() + 30
+    while not (found := list(folder.glob("*/*/lease"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found[0]
+
+
+def test_who_is_fenced_ends_with_4(start: Start, basic: Path, tmp_path: Path):
+    """Someone removes the lease and writes: the first writer must notice and stop."""
+    folder = tmp_path / "tier"
+    process = start("attach", basic, "--to", f"file://{folder}", "--lease-seconds", "1")
+    try:
+        lease = wait_for_lease(folder)
+        time.sleep(0.3)
+        lease.unlink()
+        second = Attachment.open(str(basic), f"file://{folder}", AttachSettings(lease_s=30))
+        try:
+            _, err = process.communicate(timeout=30)
+        finally:
+            second.close()
+    finally:
+        process.kill()
+    assert process.returncode == 4, err
+    assert err.count(b"tiered: error: ") == 1
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(("once", "code"), [(False, 0), (True, 143)])
+def test_a_signal_while_waiting_for_the_lease(
+    once: bool, code: int, start: Start, basic: Path, tmp_path: Path
+):
+    """Nothing is in hand; but with --once the work was not done."""
+    url = f"file://{tmp_path}/tier"
+    holder = Attachment.open(str(basic), url, AttachSettings(lease_s=60))
+    try:
+        process = start("attach", basic, "--to", url, *(["--once"] if once else []))
+        assert b"waiting for the lease" in process.stderr.readline()
+        process.terminate()
+        _, err = process.communicate(timeout=30)
+        assert (process.returncode, err) == (code, b"")
+    finally:
+        holder.close()
+
+
+def test_a_tier_that_cannot_be_written_is_3(tiered: CommandLine, basic: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    ran = tiered("attach", basic, "--to", f"file://{tmp_path}/file/tier", "--once")
+    assert ran.code in {2, 3}
+    assert "file/tier" in ran.error

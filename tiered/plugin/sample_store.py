@@ -114,7 +114,9 @@ def make_store(
     for number in range(messages):
         row = rows[number % len(rows)]
         time_ms = begin_ms + number // MESSAGES_PER_MS
-        row.items += log.append(row.template(number), row.count, number, time_ms)
+        row.items += log.append(
+            row.template(number + number // len(rows)), row.count, number, time_ms
+        )
         row.count += 1
     log.close()
     for row in rows:
@@ -210,7 +212,7 @@ class _Queue:
         ]
 
     def template(self, number: int) -> _Template:
-        """That of message ``number``; multiplied, so that neighbours in a queue differ."""
+        """One of the templates; multiplied, so that neighbours differ."""
         return self._templates[number * 7 % len(self._templates)]
 
     def write(self, folder: Path) -> None:
