@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from tiered.errors import ClosedError
 from tiered.format.checkpoint import Checkpoint
+from tiered.format.consume_queue import BATCH_ITEM
 from tiered.local.batches import fill_times
+from tiered.local.consumequeues import consistent
 from tiered.local.entries import Entries, Rebuilt, no_entries
 from tiered.local.fetch import GAP_BYTES_MIN, plan_reads
 from tiered.local.files import FileCache, FileRow
@@ -217,3 +219,28 @@ def test_reads_under_way_survive_being_dropped(tmp_path: Path):
         assert all(pool.map(read, range(2000)))
     assert cache.open_count <= 3
     cache.close()
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=4, max_size=30),
+    st.integers(0, 29),
+    st.integers(0, 300),
+    st.integers(1, 9),
+)
+def test_a_damaged_unit_of_a_batch_queue_is_found(
+    counts: list[int], at: int, base: int, count: int
+):
+    """Of units that follow on, one that was changed so that it overlaps others is the one that does not fit."""
+    units = np.zeros(len(counts), BATCH_ITEM)
+    units["count"] = counts
+    units["base_offset"] = np.cumsum(counts) - counts
+    assert consistent(units).all()
+    at %= len(counts)
+    truth = int(units["base_offset"][at])
+    units["base_offset"][at], units["count"][at] = base, count
+    others = np.delete(np.arange(len(counts)), at)
+    if base + count <= truth or base >= truth + counts[at]:
+        kept = consistent(units)
+        assert kept[[i for i in others if abs(i - at) > 1]].all()
+        by_chance = base + count in units["base_offset"] or base in units["base_offset"] + counts
+        assert by_chance or not kept[at] or at in {0, len(counts) - 1}

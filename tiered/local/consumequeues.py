@@ -190,9 +190,11 @@ class BatchQueue(Units):
         at = start
         while at < end and unit < limit:
             wanted = min(max(end - at, _BATCHES_READ_MIN), SCAN_UNITS)
-            units = self.units(unit, min(limit, unit + wanted))
+            before = max(self.unit_span()[0], unit - 1)  # read too: it tells whether the first fits
+            units = self.units(before, min(limit, unit + wanted))
             good = self.is_valid(units)
             good[good] = consistent(units[good])
+            units, good = units[unit - before :], good[unit - before :]
             if not good.any():
                 break
             at = _spread(found, units[good])
@@ -261,16 +263,25 @@ def _ends(units: Items) -> Longs:
 
 
 def consistent(units: Items) -> Flags:
-    """Which units fit between their neighbours: those that do not are damaged in their offset or count."""
+    """Which units fit between their neighbours: those that do not are damaged in their offset or count.
+
+    A unit that goes on where the one before ends, or ends where the one behind begins, fits. Any other must lie
+    between those that fit.
+    """
     bases, ends = units["base_offset"].astype(np.int64), _ends(units)
-    follows = np.concatenate(([False], bases[1:] == ends[:-1]))
-    leads = np.concatenate((bases[1:] == ends[:-1], [False]))
-    if follows[1:].all():
-        return np.ones(len(units), np.bool_)
-    between = np.concatenate(([True], bases[1:] >= ends[:-1])) & np.concatenate(
-        (ends[:-1] <= bases[1:], [True])
-    )
-    fits: Flags = follows | leads | between
+    links = bases[1:] == ends[:-1]
+    fits: Flags = np.concatenate(([False], links)) | np.concatenate((links, [False]))
+    if fits.all():
+        return fits
+    following = np.where(fits, bases, np.iinfo(np.int64).max)
+    following = np.minimum.accumulate(following[::-1])[::-1]
+    reached = 0
+    for at, (base, end, is_linked) in enumerate(
+        zip(bases.tolist(), ends.tolist(), fits.tolist(), strict=True)
+    ):
+        fits[at] = is_linked or reached <= base < end <= following[at]
+        if fits[at]:
+            reached = end
     return fits
 
 
