@@ -52,7 +52,7 @@ lock: ## compiles requirements/*.txt from pyproject.toml; UPGRADE=1 takes newer 
 	@uv=$$(requirements/uv.sh) && $$(requirements/python.sh) requirements/lock.py "$$uv" $(if $(UPGRADE),--upgrade)
 
 bench: .venv/.installed-test ## the benchmarks, as ratios
-	@$(BIN)/tiered bench
+	@$(BIN)/python tests/peer/figures.py
 
 minio: ## MinIO in the foreground, for trying things: prints its address and keys
 	@TIERED_REQUIRE=1 requirements/system.sh minio && exec localstack/minio.sh run
