@@ -369,7 +369,8 @@ def memory_rows(work: Path, _runs: int) -> Iterator[str]:
     above = result["peak_rss_bytes"] / MIB - bare_kib / 1024
     yield (f"| attach, 10 GiB, 1,000 queues | {above:.0f} MiB above the interpreter, "
            f"{result['mib_per_second']:.0f} MiB/s, "
-           f"{result['cpu_seconds_per_gib']:.2f} CPU s/GiB, {result['requests_per_gib']:.0f} requests/GiB | | | |")  # fmt: skip
+           f"{result['cpu_seconds_per_gib']:.2f} CPU s/GiB, "
+           f"{result['requests_per_gib']:.0f} requests/GiB | | | |")  # fmt: skip
 
 
 ROWS: dict[str, Callable[[Path, int], Iterator[str]]] = {
