@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tiered.local.catalog import QueueState
     from tiered.local.entries import Entries, Longs
     from tiered.local.face import RecordBatch
-    from tiered.local.rocketmq import RocketMQStore, View
+    from tiered.local.views import FollowedStore, View
     from tiered.model import MessageQueue, QueueOffset
 
 _START_LOOKAHEAD: Final = 64
@@ -38,7 +38,7 @@ _START_LOOKAHEAD: Final = 64
 class RocketMQFollower:
     """See ``tiered.local.face.Follower``."""
 
-    def __init__(self, store: RocketMQStore, starts: Mapping[MessageQueue, QueueOffset]) -> None:
+    def __init__(self, store: FollowedStore, starts: Mapping[MessageQueue, QueueOffset]) -> None:
         self._store = store
         self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
         self._has_ext = store.has_ext

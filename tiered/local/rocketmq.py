@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from tiered.format.block import RecordBlock
     from tiered.local.matching import Match
+    from tiered.local.views import View
 
-View = DeadView | LiveView
 _LOCK_AGAIN_S: Final = 0.5
 _QUEUES_AGAIN_S: Final = 5.0
 _EPOCH_FILE: Final = "epochFileCheckpoint"
