@@ -42,7 +42,7 @@ class RowFiles:
         Raises:
             OSError: It was not written, or not all of it.
         """
-        view = memoryview(data)
+        view = memoryview(data).cast("B")
         while view:
             at = offset % file_bytes
             part = view[: file_bytes - at]

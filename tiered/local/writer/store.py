@@ -29,24 +29,22 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, Self
 
 from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
-from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.format.consume_queue import ITEM_BYTES, fillers
 from tiered.format.ids import offset_msg_id
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY, inspect
 from tiered.local.liveness import ABORT_FILE
-from tiered.local.writer.files import RowFiles, replace_file, sync_folder
+from tiered.local.writer.files import RowFiles
+from tiered.local.writer.hold import Disk, StoreHold
 from tiered.local.writer.messages import Appended, Message, StoreSettings
 from tiered.local.writer.records import Draft, check_host, check_topic, draft, encode
-from tiered.local.writer.startup import CHECKPOINT_FILE, QueueEnd, StoreEnd, read_end
-from tiered.local.writer.storelock import StoreLock
+from tiered.local.writer.startup import QueueEnd, StoreEnd, read_end
 from tiered.local.writer.topictable import TopicTable
 from tiered.local.writer.uniqkeys import UniqueKeys
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from tiered.clock import Clock
     from tiered.local.layout import Layout
@@ -98,19 +96,11 @@ class EmbeddedStore:
         """
         settings = settings or StoreSettings()
         _check_names(cluster, broker, settings)
-        root = Path(directory).absolute()
-        if root.exists() and not (root.is_dir() and not any(root.iterdir())):
-            raise InvalidError(
-                "there is something already", where=str(root), do="name an empty directory"
-            )
-        with _disk(str(root)):
-            root.mkdir(parents=True, exist_ok=True)
-            lock = StoreLock(str(root))
+        hold = StoreHold.of_new(directory)
         end = StoreEnd(0, 0, {})
-        topics = TopicTable.make(str(root), cluster=cluster, broker=broker)
+        topics = TopicTable.make(hold.root, cluster=cluster, broker=broker)
         return cls._begin(
-            str(root),
-            lock,
+            hold,
             topics,
             end,
             cluster=cluster,
@@ -140,19 +130,17 @@ class EmbeddedStore:
         settings = settings or StoreSettings()
         _check_names(cluster, broker, settings)
         layout = inspect(os.fspath(directory))
-        with _disk(layout.root):
-            lock = StoreLock(layout.root)
+        hold = StoreHold(layout.root)
         try:
             _check_clean(layout.root)
             end = read_end(layout)
             topics = TopicTable.load(layout.root)
             settings = _as_on_disk(settings, layout, end)
         except BaseException:
-            lock.close()
+            hold.close()
             raise
         return cls._begin(
-            layout.root,
-            lock,
+            hold,
             topics,
             end,
             cluster=cluster,
@@ -164,8 +152,7 @@ class EmbeddedStore:
     @classmethod
     def _begin(
         cls,
-        root: str,
-        lock: StoreLock,
+        hold: StoreHold,
         topics: TopicTable,
         end: StoreEnd,
         *,
@@ -177,36 +164,21 @@ class EmbeddedStore:
         """Mark the directory as being written to."""
         make_key = unique_key or UniqueKeys(random.SystemRandom())
         try:
-            with _disk(root):
-                store = cls(
-                    root,
-                    lock,
-                    topics,
-                    end,
-                    cluster=cluster,
-                    clock=clock,
-                    settings=settings,
-                    unique_key=make_key,
-                )
+            with Disk(hold.root):
                 now_ms = clock.now_ms()
-                abort = Path(root, ABORT_FILE)
-                abort.write_text(str(os.getpid()), "ascii")
-                # Readers take records stored before this for older than the start.
-                os.utime(abort, ns=(now_ms * 1_000_000,) * 2)
-                for name in (LOG_DIRECTORY, QUEUE_DIRECTORY):
-                    Path(root, name).mkdir(exist_ok=True)
+                hold.begin(now_ms)
                 topics.save(now_ms)
-                store._write_checkpoint()
-                sync_folder(root)
+                hold.write_checkpoint(end.store_ms, end.log_end)
         except BaseException:
-            lock.close()
+            hold.close()
             raise
-        return store
+        return cls(
+            hold, topics, end, cluster=cluster, clock=clock, settings=settings, unique_key=make_key
+        )
 
     def __init__(
         self,
-        root: str,
-        lock: StoreLock,
+        hold: StoreHold,
         topics: TopicTable,
         end: StoreEnd,
         *,
@@ -216,8 +188,8 @@ class EmbeddedStore:
         unique_key: Callable[[int], str],
     ) -> None:
         """Used by ``create`` and ``open``."""
-        self._root = root
-        self._store_lock = lock
+        self._root = hold.root
+        self._hold = hold
         self._topics = topics
         self._cluster = cluster
         self._clock = clock
@@ -328,12 +300,11 @@ class EmbeddedStore:
                 if not self._failure:
                     with self._writing():
                         self._flush()
-                        Path(self._root, ABORT_FILE).unlink()
-                        sync_folder(self._root)
+                        self._hold.end()
             finally:
                 self._is_closed = True
                 self._files.close()
-                self._store_lock.close()
+                self._hold.close()
 
     def __enter__(self) -> Self:
         return self
@@ -351,12 +322,12 @@ class EmbeddedStore:
                 f"an earlier write failed: {self._failure}", where=self._root, do="close the store"
             )
 
-    def _writing(self) -> AbstractContextManager[None]:
+    def _writing(self) -> Disk:
         self._check_open()
-        return _Disk(self._root, self._fail)
+        return Disk(self._root, self._fail)
 
-    def _fail(self, error: OSError) -> None:
-        self._failure = str(error)
+    def _fail(self, why: str) -> None:
+        self._failure = why
 
     def _draft(self, message: Message, now_ms: int) -> Draft:
         if self._topics.is_batch(message.topic):
@@ -437,39 +408,7 @@ class EmbeddedStore:
 
     def _flush(self) -> None:
         self._files.sync()
-        self._write_checkpoint()
-
-    def _write_checkpoint(self) -> None:
-        reached = Checkpoint(
-            physical_timestamp_ms=self._store_ms,
-            logics_timestamp_ms=self._store_ms,
-            logics_physical_offset=self._log_end,
-        )
-        replace_file(Path(self._root, CHECKPOINT_FILE), encode_checkpoint(reached))
-
-
-class _Disk:
-    """Turns the system's errors into ours, and tells of them."""
-
-    def __init__(self, root: str, tell: Callable[[OSError], None]) -> None:
-        self._root = root
-        self._tell = tell
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            self._tell(error)
-            raise StoreUnavailableError(
-                f"the store cannot be written: {error.strerror or error}",
-                where=str(error.filename or self._root),
-                do="look at the disk and its permissions",
-            ) from error
-
-
-def _disk(root: str) -> _Disk:
-    return _Disk(root, lambda _: None)
+        self._hold.write_checkpoint(self._store_ms, self._log_end)
 
 
 def _check_names(cluster: str, broker: str, settings: StoreSettings) -> None:
