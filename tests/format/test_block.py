@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import captures
 from support.examples import HOST_V6, lay_out, make, records
@@ -91,6 +91,7 @@ def assert_block_is_scalar(
     return block, walk
 
 
+@settings(deadline=None)
 @given(
     st.lists(records() | records(FEW_TOPICS), max_size=8),
     st.binary(max_size=12),
@@ -109,6 +110,7 @@ def test_sound_records(rows, before, physical_offset):
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(records(FEW_TOPICS), min_size=1, max_size=5), st.data())
 def test_damaged_records(rows, data):
     raw = bytearray(lay_out(rows))
@@ -118,6 +120,7 @@ def test_damaged_records(rows, data):
     assert_block_is_scalar(bytes(raw[:cut]), 0, 0)
 
 
+@settings(deadline=None)
 @given(st.lists(records(FEW_TOPICS), min_size=1, max_size=5), st.data())
 def test_any_places_and_sizes(rows, data):
     """A consume queue may point anywhere: into the middle, before the start, behind the end."""
@@ -138,6 +141,7 @@ def test_any_places_and_sizes(rows, data):
     assert_same(block, [scalar.parse(raw, *place) for place in places])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
 def test_random_bytes(data, positions):
     assert_block_is_scalar(data, 0, 0)
@@ -146,6 +150,7 @@ def test_random_bytes(data, positions):
     assert_same(block, [scalar.parse(data, at, RECORD_BYTES_MIN) for at in positions])
 
 
+@settings(deadline=None)
 @given(records())
 def test_block_and_decode_agree_on_a_lone_record(record):
     raw = encode_record(record)
@@ -159,6 +164,7 @@ def test_block_and_decode_agree_on_a_lone_record(record):
     assert topic_bytes(block, 0).decode("utf-8", "surrogateescape") == record.topic
 
 
+@settings(deadline=None)
 @given(records(), records(), st.binary(min_size=256, max_size=256))
 def test_nothing_outside_the_record_is_looked_at(record, other, noise):
     """The same results whatever stands before and behind."""
@@ -238,6 +244,7 @@ def test_a_walk_ends_at_its_end_and_takes_no_part_of_a_record():
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(FEW_TOPICS, st.integers(0, 2)), min_size=1, max_size=20), st.booleans())
 def test_groups_survive_equal_hashes(queues, collide):
     rows = [make(topic=topic, queue_id=number) for topic, number in queues]
@@ -253,6 +260,7 @@ def test_groups_survive_equal_hashes(queues, collide):
     assert [(queue, indices.tolist()) for queue, indices in groups] == list(expected.items())
 
 
+@settings(deadline=None)
 @given(st.lists(records(FEW_TOPICS), min_size=1, max_size=8), FEW_TOPICS, st.data())
 def test_topics_equal(rows, topic, data):
     raw = lay_out(rows)
@@ -294,6 +302,7 @@ def test_any_buffer(kind):
     assert len(group_by_queue(block)[0][1]) == 2
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=60)
     | st.lists(st.sampled_from([b"TAGS", b"\x01", b"\x02", b"x", b"\xff"])).map(b"".join)

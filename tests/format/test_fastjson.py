@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import captures
 
@@ -32,6 +32,7 @@ def _key(key: str) -> str:
     return key if bare else json.dumps(key)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_strict_json(value):
     assert loads(json.dumps(value)) == value
@@ -41,12 +42,14 @@ def test_strict_json(value):
     )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.integers(0).map(str) | st.text(alphabet="ab "), VALUES, min_size=1))
 def test_bare_keys(value):
     document = loosely({"1": 0} | value)
     assert loads(document) == {"1": 0} | value
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 99).map(str), VALUES, min_size=1), st.data())
 def test_every_cut_is_an_error(value, data):
     """A reader can meet a file that is being rewritten."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import lz4.frame
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import captures
 from support.examples import INT32, PROPERTIES, make
@@ -40,6 +40,7 @@ def without_dump_fields(line: dict) -> dict:
     return {name: value for name, value in line.items() if name not in ONLY_IN_DUMPS}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=5000), st.sampled_from(KINDS))
 def test_bodies_round_trip(body, kind):
     packed, flag = compress_body(body, kind)
@@ -55,6 +56,7 @@ def test_old_producers_name_no_compression():
     assert decompress_body(zlib_ng.compress(b"abc"), sysflag.COMPRESSED) == b"abc"
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=300), st.sampled_from(KINDS), st.data())
 def test_damaged_bodies_are_data_errors(body, kind, data):
     packed, flag = compress_body(body, kind)
@@ -94,6 +96,7 @@ def test_frames_in_a_row_are_one_body(kind, pack):
         decompress_body(packed[:-2], flag)
 
 
+@settings(deadline=None)
 @given(st.lists(INNER, max_size=6), st.sampled_from((0, *KINDS)))
 def test_inner_batches(messages, kind):
     body = encode_inner_messages(messages)
@@ -120,6 +123,7 @@ def test_a_plain_record_is_its_own_message():
     assert split_batch(record) == [record]
 
 
+@settings(deadline=None)
 @given(st.lists(INNER, min_size=1, max_size=3), st.data())
 def test_cut_inner_batches_are_data_errors(messages, data):
     body = encode_inner_messages(messages)
@@ -129,6 +133,7 @@ def test_cut_inner_batches_are_data_errors(messages, data):
         split_batch(make(body=body[:cut], sys_flag=sysflag.INNER_BATCH))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=120))
 def test_random_inner_batches(body):
     try:

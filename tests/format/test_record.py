@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import HOST_V4, HOST_V6, make, records
 
@@ -53,6 +53,7 @@ def test_the_shortest_record_has_91_bytes():
     assert decode_record(encode_record(record)) == record
 
 
+@settings(deadline=None)
 @given(records(), st.binary(max_size=20), st.binary(max_size=20))
 def test_round_trip(record, before, behind):
     data = before + encode_record(record) + behind
@@ -139,6 +140,7 @@ def test_fields_that_do_not_fit_together(change):
         encode_record(replace(decode_record(VECTOR), **change))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_raise_only_record_errors(data):
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import captures
 from support.examples import INT32, INT64, PROPERTIES
@@ -35,6 +35,7 @@ from tiered.format.properties import inner_count, join_properties, parse_propert
 from tiered.format.tags import java_hash, tag_hash
 
 
+@settings(deadline=None)
 @given(PROPERTIES)
 def test_properties_round_trip(properties):
     assert parse_properties(join_properties(properties)) == properties
@@ -80,6 +81,7 @@ def test_keys_and_counts():
     assert inner_count({}) == 1
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20))
 def test_hosts_round_trip(packed):
     assert pack_host(format_host(packed)) == packed
@@ -102,6 +104,7 @@ def test_no_hosts(text):
         format_host(b"123456789")
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["1.2.3.4:5", "[1:2:3:4:5:6:7:8]:9"]), INT64)
 def test_ids_round_trip(host, offset):
     assert parse_offset_msg_id(offset_msg_id(host, offset)) == (host, offset)
@@ -134,6 +137,7 @@ def test_no_tag_has_no_hash():
     assert tag_hash(None) == tag_hash("") == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(INT64, INT32, INT64)))
 def test_items_round_trip(rows):
     raw = encode_items(*(np.array([row[n] for row in rows], np.int64) for n in range(3)))
@@ -169,6 +173,7 @@ def test_captured_batch_items():
         assert items["base_offset"].tolist() == bases.tolist(), path
 
 
+@settings(deadline=None)
 @given(st.builds(Checkpoint, INT64, INT64, INT64, INT64, INT64, INT64))
 def test_checkpoint_round_trip(checkpoint):
     raw = encode_checkpoint(checkpoint)
