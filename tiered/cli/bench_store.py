@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,20 +15,28 @@ if TYPE_CHECKING:
 
 def run(call: Call) -> int:
     """Make and print."""
-    from tiered.plugin.sample_store import make_store
+    from tiered.local.writer.bulk import make_store
 
     directory = call.argument("directory")
     made = make_store(
-        Path(directory),
-        topics=[f"bench-{number}" for number in range(call.whole("topics"))],
+        directory,
+        topics=call.whole("topics"),
         queues=call.whole("queues"),
         messages=call.whole("messages"),
         body_bytes=call.whole("body"),
-        log_file_bytes=call.whole("file-size"),
+        commitlog_file_bytes=call.whole("file-size"),
         seed=call.whole("seed"),
-        now_ms=call.clock.now_ms(),
+        clock=call.clock,
     )
-    show(call, [{"format": 1, "store": directory, **asdict(made)}])
+    document = {
+        "format": 1,
+        "store": directory,
+        "messages": made.messages,
+        "size_bytes": made.record_bytes,
+        "topics": made.topics,
+        "queues": made.queues,
+    }
+    show(call, [document])
     return 0
 
 

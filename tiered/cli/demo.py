@@ -27,6 +27,7 @@ QUEUES = 4
 WORDS = ("order", "paid", "sent", "tier", "queue", "offset", "broker", "ledger", "message", "body")
 BODY_BYTES = 512
 _MADE = ("store", "tier")
+_BATCH = 1000
 
 
 def run(call: Call) -> int:
@@ -89,22 +90,39 @@ def prepare(asked: str | None) -> Path:
 
 
 def make(call: Call, store: Path) -> dict[str, Any]:
-    """As ``bench make-store``, with bodies that can be read."""
-    from dataclasses import asdict
+    """Store messages whose bodies can be read, without a broker."""
+    import random
 
-    from tiered.plugin.sample_store import make_store
+    from tiered.local.writer.messages import Message, StoreSettings
+    from tiered.local.writer.store import EmbeddedStore
 
-    made = make_store(
+    rng = random.Random(1)  # noqa: S311 (content, no secret)
+    count, size = call.whole("messages"), 0
+    with EmbeddedStore.create(
         store,
-        topics=TOPICS,
-        queues=QUEUES,
-        messages=call.whole("messages"),
-        body_bytes=BODY_BYTES,
-        seed=1,
-        now_ms=call.clock.now_ms(),
-        words=WORDS,
-    )
-    return asdict(made)
+        cluster="demo-cluster",
+        broker="demo-broker",
+        clock=call.clock,
+        settings=StoreSettings(topic_queues=QUEUES),
+    ) as writer:
+        for start in range(0, count, _BATCH):
+            batch = [
+                Message(
+                    topic=TOPICS[number % len(TOPICS)],
+                    queue_id=number // len(TOPICS) % QUEUES,
+                    body=" ".join(rng.choices(WORDS, k=BODY_BYTES // 4)).encode()[:BODY_BYTES],
+                    tags=rng.choice(WORDS),
+                    keys=f"key-{number}",
+                )
+                for number in range(start, min(start + _BATCH, count))
+            ]
+            size += sum(stored.size_bytes for stored in writer.append_batch(batch))
+    return {
+        "messages": count,
+        "size_bytes": size,
+        "topics": len(TOPICS),
+        "queues": QUEUES,
+    }
 
 
 def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ _SYLLABLES: Final = (
     *(first + second for first in "bdfghklmnprstwyz" for second in "aeio"),
     *("nd", "rk", "st", "ll"),
 )
-_ZIPF_EXPONENT: Final = 0.85
+_ZIPF_EXPONENT: Final = 0.88
 _END: Final = '"}'
 _USER_SALT, _AMOUNT_SALT, _TEXT_SALT, _EVENT_SALT, _TOKEN_SALT = range(1, 6)
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)

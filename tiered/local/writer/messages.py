@@ -99,9 +99,11 @@ class Appended:
         physical_offset: Of its record in the log.
         offset_msg_id: Hex of store host and physical offset; by it a broker finds the record.
         msg_id: Its property ``UNIQ_KEY``.
+        size_bytes: Of its record.
     """
 
     queue_offset: QueueOffset
     physical_offset: PhysicalOffset
     offset_msg_id: str
     msg_id: str
+    size_bytes: int

@@ -368,6 +368,7 @@ class EmbeddedStore:
                 PhysicalOffset(position),
                 offset_msg_id(host, position),
                 found.msg_id,
+                found.size,
             )
         self._write(pending, placed)
 
