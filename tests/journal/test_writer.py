@@ -410,3 +410,26 @@ def test_a_checkpoint_of_our_own_entry_by_a_fast_follower_fences_nobody():
     writer.append(say("c"))
     assert history(inner).values == ["reign 1", "a", "b", "x", "c"]
     assert checkpoint_key(PREFIX, 4) in {info.key for info in inner.list("")}
+
+
+def test_any_thread_may_append_and_write_checkpoints():
+    store = MemoryStore()
+    writer = make_writer(store)
+
+    def body(name: str) -> None:
+        for number in range(30):
+            writer.append(say(f"{name}{number}"))
+            writer.write_checkpoint(force=True)
+
+    threads = [threading.Thread(target=body, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(writer.state.values)) == 91
+    for info in list(store.list(PREFIX)):
+        if info.key.endswith(".checkpoint"):
+            number = int(info.key[-31:-11])
+            found = JournalReader(store, PREFIX, ToyMachine()).read_checkpoint(number)
+            assert found
+            assert found[0].said == writer.state.said[:number]

@@ -126,7 +126,9 @@ def test_i2_items_point_at_their_records_and_holes_say_why():
 def test_a_commit_of_nothing_but_holes_has_no_times():
     file = fresh()
     file.append(batch_of(0, [None, None]), 0.0)
+    assert (file.buffered_bytes, file.has_buffered) == (0, True)
     commit = file.take(0)
+    assert not file.has_buffered
     assert (commit.times(), commit.data_bytes, commit.holes(), commit.count) == ((-1, -1), 0, 2, 2)
 
 

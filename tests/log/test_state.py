@@ -190,7 +190,16 @@ def test_a_new_incarnation_begins_at_its_start_and_the_old_stays():
     assert late.refused_parts == 1
 
 
-@pytest.mark.parametrize("number", [0, 2])
+def test_where_a_queue_begins_can_be_said_before_it_has_anything_and_is_no_matter_afterwards():
+    begin = queue_action("incarnation", QUEUE, 0, start=7, reason="begins here")
+    state = replay([REIGN], [begin])
+    assert (life(state).min_offset, life(state).commit_offset) == (7, 7)
+    assert life(replay([REIGN], [begin], [add(part(7, 0), 0)])).commit_offset == 17
+    late = replay([REIGN], [add(part(7, 0), 0), begin])
+    assert (life(late).commit_offset, late.refused_parts) == (17, 0)
+
+
+@pytest.mark.parametrize("number", [2, 3])
 def test_incarnations_are_numbered_without_a_hole(number: int):
     again = queue_action("incarnation", QUEUE, number, start=0, reason="r")
     state = replay([REIGN], [add(part(0, 0), 0)], [again])

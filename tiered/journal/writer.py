@@ -1,7 +1,7 @@
 """Appending to a journal: put-if-absent of the next number is the one atomic point of the whole tier.
 
-How to use it: make one, ``take_reign`` once, then ``append`` from one thread at a time. Others than the writer (expiry,
-compaction) take no reign; they ``catch_up`` and ``append`` with a check of what they presume.
+How to use it: make one, ``take_reign`` once, then ``append``. From any thread; one waits for the other. Others than the
+writer (expiry, compaction) take no reign; they ``catch_up`` and ``append`` with a check of what they presume.
 
 Ordering: entry ``n + 1`` is sent only after the outcome of ``n`` is known.
 
@@ -24,6 +24,7 @@ After a crash: the entry is there or it is not; nothing else has to be cleaned u
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
@@ -34,7 +35,6 @@ from tiered.keys import checkpoint_key, entry_key
 
 if TYPE_CHECKING:
     import random
-    import threading
     from collections.abc import Callable, Mapping, Sequence
 
     from backends.base import ObjectStore
@@ -89,6 +89,7 @@ class JournalWriter(Generic[S]):
         self._clock = clock
         self._rng = rng
         self._stop = stop
+        self._lock = threading.RLock()
         self._in_flight = 0
         self.writer = writer
         self.generation = 0
@@ -111,7 +112,8 @@ class JournalWriter(Generic[S]):
             DataError: The journal is damaged.
             BackendError: The store could not be read.
         """
-        self._reader.catch_up()
+        with self._lock:
+            self._reader.catch_up()
 
     def take_reign(self, holder: Mapping[str, Any]) -> None:
         """Begin to reign: whatever an earlier writer has in flight will be named by no entry.
@@ -123,10 +125,11 @@ class JournalWriter(Generic[S]):
             FencedError: Another writer took a reign at the same moment.
             BackendError: The journal could not be read.
         """
-        self.catch_up()
-        generation = self._machine.generation(self.state) + 1
-        self.generation = generation
-        self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])
+        with self._lock:
+            self.catch_up()
+            generation = self._machine.generation(self.state) + 1
+            self.generation = generation
+            self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])
 
     def append(
         self, actions: Sequence[Action], *, check: Callable[[S], None] | None = None
@@ -144,6 +147,10 @@ class JournalWriter(Generic[S]):
                 be or become history.
             ClosedError: An earlier call ended by an error.
         """
+        with self._lock:
+            return self._append(actions, check)
+
+    def _append(self, actions: Sequence[Action], check: Callable[[S], None] | None) -> Entry:
         if self._in_flight:
             raise ClosedError(f"this journal writer has ended with entry {self._in_flight}")
         while True:
@@ -169,7 +176,10 @@ class JournalWriter(Generic[S]):
         Returns:
             Whether one was written. A failure is no error: a checkpoint only makes opening faster.
         """
-        due = 1 if force else CHECKPOINT_ENTRIES
+        with self._lock:
+            return self._write_checkpoint(1 if force else CHECKPOINT_ENTRIES, force=force)
+
+    def _write_checkpoint(self, due: int, *, force: bool) -> bool:
         if self._in_flight or self._reader.since_checkpoint < due:
             return False
         begin_s = self._clock.monotonic_s()
@@ -181,6 +191,7 @@ class JournalWriter(Generic[S]):
         except AlreadyExistsError:
             pass
         except BackendError:
+            self._checkpoint_not_before_s = self._clock.monotonic_s() + _PAUSE_S_MAX
             return False
         now_s = self._clock.monotonic_s()
         self._checkpoint_not_before_s = now_s + _CHECKPOINT_REST * (now_s - begin_s)

@@ -181,6 +181,11 @@ class CompositeFlatFile:
         return self._buffered
 
     @property
+    def has_buffered(self) -> bool:
+        """Something waits in the buffer, perhaps only holes, which have no bytes."""
+        return bool(self._buffer)
+
+    @property
     def is_settled(self) -> bool:
         """Nothing is buffered or under way."""
         return self._commit_offset == self._append_offset

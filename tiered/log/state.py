@@ -57,7 +57,7 @@ class TierMachine:
                   the last, only the reigning writer may, since it would go on in it
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     quarantine    ``count``: so many records went into quarantine
-    incarnation   ``start``, ``reason``: the queue begins anew
+    incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
     meta          ``store``: identity of the local store
     ============= ============================================================================================
     """
@@ -259,6 +259,8 @@ def _incarnation(work: _Work, action: Action) -> None:
     queue = _queue(action)
     lives = work.queues.get(queue, ())
     number = lives[-1].incarnation + 1 if lives else 0
+    if lives and action["incarnation"] == 0:
+        return  # it was to say where the queue begins, and a part was faster
     if action["incarnation"] != number or not work.reigns:
         work.refuse()
         return
