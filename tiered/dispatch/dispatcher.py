@@ -145,15 +145,15 @@ class TieredDispatcher:
         )
 
     def _make_compensation(self) -> Compensation:
-        part_bytes = self._settings.part_bytes
+        batch_bytes = min(self._settings.part_bytes, self._settings.step_bytes)
         return Compensation(
             self._local,
             take=self._take_compensated,
-            has_room=lambda: self.budget.has_room(part_bytes),
+            has_room=lambda: self.budget.has_room(batch_bytes),
             file=self.file,
             state_fact=self._rounds.state_fact,
             counters=self.counters,
-            batch_bytes=part_bytes,
+            batch_bytes=batch_bytes,
             stop=self._stop,
         )
 
@@ -202,10 +202,10 @@ class TieredDispatcher:
         follower = self._local.follow(starts)
         try:
             while not stop() and self.fault is None:
-                if not self.budget.has_room(self._settings.window_bytes):
+                if not self.budget.has_room(self._settings.step_bytes):
                     self._wait_for_room()
                     continue
-                batches = follower.poll(self._settings.window_bytes)
+                batches = follower.poll(self._settings.step_bytes)
                 for batch in batches:
                     self.dispatch(batch)
                 self._read_throttle.take(sum(memoryview(batch.data).nbytes for batch in batches))

@@ -56,6 +56,14 @@ class DispatchSettings:
             )
 
     @property
+    def step_bytes(self) -> int:
+        """Bytes of the local log looked at in one step, within a quarter of the buffer.
+
+        So a step that does not fit any more means that memory is under pressure, and buffers are committed early.
+        """
+        return min(self.window_bytes, max(1, self.buffer_bytes_max // 4))
+
+    @property
     def commit_policy(self) -> CommitPolicy:
         """For ``CompositeFlatFile``."""
         return CommitPolicy(
