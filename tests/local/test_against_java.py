@@ -1,0 +1,72 @@
+"""Damaged stores, as Java's own recovery reads them: the same end of the log, and nothing that it serves is missing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from support import oracle
+
+from tests.local import harness
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.java, oracle.needs_java]
+NAMES = ("s05b-torn", "s08-crash-continue", "s01-basic", "s11-lmq-batchcq", "s05-crash")
+FEW, MANY = 4, 40
+
+
+def strike(store: Path, dice: random.Random) -> None:
+    """Damage what a start looks at: the newest log files, the ends of consume queues, the checkpoint."""
+    abort = store / "abort"
+    if dice.random() < 0.5:
+        abort.write_text("1")
+    if dice.random() < 0.3:
+        (store / "checkpoint").write_bytes(bytes(4096))
+    for _ in range(dice.randrange(4)):
+        kind = dice.choice(["flip", "zero", "remove", "page", "queue"])
+        logs = sorted((store / "commitlog").iterdir())
+        queues = sorted(store.glob("consumequeue/*/*/*"))
+        if kind == "remove" and len(logs) > 1:
+            logs[-1].unlink()
+        elif kind in {"flip", "zero"}:
+            file = dice.choice(logs[-3:])
+            data = bytearray(file.read_bytes())
+            at = dice.randrange(len(data))
+            if kind == "flip":
+                data[at] ^= 1 << dice.randrange(8)
+            else:
+                at = at // 4096 * 4096
+                data[at:] = bytes(len(data) - at)
+            file.write_bytes(data)
+        elif kind == "page" and queues:
+            max(dice.choice(queues).parent.iterdir()).unlink()
+        elif kind == "queue" and queues:
+            shutil.rmtree(dice.choice(queues).parent)
+
+
+def seeds() -> list[object]:
+    return [
+        pytest.param(seed, marks=() if seed < FEW else (pytest.mark.slow,)) for seed in range(MANY)
+    ]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_java_agrees(seed: int, tmp_path: Path):
+    dice = random.Random(seed)
+    directory = harness.unpack(dice.choice(NAMES), tmp_path)
+    strike(directory, dice)
+    java = harness.read_dump(oracle.dump(directory, may_break_off=True))
+    store = harness.open_store(directory)
+    taken = harness.follow_all(store, 100_000)
+    harness.check_complete(store, taken)
+    assert store.report().log_end == java.store["max_physical_offset"]
+    for queue, messages in java.messages.items():
+        for offset, message in messages.items():
+            # Java serves records without looking at their CRC, and looks for missing entries in ten files only.
+            hole = taken.holes.get(queue, {}).get(offset)
+            assert hole is not None or taken.messages[queue][offset] == message
+    store.close()
