@@ -279,6 +279,17 @@ def test_segments_roll_by_size_and_by_age():
     assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5, 7]
 
 
+def test_nothing_is_taken_while_the_entry_of_a_gap_is_on_its_way():
+    file = fresh()
+    file.hold()
+    assert file.append(batch_of(0, [b"late"]), 0.0) is AppendResult.GAP
+    file.skip_to(QueueOffset(5))
+    assert file.append(batch_of(0, [b"late"]), 0.0) is AppendResult.DUPLICATE
+    assert file.append(batch_of(5, [b"a"]), 0.0) is AppendResult.APPENDED
+    with pytest.raises(AssertionError):
+        file.hold()
+
+
 def test_behind_a_gap_a_restarted_writer_opens_a_new_segment():
     queue = Queue.new()
     queue.file.append(batch_of(0, [b"a"]), 0.0)

@@ -49,7 +49,7 @@ class AppendResult(Enum):
     APPENDED = "appended"
     DUPLICATE = "duplicate"
     GAP = "gap"
-    """The batch begins behind the append offset; nothing was taken."""
+    """The batch begins behind the append offset, or a gap is being recorded; nothing was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,7 @@ class CompositeFlatFile:
         self._buffer: deque[tuple[RecordBatch, float]] = deque()
         self._buffered = 0
         self._uploading: GroupCommit | None = None
+        self._is_held = False
         parts = life.segments[-1].parts if life.segments else ()
         self._roll_next = bool(parts) and parts[-1].queue_end != life.commit_offset  # behind a gap
 
@@ -197,7 +198,7 @@ class CompositeFlatFile:
             batch: Records of this queue.
             now_s: Monotonic time.
         """
-        if batch.base_offset > self._append_offset:
+        if batch.base_offset > self._append_offset or self._is_held:
             return AppendResult.GAP
         if batch.end_offset <= self._append_offset:
             return AppendResult.DUPLICATE
@@ -207,9 +208,15 @@ class CompositeFlatFile:
         self._append_offset = rest.end_offset
         return AppendResult.APPENDED
 
+    def hold(self) -> None:
+        """Take nothing until ``skip_to``: an entry that records a gap is on its way. Nothing may be in hand."""
+        assert self.is_settled
+        self._is_held = True
+
     def skip_to(self, queue_offset: QueueOffset) -> None:
         """Go on behind a gap that an entry has recorded; nothing may be buffered or under way."""
         assert self.is_settled
+        self._is_held = False
         self._commit_offset = self._taken_offset = self._append_offset = queue_offset
         self._roll_next = True
 
