@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from support.servers import S3Server, run_minio, run_ministack, run_moto
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+settings.register_profile("tiered", deadline=None)  # a loaded machine is no failure
+settings.load_profile("tiered")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from cli.program import CommandLine
 from tiered import __version__
 from tiered.cli.frame import COMMANDS, Program, program
 
-HEAVY = {"numpy", "rich", "boto3", "botocore", "obstore", "fsspec", "s3fs", "json5", "lz4"}
+HEAVY = {"numpy", "rich", "boto3", "botocore", "obstore", "fsspec", "s3fs", "lz4"}
 
 
 def commands():
