@@ -247,3 +247,15 @@ def test_names_can_be_given(store: Path):
     opened = harness.open_store(store, cluster="one", broker="two")
     assert (opened.identity.cluster, opened.identity.broker) == ("one", "two")
     opened.close()
+
+
+def test_very_many_light_queues_are_not_all_named(tmp_path: Path):
+    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    for number in range(150):
+        (directory / "consumequeue" / f"%LMQ%x{number:03d}").mkdir()
+    opened = harness.open_store(directory)
+    assert harness.follow_all(opened).messages == harness.expected("s11-lmq-batchcq").messages
+    left = {left.name: left.reason for left in opened.report().left_out}
+    assert len(left) == 101
+    assert "153" in left["%LMQ%*"]
+    opened.close()

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING
 
 from tiered.local.consumequeues import BatchQueue, PlainQueue, QueueIndex
 from tiered.local.face import LeftOut
-from tiered.local.layout import BATCH_DIRECTORY, Layout, list_queues, queue_file_bytes
+from tiered.local.layout import (
+    BATCH_DIRECTORY,
+    Layout,
+    list_topic_queues,
+    list_topics,
+    queue_file_bytes,
+)
 from tiered.local.topics import LIGHT_PREFIX, reason_left_out
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from tiered.local.configs import Topics
     from tiered.local.files import FileCache
+
+LIGHT_NAMED_MAX = 100
+"""Light queues that are named one by one; there can be a million of them."""
 
 
 @dataclass(slots=True)
@@ -70,16 +79,31 @@ class Catalog:
         self.log_min = -1
 
     def load(self) -> list[QueueIndex]:
-        """Take in every queue that has a directory; the indexes of those that are left out.
+        """Take in every queue that has a directory, and open the indexes of those that are left out.
 
-        Of light queues, which can be very many, the indexes are not opened.
+        Light queues are only named.
+
+        Returns:
+            The indexes of queues that are left out, in no order.
         """
         others: list[QueueIndex] = []
-        for queue, is_batch in list_queues(self._layout.root).items():
-            if self.reason(queue.topic) is None:
-                self.states.setdefault(queue, QueueState(queue, self._index(queue, is_batch)))
-            elif not queue.topic.startswith(LIGHT_PREFIX):
-                others.append(self._index(queue, is_batch))
+        light = []
+        for topic, is_batch in list_topics(self._layout.root):
+            if topic.startswith(LIGHT_PREFIX):
+                light.append(topic)
+                continue
+            is_tiered = self.reason(topic) is None
+            for queue in list_topic_queues(self._layout.root, topic, is_batch=is_batch):
+                if not is_tiered:
+                    others.append(self._index(queue, is_batch))
+                elif queue not in self.states:
+                    self.states[queue] = QueueState(queue, self._index(queue, is_batch))
+        for topic in light[:LIGHT_NAMED_MAX]:
+            self.reason(topic)
+        if len(light) > LIGHT_NAMED_MAX:
+            self.leave_out(
+                f"{LIGHT_PREFIX}*", f"{len(light)} light queues in all; not all are named"
+            )
         return others
 
     def find(self, queue: MessageQueue) -> QueueState | None:

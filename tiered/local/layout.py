@@ -124,15 +124,32 @@ def queue_file_bytes(directory: str, *, is_batch: bool) -> int:
     return size or (_BATCH_BYTES_DEFAULT if is_batch else _QUEUE_BYTES_DEFAULT)
 
 
+def list_topics(root: str) -> list[tuple[str, bool]]:
+    """Every topic that has a directory of consume queues, and whether they are batch queues."""
+    return [
+        (topic, is_batch)
+        for kind, is_batch in ((QUEUE_DIRECTORY, False), (BATCH_DIRECTORY, True))
+        for topic in list_names(f"{root}/{kind}")
+    ]
+
+
+def list_topic_queues(root: str, topic: str, *, is_batch: bool) -> list[MessageQueue]:
+    """A topic's queues that have a directory."""
+    kind = BATCH_DIRECTORY if is_batch else QUEUE_DIRECTORY
+    return [
+        MessageQueue(topic, int(number))
+        for number in list_names(f"{root}/{kind}/{topic}")
+        if number.isascii() and number.isdigit()
+    ]
+
+
 def list_queues(root: str) -> dict[MessageQueue, bool]:
-    """Every queue that has a directory, and whether it is a batch queue."""
-    found: dict[MessageQueue, bool] = {}
-    for kind, is_batch in ((QUEUE_DIRECTORY, False), (BATCH_DIRECTORY, True)):
-        for topic in list_names(f"{root}/{kind}"):
-            for number in list_names(f"{root}/{kind}/{topic}"):
-                if number.isascii() and number.isdigit():
-                    found[MessageQueue(topic, int(number))] = is_batch
-    return found
+    """Every queue that has a directory, light queues too, and whether it is a batch queue."""
+    return {
+        queue: is_batch
+        for topic, is_batch in list_topics(root)
+        for queue in list_topic_queues(root, topic, is_batch=is_batch)
+    }
 
 
 def _check_directory(root: str) -> None:
@@ -174,10 +191,10 @@ def _refuse_foreign(root: str, names: list[str]) -> None:
 
 def _has_entries(root: str) -> bool:
     return any(
-        list_bases(f"{root}/{kind}/{topic}/{number}")
-        for kind in (QUEUE_DIRECTORY, BATCH_DIRECTORY)
-        for topic in list_names(f"{root}/{kind}")
-        for number in list_names(f"{root}/{kind}/{topic}")
+        list_bases(
+            f"{root}/{BATCH_DIRECTORY if is_batch else QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        )
+        for queue, is_batch in list_queues(root).items()
     )
 
 

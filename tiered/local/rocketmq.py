@@ -72,7 +72,8 @@ class RocketMQOptions:
         files_open_max: File descriptors held between reads; None: half of what the process may have, at most 4,096.
         whole_log_bytes_max: A stopped store with a log up to this size is scanned whole when it is opened, to find
             records that no consume queue lists; a larger one only when something suggests it.
-        broker_max_offset: Asks the running broker for the end of its log (physical offset); None: not asked.
+        broker_max_offset: The end of the running broker's log (physical offset), as it last told; None: it is not
+            asked. Called under the store's lock, so it must answer at once, from what it knows, and not raise.
     """
 
     cluster: str | None = None
