@@ -1,0 +1,82 @@
+"""The ends of log files: a record needs 8 bytes behind it, or it goes into the next file."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from local_writer.reading import NAMES, check_same, read_all
+
+from tiered.clock import ManualClock
+from tiered.format.record import MAGIC_BLANK, SIZE_AND_MAGIC
+from tiered.local.writer.messages import Message, StoreSettings
+from tiered.local.writer.store import EmbeddedStore
+from tiered.local.writer.uniqkeys import UniqueKeys
+from tiered.model import MessageQueue
+
+QUEUE = MessageQueue("t", 0)
+
+
+def write(folder: Path, messages: list[Message], file_bytes: int, *, cuts: int = 0) -> list:
+    """Store messages in batches; ``cuts`` times it is closed and opened in between."""
+    options = {
+        **NAMES,
+        "clock": ManualClock(),
+        "settings": StoreSettings(file_bytes, 5),
+        "unique_key": UniqueKeys(random.Random(1)),
+    }
+    EmbeddedStore.create(folder, **options).close()
+    step = max(1, -(-len(messages) // (cuts + 1)))
+    put = []
+    for start in range(0, len(messages), step):
+        with EmbeddedStore.open(folder, **options) as store:
+            put += store.append_batch(messages[start : start + step])
+    return put
+
+
+def test_every_remainder(tmp_path: Path):
+    """Behind two records from none to a whole record more than fits: 8 bytes are a blank, 7 are too few."""
+    message = Message("t", 0, b"")
+    size = write(tmp_path / "size", [message], 4096)[0].size_bytes
+    for rest in range(size + 9):
+        put = write(tmp_path / f"{rest}", [message] * 5, 2 * size + rest)
+        in_file = 1 if rest < 8 else 2 if rest < size + 8 else 3
+        file_bytes = 2 * size + rest
+        assert [where.physical_offset for where in put] == [
+            at // in_file * file_bytes + at % in_file * size for at in range(5)
+        ]
+        with (tmp_path / f"{rest}" / "commitlog" / f"{0:020d}").open("rb") as log:
+            log.seek(in_file * size)
+            left = file_bytes - in_file * size
+            assert SIZE_AND_MAGIC.unpack(log.read(8)) == (left, MAGIC_BLANK)
+            assert log.read() == bytes(left - 8)
+        found = read_all(tmp_path / f"{rest}")[QUEUE]
+        for where in put:
+            check_same(message, where, found[where.queue_offset])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    bodies=st.lists(st.integers(0, 900), max_size=30),
+    file_bytes=st.integers(1024, 3000),
+    queues=st.integers(1, 3),
+    cuts=st.integers(0, 3),
+    count_max=st.integers(1, 9),
+)
+def test_any_sizes(bodies: list[int], file_bytes: int, queues: int, cuts: int, count_max: int):
+    messages = [
+        Message("t", at % queues, bytes([at]) * size, tags=f"tag-{at}")
+        for at, size in enumerate(bodies)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "s")
+        if any(size > file_bytes - 250 for size in bodies):
+            file_bytes += 900
+        put = write(path, messages, file_bytes, cuts=cuts)
+        found = read_all(path, count_max)
+    assert sum(map(len, found.values())) == len(messages)
+    for message, where in zip(messages, put, strict=True):
+        check_same(message, where, found[MessageQueue("t", message.queue_id)][where.queue_offset])
