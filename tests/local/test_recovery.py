@@ -248,4 +248,6 @@ def test_a_damaged_unit_does_not_fit():
     units = np.zeros(5, BATCH_ITEM)
     units["count"] = 10
     units["base_offset"] = [150, 160, 0, 180, 190]
+    assert consistent(units[:0]).tolist() == []
+    assert consistent(units[:1]).tolist() == [True]
     assert consistent(units).tolist() == [True, True, False, True, True]

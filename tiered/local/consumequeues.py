@@ -268,6 +268,8 @@ def consistent(units: Items) -> Flags:
     A unit that goes on where the one before ends, or ends where the one behind begins, fits. Any other must lie
     between those that fit.
     """
+    if len(units) <= 1:
+        return np.ones(len(units), np.bool_)
     bases, ends = units["base_offset"].astype(np.int64), _ends(units)
     links = bases[1:] == ends[:-1]
     fits: Flags = np.concatenate(([False], links)) | np.concatenate((links, [False]))
