@@ -8,11 +8,17 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from support.synthetic import SyntheticStore
 from typing_extensions import Buffer
 
-from backends.errors import PermissionDeniedError, UnavailableError, UnknownOutcomeError
+from backends.errors import (
+    AlreadyExistsError,
+    PermissionDeniedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from backends.memory import MemoryStore
 from tiered.clock import SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
@@ -20,6 +26,7 @@ from tiered.dispatch.sealer import Sealer
 from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.journal.writer import JournalWriter
+from tiered.local.face import RecordBatch
 from tiered.log.reader import TierReader
 from tiered.log.state import Gap, TierMachine
 from tiered.model import MessageQueue, QueueOffset
@@ -322,3 +329,66 @@ def test_a_queue_that_has_nothing_to_take_is_known_with_its_bounds():
     local.append("t0", 0, b"later")
     run_once(store, local, seed=2)
     assert_equal(store, local)
+
+
+def test_a_buffer_of_nothing_but_holes_is_uploaded():
+    store, local = MemoryStore(), SyntheticStore()
+    queue = MessageQueue("t", 0)
+    local.append("t", 0, b"")
+    hole = RecordBatch(
+        queue=queue,
+        base_offset=QueueOffset(0),
+        data=b"",
+        positions=np.zeros(1, np.int64),
+        sizes=np.zeros(1, np.int32),
+        tag_codes=np.ones(1, np.int64),
+        store_timestamps_ms=np.full(1, -1, np.int64),
+        physical_offsets=np.full(1, -1, np.int64),
+    )
+    with dispatching(store, local) as dispatcher:
+        assert dispatcher.dispatch(hole)
+        assert dispatcher.drain(10), dispatcher.fault
+        assert dispatcher.lag()[queue] == 1
+
+
+def test_a_process_that_was_cloned_stops():
+    local = filled(each=2)
+    with dispatching(
+        Flaky(MemoryStore(), lambda key: AlreadyExistsError("ours") if "/queue/" in key else None),
+        local,
+    ) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert not dispatcher.drain(5)
+        assert isinstance(dispatcher.fault, FencedError)
+
+
+def test_a_batch_polled_before_the_expiry_does_not_slip_in_before_the_gap():
+    store, local, reached, go = (
+        MemoryStore(),
+        filled(1, 1, 30),
+        threading.Event(),
+        threading.Event(),
+    )
+    run_once(store, local)
+    for number in range(40):
+        local.append("t0", 0, b"more %d" % number)
+    queue = MessageQueue("t0", 0)
+    late = local.read(queue, 30, bytes_max=1 << 20, count_max=5)
+    assert late is not None
+    local.expire("t0", 0, 50)
+
+    def decide(key: str) -> Exception | None:
+        if "/journal/" in key and not key.endswith("checkpoint") and reached.is_set():
+            go.wait(5)
+        return None
+
+    with dispatching(Flaky(store, decide), local, seed=4) as dispatcher:
+        reached.set()
+        dispatcher.follow(lambda: False, until_idle=True)
+        threading.Event().wait(0.2)
+        dispatcher.dispatch(late)
+        go.set()
+        assert dispatcher.drain(20), dispatcher.fault
+    messages, gaps = read_back(store, queue)
+    assert [(gap.start, gap.end) for gap in gaps] == [(30, 50)]
+    assert set(messages) == {*range(30), *range(50, 70)}

@@ -124,6 +124,7 @@ class Compensation:
             start = file.commit_offset
             if not file.is_settled:
                 return
+            file.hold()  # what was polled before the expiry must not slip in before the entry
             with self._lock:
                 self._gaps.add(file.queue)
 

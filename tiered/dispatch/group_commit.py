@@ -14,11 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from backends.errors import BackendError
+from backends.errors import AlreadyExistsError, BackendError
 from tiered.dispatch.throttle import Throttle
-from tiered.errors import StoreUnavailableError
+from tiered.errors import FencedError, StoreUnavailableError, TieredStoreError
 
 if TYPE_CHECKING:
     import random
@@ -113,7 +114,8 @@ class GroupCommitter:
             commit = file.take(self._clock.now_ms())
             with self._lock:
                 self._open += 1
-            self._pool.submit(self._guard, lambda: self._upload(file, commit))
+            with suppress(RuntimeError):  # the pool was closed meanwhile: the commit is given up
+                self._pool.submit(self._guard, lambda: self._upload(file, commit))
 
     def close(self) -> None:
         """Wait for the uploads that run; those that wait are given up."""
@@ -122,7 +124,7 @@ class GroupCommitter:
     def _scan_one(self, file: CompositeFlatFile) -> None:
         pressed = self._budget.under_pressure and self._open < self._settings.uploads_max
         self.upload_if_due(file, flush=self.flush or pressed)
-        if not file.buffered_bytes:
+        if not file.has_buffered:
             with self._lock:
                 self._active.discard(file)
 
@@ -167,8 +169,13 @@ class GroupCommitter:
         return min(pause_s, settings.backoff_s_max) * self._rng.uniform(0.5, 1.0)
 
 
-def refused(error: BackendError) -> StoreUnavailableError:
+def refused(error: BackendError) -> TieredStoreError:
     """The error of a store that says no, and will say so again."""
+    if isinstance(error, AlreadyExistsError):  # no two tries share a key
+        return FencedError(
+            f"another process writes under our own id, so this one was cloned: {error}",
+            do="stop one of the two, then attach again",
+        )
     return StoreUnavailableError(
         f"the store refuses an upload: {error}", do="mend permissions or bucket, then attach again"
     )

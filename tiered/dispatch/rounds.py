@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 
+_PAUSE_S_MAX = 30.0
+"""Between two tries of index uploads while none succeeds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """Something else than a part that the next entry shall say.
@@ -114,11 +118,14 @@ class RoundBuilder:
             FencedError: Another writer has taken over.
             StoreUnavailableError: Told to stop while the store did not answer.
         """
+        failures = 0
         while not stop.is_set():
             self._clock.wait(self._wake, 0.25)
             self._wake.clear()
-            if self.run_round() == 0 and not self.is_idle:
-                self._clock.wait(stop, 0.2)  # all index uploads failed: no busy loop
+            stuck = self.run_round() == 0 and not self.is_idle
+            failures = failures + 1 if stuck else 0
+            if stuck:  # all index uploads failed: fewer and fewer tries, so that an outage makes few orphans
+                self._clock.wait(stop, min(_PAUSE_S_MAX, 0.2 * 2.0 ** min(failures, 30)))
         self.run_round()
 
     def wake(self) -> None:
@@ -133,14 +140,14 @@ class RoundBuilder:
             self._busy = bool(read_map or facts)
         try:
             built = self._build(read_map)
-            actions = [action for one in built for action in _actions(one)]
-            actions += [fact.action for fact in facts]
+            actions = [fact.action for fact in facts]  # a queue is made known before its parts
+            actions += [action for one in built for action in _actions(one)]
             if actions:
                 self._append(actions)
-            for one in built:
-                self._committed(one.stored, one.part, one.quarantined)
             for fact in facts:
                 fact.done()
+            for one in built:
+                self._committed(one.stored, one.part, one.quarantined)
         finally:
             with self._lock:
                 self._busy = False

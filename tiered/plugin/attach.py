@@ -222,6 +222,8 @@ class Attachment:
         }
 
     def _take_reign(self) -> None:
+        self._journal.catch_up()
+        self._require_same_store()  # again: another store may have begun this tier a moment ago
         self._journal.take_reign(asdict(Holder.present()))
         mine = self._store_document()
         known = self._journal.state.store
