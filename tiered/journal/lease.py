@@ -5,8 +5,9 @@ The object ``lease`` is the one mutable object of a tier, changed only by compar
 
 Rules: an absent, released or unreadable lease is free. One that has expired by our wall clock is free. One whose holder
 was a process of this host and this boot that no longer runs is free at once. Else we wait for it, saying so, or give up.
-A holder renews at a third of the duration, on its monotonic clock; when it could not renew until two thirds are over it
-must stop writing (``Lease.renew`` says so by ``FencedError``), so that it has stopped before anybody can take the lease.
+A holder renews at a third of the duration. While the store does not answer it goes on trying, however long that takes:
+afterwards the lease is still its own, or another has taken it, and then it stops (``FencedError``). Two that write at
+once meanwhile do no harm, since the journal has room for one.
 Where an answer is lost the lease is read back: it bears the writer's id, so a write that landed late is known as ours.
 
 After a crash the lease stays until it expires, or is taken at once by a process of the same host.
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore, Version
     from tiered.clock import Clock
 
-_SAFE_SHARE = 2 / 3
 _TRIES = 3
 
 
@@ -111,7 +111,6 @@ class Lease:
         self._seconds = seconds
         self._clock = clock
         self._version: Version | None = None
-        self._renewed_s = 0.0
 
     def try_acquire(self) -> LeaseState | None:
         """Take the lease if it is free.
@@ -170,22 +169,13 @@ class Lease:
         """Prolong the lease.
 
         Raises:
-            FencedError: Another has it, or we could not renew in time: stop writing now.
+            FencedError: Another has it: stop writing.
             BackendError: Not renewed; try again soon.
         """
         try:
-            try:
-                self._write(self._version)
-            except PreconditionFailedError:
-                self._write(self._version_of_ours())
-        except BackendError:
-            if self._clock.monotonic_s() - self._renewed_s >= self._seconds * _SAFE_SHARE:
-                raise FencedError(
-                    f"the lease could not be renewed for {self._seconds * _SAFE_SHARE:.0f} s",
-                    where=f"{self._store.url}/{self._key}",
-                    do="check the store, then attach again",
-                ) from None
-            raise
+            self._write(self._version)
+        except PreconditionFailedError:
+            self._write(self._version_of_ours())
 
     def release(self) -> None:
         """Give the lease back, if it is still ours. A failure is no error: it expires by itself."""
@@ -219,7 +209,6 @@ class Lease:
         return present.released or expired or present.holder.is_gone()
 
     def _write(self, expected: Version | None, *, released: bool = False) -> None:
-        before_s = self._clock.monotonic_s()
         document: Mapping[str, Any] = {
             "format": 1,
             "holder": asdict(self._holder),
@@ -234,7 +223,6 @@ class Lease:
             if present is None or present.writer != self._writer or version == expected:
                 raise
             self._version = version
-        self._renewed_s = before_s
 
 
 def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version | None]:
