@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from local_writer.reading import KINDS, NAMES, read_all
-from support.oracle import dump, needs_java
+from support.oracle import SMALL, Broker, dump, needs_java
 
 from tiered.clock import SystemClock
 from tiered.format.compression import decompress_body
@@ -111,3 +111,27 @@ def test_java_reads_what_was_made_in_bulk(tmp_path: Path):
         consumequeue_file_items=50,
     )
     check_as_java_reads(tmp_path / "s", 3000)
+
+
+def test_a_broker_and_we_take_turns(tmp_path: Path):
+    """A real broker starts on our store, adds to it and stops; we go on with that."""
+    settings = StoreSettings(
+        SMALL["mappedFileSizeCommitLog"], SMALL["mappedFileSizeConsumeQueue"] // 20
+    )
+    root = tmp_path / "s"
+    ours = [Message("turns", at % 4, b"x" * 1000, tags="ours", keys=f"k{at}") for at in range(700)]
+    with EmbeddedStore.create(root, **NAMES, clock=SystemClock(), settings=settings) as store:
+        store.append_batch(ours)
+    before = read_all(root)
+    with Broker(tmp_path, root) as broker:
+        broker.start()
+        acknowledged = broker.produce("turns", 100, queues=4)
+        broker.stop()
+    assert sorted(line["queue_offset"] for line in acknowledged) == sorted([*range(175, 200)] * 4)
+    with EmbeddedStore.open(root, **NAMES, clock=SystemClock()) as store:
+        put = store.append_batch(ours)
+    assert put[0].queue_offset == 200
+    found = read_all(root)
+    for queue, records in before.items():
+        assert {offset: found[queue][offset] for offset in records} == records
+    check_as_java_reads(root, 1500)

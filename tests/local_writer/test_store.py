@@ -424,6 +424,7 @@ def test_many_queues_with_few_open_files(tmp_path: Path, monkeypatch: pytest.Mon
     with make(tmp_path) as store:
         for number in range(60):
             store.append(Message("t", number % 20, b"x"))
+            assert len(store._rows._files._open) <= 3
         store.flush()
         store.append(Message("t", 0, b"x"))
     found = read_all(tmp_path / "s")

@@ -13,9 +13,6 @@ after survives the end of the machine.
 
 **Crashes** leave the file ``abort``. Such a store is refused by ``open``: it needs recovery, which is a broker's to do
 (and will be this module's). Opening it with a broker and stopping that cleanly makes it whole; readers read it as it is.
-
-Every record goes to the log first, then to its consume queue, both in log order: what a consume queue lists is there,
-and nothing in front of it is missing.
 """
 
 from __future__ import annotations
@@ -23,47 +20,29 @@ from __future__ import annotations
 import os
 import random
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from struct import Struct
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
-from tiered.format.consume_queue import ITEM_BYTES, fillers
-from tiered.format.ids import offset_msg_id
-from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
-from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY, inspect
+from tiered.format.consume_queue import ITEM_BYTES
+from tiered.local.layout import inspect
 from tiered.local.liveness import ABORT_FILE
-from tiered.local.writer.files import RowFiles
 from tiered.local.writer.hold import Disk, StoreHold
 from tiered.local.writer.messages import Appended, Message, StoreSettings
-from tiered.local.writer.records import Draft, check_host, check_topic, draft, encode
-from tiered.local.writer.startup import QueueEnd, StoreEnd, read_end
+from tiered.local.writer.records import Draft, check_host, check_topic, draft
+from tiered.local.writer.rows import StoreRows
+from tiered.local.writer.startup import StoreEnd, read_end
 from tiered.local.writer.topictable import TopicTable
 from tiered.local.writer.uniqkeys import UniqueKeys
-from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+from tiered.model import PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tiered.clock import Clock
     from tiered.local.layout import Layout
-
-_ITEM: Final = Struct(">qiq")
-_WRITE_BYTES: Final = 1 << 20
-"""How much of a batch is put into the log at once, before its items are listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A record that is about to be written."""
-
-    queue: MessageQueue
-    end: QueueEnd
-    queue_offset: int
-    physical_offset: int
-    size: int
-    tag_code: int
+    from tiered.model import MessageQueue
 
 
 class EmbeddedStore:
@@ -195,10 +174,8 @@ class EmbeddedStore:
         self._clock = clock
         self._settings = settings
         self._unique_key = unique_key
-        self._log_end = end.log_end
         self._store_ms = end.store_ms
-        self._queues = dict(end.queues)
-        self._files = RowFiles()
+        self._rows = StoreRows(hold.root, end, settings)
         self._lock = threading.Lock()
         self._is_closed = False
         self._failure = ""
@@ -214,13 +191,12 @@ class EmbeddedStore:
     def log_end(self) -> PhysicalOffset:
         """Physical offset of the next record (unless it goes into the next file)."""
         with self._lock:
-            return PhysicalOffset(self._log_end)
+            return PhysicalOffset(self._rows.log_end)
 
     def queue_end(self, queue: MessageQueue) -> QueueOffset:
         """Queue offset of the next message of a queue; 0 when it has none yet."""
         with self._lock:
-            end = self._queues.get(queue)
-            return QueueOffset(0 if end is None else end.next_offset)
+            return QueueOffset(self._rows.queue_end(queue))
 
     def create_topic(self, topic: str, *, queues: int) -> None:
         """Make a topic, or give one more queues. Messages make theirs themselves.
@@ -244,9 +220,7 @@ class EmbeddedStore:
         check_topic(queue.topic)
         with self._lock:
             self._check_open()
-            if offset < 0 or queue.queue_id < 0 or queue in self._queues:
-                raise InvalidError(f"queue {queue} cannot begin at {offset}")
-            self._queues[queue] = self._new_queue(offset)
+            self._rows.begin_queue(queue, offset)
 
     def append(self, message: Message) -> Appended:
         """Store one message.
@@ -264,6 +238,7 @@ class EmbeddedStore:
             # The clock may have been set back; recovery and search by time rely on the order.
             now_ms = max(self._clock.now_ms(), self._store_ms)
             drafts = [self._draft(message, now_ms) for message in messages]
+            self._failure = "an append was interrupted"  # until it has been done whole
             for found in drafts:
                 self._topics.ensure(
                     found.message.topic,
@@ -272,8 +247,7 @@ class EmbeddedStore:
                     now_ms=now_ms,
                 )
             self._store_ms = now_ms
-            self._failure = "an append was interrupted"  # until it has been done whole
-            appended = list(self._append(drafts, now_ms))
+            appended = list(self._rows.append(drafts, now_ms))
             self._failure = ""
             return appended
 
@@ -303,7 +277,7 @@ class EmbeddedStore:
                         self._hold.end()
             finally:
                 self._is_closed = True
-                self._files.close()
+                self._rows.close()
                 self._hold.close()
 
     def __enter__(self) -> Self:
@@ -341,75 +315,9 @@ class EmbeddedStore:
             unique_key=lambda: self._unique_key(now_ms),
         )
 
-    def _append(self, drafts: Sequence[Draft], now_ms: int) -> Iterator[Appended]:
-        """Give every record its place, and write them in pieces: the log, then what lists it."""
-        pending = bytearray()
-        placed: list[_Placed] = []
-        host = self._settings.store_host
-        for found in drafts:
-            self._roll(found.size, pending)
-            position = self._log_end + len(pending)
-            queue = MessageQueue(found.message.topic, found.message.queue_id)
-            end = self._queues.setdefault(queue, self._new_queue(0))
-            offset = end.next_offset
-            end.next_offset += 1
-            pending += encode(
-                found,
-                queue_offset=offset,
-                physical_offset=position,
-                store_ms=now_ms,
-                store_host=host,
-            )
-            placed.append(_Placed(queue, end, offset, position, found.size, found.tag_code))
-            if len(pending) >= _WRITE_BYTES:
-                self._write(pending, placed)
-            yield Appended(
-                QueueOffset(offset),
-                PhysicalOffset(position),
-                offset_msg_id(host, position),
-                found.msg_id,
-                found.size,
-            )
-        self._write(pending, placed)
-
-    def _new_queue(self, offset: int) -> QueueEnd:
-        return QueueEnd(offset, self._settings.consumequeue_file_bytes, is_new=True)
-
-    def _roll(self, size: int, pending: bytearray) -> None:
-        """Fill the file up with a blank when the record and a blank's head do not fit any more."""
-        file_bytes = self._settings.commitlog_file_bytes
-        rest = file_bytes - (self._log_end + len(pending)) % file_bytes
-        if size + BLANK_BYTES_MIN > rest:
-            pending += SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK)
-            pending += bytes(rest - BLANK_BYTES_MIN)
-
-    def _write(self, pending: bytearray, placed: list[_Placed]) -> None:
-        file_bytes = self._settings.commitlog_file_bytes
-        self._files.write(f"{self._root}/{LOG_DIRECTORY}", file_bytes, self._log_end, pending)
-        self._log_end += len(pending)
-        pending.clear()
-        first = 0
-        for index, one in enumerate(placed):
-            if index + 1 == len(placed) or placed[index + 1].queue != one.queue:
-                self._list(placed[first : index + 1])
-                first = index + 1
-        placed.clear()
-
-    def _list(self, run: Sequence[_Placed]) -> None:
-        """Write the items of records of one queue that follow one another in the log."""
-        first, file_bytes = run[0], run[0].end.file_bytes
-        folder = f"{self._root}/{QUEUE_DIRECTORY}/{first.queue.topic}/{first.queue.queue_id}"
-        items = b"".join(_ITEM.pack(one.physical_offset, one.size, one.tag_code) for one in run)
-        start = first.queue_offset * ITEM_BYTES
-        if first.end.is_new:
-            first.end.is_new = False
-            lead = start % file_bytes
-            start, items = start - lead, fillers(lead // ITEM_BYTES) + items
-        self._files.write(folder, file_bytes, start, items)
-
     def _flush(self) -> None:
-        self._files.sync()
-        self._hold.write_checkpoint(self._store_ms, self._log_end)
+        self._rows.sync()
+        self._hold.write_checkpoint(self._store_ms, self._rows.log_end)
 
 
 def _check_names(cluster: str, broker: str, settings: StoreSettings) -> None:
