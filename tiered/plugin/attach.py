@@ -250,7 +250,9 @@ class Attachment:
         if once:
             self.local.refresh()
             target = dict(self.local.queues())
-            dispatcher.follow(self._should_stop, until_idle=True)
+            dispatcher.follow(
+                lambda: self._should_stop() or self._has_given_up(dispatcher), until_idle=True
+            )
             self._settle(dispatcher)
             if seal:
                 self._seal()
@@ -314,14 +316,16 @@ class Attachment:
     def _should_stop(self) -> bool:
         return self._stopping.is_set() or self._fault is not None
 
+    def _has_given_up(self, dispatcher: TieredDispatcher) -> bool:
+        return dispatcher.seconds_without_success() > self._settings.give_up_s
+
     def _settle(self, dispatcher: TieredDispatcher) -> None:
         """Flush until all is durable, for ``once``."""
         while not self._should_stop() and not dispatcher.drain(1.0):
             self._raise_fault()
-            silent_s = dispatcher.seconds_without_success()
-            if silent_s > self._settings.give_up_s:
+            if self._has_given_up(dispatcher):
                 raise StoreUnavailableError(
-                    f"nothing could be uploaded for {silent_s:.0f} s",
+                    f"nothing could be uploaded for {dispatcher.seconds_without_success():.0f} s",
                     where=self.meter.url,
                     do="check the store; what is durable stays, attach again to go on",
                 )
