@@ -36,8 +36,7 @@ def urls(stores: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
     found = {}
     for name in {*(name for name, _ in TOPICS), PACKED}:
         found[name] = f"file://{tmp_path_factory.mktemp('tier')}"
-        small = ("--part-size", "16KiB", "--segment-size", "64KiB")
-        here("attach", stores(name), "--to", found[name], "--once", *small).good()
+        here("attach", stores(name), "--to", found[name], "--once", *harness.SMALL).good()
     return found
 
 
