@@ -136,14 +136,7 @@ def make_store(
         InvalidError: The directory has something in it, or a number is out of range.
         StoreUnavailableError: The disk refuses it.
     """
-    for name, value in (
-        ("messages", messages),
-        ("queues", queues),
-        ("topics", topics),
-        ("body_bytes + 1", body_bytes + 1),
-    ):
-        if value <= 0:
-            raise InvalidError(f"{name} must be positive, not {value}")
+    _check_numbers(messages=messages, queues=queues, topics=topics, body_bytes=body_bytes)
     settings = StoreSettings(
         commitlog_file_bytes=commitlog_file_bytes,
         consumequeue_file_items=consumequeue_file_items,
@@ -176,6 +169,14 @@ def make_store(
     finally:
         hold.close()
     return MadeStore(messages, messages * rows.size, plan.log_end, topics, queues)
+
+
+def _check_numbers(*, body_bytes: int, **counts: int) -> None:
+    for name, value in counts.items():
+        if value <= 0:
+            raise InvalidError(f"{name} must be positive, not {value}")
+    if body_bytes < 0:
+        raise InvalidError(f"body_bytes must not be negative, and is {body_bytes}")
 
 
 def _write(

@@ -46,7 +46,7 @@ _TOKEN_DIGITS: Final = 16 * _TOKEN_WORDS
 _USERS: Final = 1_000_000
 _CENTS: Final = 100_000
 _VOCABULARY: Final = 4_000
-_POOL_BYTES_MAX: Final = 8 << 20
+_POOL_BYTES_MAX: Final = 4 << 20
 _SYLLABLES: Final = (
     *(first + second for first in "bdfghklmnprstwyz" for second in "aeio"),
     *("nd", "rk", "st", "ll"),

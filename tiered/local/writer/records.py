@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
@@ -132,6 +133,7 @@ def check_topic(topic: str) -> int:
     return len(topic)
 
 
+@lru_cache(maxsize=4096)
 def check_host(host: str) -> None:
     """Refuse what is no host and port.
 
