@@ -33,6 +33,8 @@ class FakeBroker:
         self.offsets: dict[MessageQueue, int] = {}
         self.undispatched: list[tuple[MessageQueue, int, int, int]] = []
         self.now_ms = START_MS
+        self.is_old = False
+        """Starts as a broker before 5.0: an ``abort`` file that is there stays as it is."""
         self._lock: int | None = None
         for name in ("commitlog", "consumequeue", "config"):
             (store / name).mkdir(parents=True, exist_ok=True)
@@ -48,8 +50,12 @@ class FakeBroker:
         wanted = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         fcntl.fcntl(self._lock, fcntl.F_OFD_SETLK, wanted)
         abort = self.store / "abort"
-        abort.write_text("1")
-        os.utime(abort, ns=(self.now_ms * 1_000_000,) * 2)
+        if not self.is_old:
+            abort.write_text("1")
+        elif not abort.exists():
+            abort.touch()
+        for file in (self.store / "lock",) if self.is_old else (abort,):
+            os.utime(file, ns=(self.now_ms * 1_000_000,) * 2)
 
     def crash(self) -> None:
         assert self._lock is not None

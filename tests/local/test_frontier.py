@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -123,9 +124,13 @@ def test_files_roll(broker: FakeBroker, attach: Attach, clock: ManualClock):
     assert offsets(attach()) == list(range(50))
 
 
-def test_given_up_records_wait(broker: FakeBroker, attach: Attach):
+@pytest.mark.parametrize("is_old", [False, True])
+def test_given_up_records_wait(broker: FakeBroker, attach: Attach, is_old: bool):
     """A start cut the log in memory; old sound records stand behind the new ones."""
+    broker.is_old = is_old
     broker.start(START_MS)
+    if is_old:
+        os.utime(broker.store / "abort", ns=(START_MS * 1_000_000,) * 2)
     broker.put(5)
     end = broker.position
     broker.put(10)
@@ -248,10 +253,12 @@ def test_a_record_that_was_dropped_is_passed_over(broker: FakeBroker, attach: At
     assert store.report().counters["dropped_records"] > 0
 
 
+@pytest.mark.parametrize("is_old", [False, True])
 def test_a_broker_that_starts_anew_is_noticed(
-    broker: FakeBroker, attach: Attach, clock: ManualClock
+    broker: FakeBroker, attach: Attach, clock: ManualClock, is_old: bool
 ):
     """Crash and restart between two polls: the follower goes on, nothing comes twice."""
+    broker.is_old = is_old
     broker.start(START_MS)
     store = attach()
     follower, taken = store.follow({}), harness.Taken()
@@ -400,8 +407,6 @@ def test_idle_polls_read_next_to_nothing(
     broker: FakeBroker, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ):
     """One look at the mark, one read of the next record's head."""
-    import os
-
     broker.start()
     broker.put(5)
     store = attach()

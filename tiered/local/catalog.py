@@ -14,9 +14,9 @@ from tiered.local.face import LeftOut
 from tiered.local.layout import (
     BATCH_DIRECTORY,
     Layout,
+    known_queue_file_bytes,
     list_topic_queues,
     list_topics,
-    queue_file_bytes,
 )
 from tiered.local.topics import LIGHT_PREFIX, reason_left_out
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
@@ -184,6 +184,6 @@ class Catalog:
 
     def _index(self, queue: MessageQueue, is_batch: bool) -> QueueIndex:
         directory = self._layout.queue_directory(queue, is_batch=is_batch)
-        size = queue_file_bytes(directory, is_batch=is_batch)
+        size = known_queue_file_bytes(directory, is_batch=is_batch)
         kind = BatchQueue if is_batch else PlainQueue
         return kind(self._cache, directory, size)

@@ -125,7 +125,8 @@ class PlainQueue(Units):
         """Read file by file: some are missing or short."""
         found = no_entries(start, max(0, end - start))
         per_file = max(1, self.row.file_bytes // self.unit_bytes)
-        at = start
+        first, last = self.unit_span()
+        at, end = max(start, first), min(end, last)
         while at < end:
             next_at = min(end, (at // per_file + 1) * per_file)
             items = self.units(at, next_at)

@@ -80,6 +80,8 @@ class FileCache:
     def __init__(self, open_max: int | None = None) -> None:
         self._open_max = open_max or default_open_max()
         self._lock = threading.Lock()
+        self.scan_lock = threading.Lock()
+        """Held while a row lists its directory."""
         self._files: OrderedDict[str, _Open] = OrderedDict()
         self._is_closed = False
 
@@ -217,7 +219,7 @@ class FileRow:
 
     Attributes:
         directory: Where they are.
-        file_bytes: Size of each file in bytes.
+        file_bytes: Size of each file in bytes; 0: not known yet, and the row shows no files.
         end: One past the last file, whether or not that has been written; 0 without files. As of the last scan.
     """
 
@@ -239,14 +241,18 @@ class FileRow:
 
     def rescan(self) -> bool:
         """List the directory again if it changed; whether it did. One system call when it did not."""
+        if not self.file_bytes:
+            return False
         stamp = directory_stamp(self.directory)
         if stamp is not None and stamp == self._stamp:
             return False
-        bases = list_bases(self.directory)
-        self._stamp = stamp
-        self._cache.drop_deleted()
-        self._bases = bases
-        self.end = bases[-1] + self.file_bytes if bases else 0
+        with self._cache.scan_lock:  # an older listing must not take the place of a newer one
+            stamp = directory_stamp(self.directory)
+            bases = list_bases(self.directory)
+            self._cache.drop_deleted()
+            self._bases = bases
+            self.end = bases[-1] + self.file_bytes if bases else 0
+            self._stamp = stamp
         return True
 
     def base_of(self, position: int) -> int | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _BROKER_IDENTITY = "brokerIdentity"
 _ROCKSDB_IDENTITY = "rocksdbstore/IDENTITY"
 _LOOKED_AT_BYTES = 1 << 18
+_LOOKED_AT_RECORDS = 64
 _IDENTITY_PARTS = 3
 
 
@@ -84,7 +85,7 @@ def _first_records(log: FileRow, pieces: LogPieces) -> list[Record]:
     found: list[Record] = []
     for base in dict.fromkeys((*log.bases[:1], *log.bases[-2:])):
         piece = pieces.read(base, base + _LOOKED_AT_BYTES, _LOOKED_AT_BYTES, check_crc=False)
-        for position in piece.block.positions.tolist():
+        for position in piece.block.positions[:_LOOKED_AT_RECORDS].tolist():
             try:
                 found.append(decode_record(piece.block.buffer, position))
             except RecordError:

@@ -46,7 +46,7 @@ class Layout:
 
     Attributes:
         root: Its path.
-        log_file_bytes: Size of each commit-log file.
+        log_file_bytes: Size of each commit-log file, the broker's default as long as it is not known.
     """
 
     root: str
@@ -87,7 +87,8 @@ def inspect(directory: str) -> Layout:
             where=f"{root}/{LOG_DIRECTORY}",
             do="if storePathCommitLog lies elsewhere, put it there by a link",
         )
-    layout = Layout(root, _log_file_bytes(f"{root}/{LOG_DIRECTORY}", bases))
+    log = f"{root}/{LOG_DIRECTORY}"
+    layout = Layout(root, log_file_bytes(log, bases) or _LOG_BYTES_DEFAULT)
     if bases:
         _refuse_dledger_record(f"{layout.log}/{bases[0]:020d}")
     return layout
@@ -110,18 +111,24 @@ def check_contiguous(log: str, bases: tuple[int, ...], file_bytes: int) -> None:
 
 
 def queue_file_bytes(directory: str, *, is_batch: bool) -> int:
-    """Size of a queue's files: the distance of two, else the length of the only one, else the default.
+    """Size of a queue's files, the broker's default as long as it is not known."""
+    default = _BATCH_BYTES_DEFAULT if is_batch else _QUEUE_BYTES_DEFAULT
+    return known_queue_file_bytes(directory, is_batch=is_batch) or default
 
-    A length that is no multiple of the unit is rounded down.
+
+def known_queue_file_bytes(directory: str, *, is_batch: bool) -> int:
+    """Size of a queue's files: the distance of two, else the length of the only one.
+
+    A length that is no multiple of the unit is rounded down. 0 when there is no file, or the only one is just being
+    made: then nothing is known yet.
     """
     unit = BATCH_ITEM_BYTES if is_batch else ITEM_BYTES
     bases = list_bases(directory)
     steps = [after - before for before, after in pairwise(bases)]
-    size = min(steps) if steps else 0
-    if not size and bases:
-        size = _length(f"{directory}/{bases[0]:020d}")
-    size -= size % unit
-    return size or (_BATCH_BYTES_DEFAULT if is_batch else _QUEUE_BYTES_DEFAULT)
+    if not bases:
+        return 0
+    size = min(steps) if steps else _length(f"{directory}/{bases[0]:020d}")
+    return size - size % unit
 
 
 def list_topics(root: str) -> list[tuple[str, bool]]:
@@ -198,14 +205,15 @@ def _has_entries(root: str) -> bool:
     )
 
 
-def _log_file_bytes(log: str, bases: tuple[int, ...]) -> int:
-    """The distance that most files have from the next, else the only file's length, else the default."""
+def log_file_bytes(log: str, bases: tuple[int, ...]) -> int:
+    """The distance that most files have from the next, else the only file's length.
+
+    0 when there is no file, or the only one is just being made: then nothing is known yet.
+    """
     steps = Counter(after - before for before, after in pairwise(bases))
     if steps:
         return min(steps, key=lambda step: (-steps[step], step))
-    if bases:
-        return _length(f"{log}/{bases[0]:020d}") or _LOG_BYTES_DEFAULT
-    return _LOG_BYTES_DEFAULT
+    return _length(f"{log}/{bases[0]:020d}") if bases else 0
 
 
 def _length(path: str) -> int:

@@ -145,7 +145,8 @@ class LogPieces:
 
     def _follows(self, stop: Stop, end: int, stop_at: int, is_short: bool) -> Next:
         if end >= stop_at:
-            return Next.FILE if end % self._log.file_bytes == 0 else Next.LIMIT
+            is_full = self._log.file_bytes and not end % self._log.file_bytes
+            return Next.FILE if is_full else Next.LIMIT
         if stop is Stop.BLANK:
             return Next.FILE
         if stop is Stop.EMPTY:

@@ -34,10 +34,10 @@ from tiered.local.face import (
     Waiting,
 )
 from tiered.local.fetch import Bounds
-from tiered.local.files import FileCache, FileRow
+from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.follower import RocketMQFollower
 from tiered.local.identity import Names, read_names
-from tiered.local.layout import check_contiguous, inspect
+from tiered.local.layout import check_contiguous, inspect, log_file_bytes
 from tiered.local.liveness import Liveness, abort_mark, is_locked, look
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.pieces import LogPieces
@@ -331,7 +331,12 @@ class RocketMQStore:
 
     def _has_first_file_come(self) -> bool:
         """Only now the size of log files is known."""
-        return not self._view.log.bases and self._view.log.rescan()
+        log = self._view.log
+        if log.bases:
+            return False
+        if log.file_bytes:
+            return log.rescan()
+        return log_file_bytes(log.directory, list_bases(log.directory)) > 0
 
     def _make_view(self) -> View:
         """Look at the whole store; again, when a broker stops or starts meanwhile."""
@@ -346,8 +351,9 @@ class RocketMQStore:
     def _look(self) -> View:
         root = self._layout.root
         layout = self._layout = inspect(root)
-        log = FileRow(self._cache, layout.log, layout.log_file_bytes)
-        check_contiguous(layout.log, log.bases, layout.log_file_bytes)
+        size = log_file_bytes(layout.log, list_bases(layout.log))
+        log = FileRow(self._cache, layout.log, size)
+        check_contiguous(layout.log, log.bases, size)
         topics = read_topics(root)
         names = read_names(root, log, LogPieces(log), topics)
         self._names = replace(
