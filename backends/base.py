@@ -14,7 +14,7 @@ Rules that hold for every implementation and are checked by ``backends.testing``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType, Protocol, runtime_checkable, TYPE_CHECKING
+from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 from typing_extensions import Buffer
 

@@ -77,19 +77,21 @@ class FolderCache:
 
     def forget(self, folder: bytes) -> None:
         """Drop ``folder`` and all above it: one of them has been removed."""
+        dropped: list[int] = []
         with self._lock:
             while True:
                 self._known.pop(folder, None)
-                self._drop(folder)
+                dropped += self._drop(folder)
                 if not folder:
-                    return
+                    break
                 folder = folder.rpartition(b"/")[0]
+        _close_all(dropped)
 
     def close(self) -> None:
         """Close every descriptor as soon as nobody uses it."""
         with self._lock:
-            for folder in list(self._open):
-                self._drop(folder)
+            dropped = [fd for folder in list(self._open) for fd in self._drop(folder)]
+        _close_all(dropped)
 
     def _take(self, folder: bytes) -> _Folder | None:
         with self._lock:
@@ -100,37 +102,43 @@ class FolderCache:
             return entry
 
     def _add(self, folder: bytes, fd: int) -> _Folder:
+        surplus: list[int] = []
         with self._lock:
             entry = self._open.get(folder)
             if entry is None:
                 entry = self._open[folder] = _Folder(fd)
             else:  # another thread was faster
-                os.close(fd)
+                surplus.append(fd)
             entry.users += 1
-            self._evict()
-            return entry
+            surplus += self._evict()
+        _close_all(surplus)
+        return entry
 
     def _give_back(self, entry: _Folder) -> None:
         with self._lock:
             entry.users -= 1
-            if entry.dropped and not entry.users:
-                os.close(entry.fd)
+            is_last = entry.dropped and not entry.users
+        if is_last:
+            os.close(entry.fd)
 
-    def _drop(self, folder: bytes) -> None:
+    # The next two are called with the lock held and return what is to be closed once it is not: a call of the system
+    # under the lock would make every other thread wait for it.
+
+    def _drop(self, folder: bytes) -> list[int]:
         entry = self._open.pop(folder, None)
-        if entry is not None:
-            entry.dropped = True
-            if not entry.users:
-                os.close(entry.fd)
+        if entry is None:
+            return []
+        entry.dropped = True
+        return [] if entry.users else [entry.fd]
 
-    def _evict(self) -> None:
-        """Close the folders used longest ago; those in use are passed by. Looks at few, however many are open."""
+    def _evict(self) -> list[int]:
+        """Drop the folders used longest ago; those in use are passed by. Looks at few, however many are open."""
         surplus = len(self._open) - self._open_max
         if surplus <= 0:
-            return
+            return []
         oldest = itertools.islice(self._open.items(), surplus + _LOOKED_AT_MAX)
-        for folder in [folder for folder, entry in oldest if not entry.users][:surplus]:
-            self._drop(folder)
+        idle = [folder for folder, entry in oldest if not entry.users][:surplus]
+        return [fd for folder in idle for fd in self._drop(folder)]
 
     def _open_durable(self, folder: bytes) -> int:
         if not folder:
@@ -158,6 +166,11 @@ class FolderCache:
             if len(self._known) >= _FOLDERS_KNOWN_MAX:
                 self._known.clear()
             self._known[folder] = inode
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
 
 def make_durable_folder(path: bytes) -> None:
