@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiered.errors import InvalidError
-from tiered.local.rocketmq import RocketMQStore
-from tiered.model import MessageQueue
-from tiered.plugin import sample_store
-from tiered.plugin.sample_store import make_store
-
 if TYPE_CHECKING:
     from cli.program import CommandLine
 
@@ -47,39 +41,7 @@ def test_demo_never_empties_a_directory_of_others(tiered: CommandLine, tmp_path:
     assert tiered("demo", "--dir", tmp_path / "store" / "precious").code == 2
 
 
-def test_a_made_store_is_as_asked(tmp_path: Path):
-    made = make_store(
-        tmp_path / "s",
-        topics=["a", "b"],
-        queues=3,
-        messages=100,
-        body_bytes=10,
-        seed=1,
-        now_ms=1_700_000_000_000,
-    )
-    store = RocketMQStore.open(tmp_path / "s")
-    try:
-        bounds = store.queues()
-        assert sum(bound.end - bound.min for bound in bounds.values()) == made.messages == 100
-        assert set(bounds) == {MessageQueue(t, q) for t in "ab" for q in range(3)}
-        identity = store.identity
-        assert (identity.cluster, identity.broker) == ("sample-cluster", "sample-broker")
-        report = store.report()
-        assert report.log_end == made.size_bytes
-        assert (report.torn_bytes, report.damaged_records, report.foreign_entries) == (0, 0, 0)
-        assert not report.rebuilt_queues
-    finally:
-        store.close()
-    with pytest.raises(InvalidError):
-        make_store(
-            tmp_path / "s", topics=["a"], queues=1, messages=1, body_bytes=1, seed=1, now_ms=1
-        )
-
-
-def test_a_made_store_rolls_its_files(
-    tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(sample_store, "QUEUE_FILE_BYTES", 2_000)
+def test_a_made_store_rolls_its_files(tiered: CommandLine, tmp_path: Path):
     make = ("bench", "make-store", tmp_path / "s", "--messages", "1000", "--body", "200")
     made = tiered.good(
         *make, "--queues", "2", "--topics", "2", "--file-size", "100000", "--json"
@@ -106,18 +68,6 @@ def test_a_made_store_rolls_its_files(
     assert again.code == 2
     assert "there is a tier already" in again.error
     assert not list(Path(tmp_path).glob("tiered-bench-*"))
-
-
-def test_the_same_seed_makes_the_same_store(tmp_path: Path):
-    logs = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        folder = tmp_path / name
-        make_store(
-            folder, topics=["t"], queues=1, messages=10, body_bytes=50, seed=seed, now_ms=10**12
-        )
-        with (folder / "commitlog" / f"{0:020d}").open("rb") as log:
-            logs.append(log.read(5000))
-    assert logs[0] == logs[1] != logs[2]
 
 
 def test_bench_alone_does_all_of_it(tiered: CommandLine):

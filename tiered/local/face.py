@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol, TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import Buffer
 
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-    import numpy as np
     from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
 
 
 class HoleReason(IntEnum):
