@@ -24,7 +24,7 @@ import resource
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +46,45 @@ class _Folder:
     dropped: bool = False
 
 
+@dataclass(slots=True)
+class _Gate:
+    """The fsyncs of one folder, numbered from 1: one at a time. What failed helps nobody else."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+    begun: int = 0
+    succeeded: int = 0
+
+
+class _SharedSyncs:
+    """One fsync of a folder for all who made something in it before that fsync began.
+
+    Many threads that make neighbouring folders at once would else wait for one fsync each, one after another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gates: dict[bytes, _Gate] = {}
+
+    def force(self, folder: bytes, fd: int) -> None:
+        """Return when an fsync of ``folder`` that began after this call is over."""
+        with self._lock:
+            gate = self._gates.setdefault(folder, _Gate())
+            gate.users += 1
+            arrived = gate.begun
+        try:
+            with gate.lock:
+                if gate.succeeded <= arrived:
+                    gate.begun += 1
+                    os.fsync(fd)
+                    gate.succeeded = gate.begun
+        finally:
+            with self._lock:
+                gate.users -= 1
+                if not gate.users:
+                    self._gates.pop(folder, None)
+
+
 class FolderCache:
     """Open folders below one root; see the module's contract."""
 
@@ -58,6 +97,7 @@ class FolderCache:
         self._root = root
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, _Folder] = OrderedDict()
+        self._syncs = _SharedSyncs()
         self._known: dict[bytes, int] = {}  # folder -> inode whose name is on disk
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(4, min(FOLDERS_OPEN_MAX, soft // 4))
@@ -161,7 +201,7 @@ class FolderCache:
         inode = os.fstat(fd).st_ino
         if self._known.get(folder) == inode:
             return
-        os.fsync(parent_fd)
+        self._syncs.force(folder.rpartition(b"/")[0], parent_fd)
         with self._lock:
             if len(self._known) >= _FOLDERS_KNOWN_MAX:
                 self._known.clear()
