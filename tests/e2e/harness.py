@@ -78,19 +78,18 @@ def command(arguments: Iterable[str | Path]) -> tuple[str, ...]:
     return (sys.executable, "-m", "tiered", *map(str, arguments))
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Of a child: this process's, without settings of ours."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("TIERED_")}
-    return kept | more
+    return {name: text for name, text in os.environ.items() if not name.startswith("TIERED_")}
 
 
-def program(*arguments: str | Path, timeout_s: float = END_SECONDS_MAX, **env: str) -> Ran:
+def program(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ran:
     """Run a command line as a process of its own, to its end."""
     done = subprocess.run(
         command(arguments),
         capture_output=True,
-        env=environment(**env),
-        timeout=timeout_s,
+        env=environment() | dict(env or {}),
+        timeout=END_SECONDS_MAX,
         check=False,
     )
     words = tuple(map(str, arguments))

@@ -23,7 +23,7 @@ from tests.e2e import harness
 from tests.e2e.harness import here, program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 SECONDS_MAX = 60.0
 """How long anybody waits for the news that there is no server."""
@@ -167,17 +167,18 @@ def test_a_tier_that_may_not_be_written_or_read(
 
 def s3_environment(endpoint: str, key: str = "test", secret: str = "test") -> dict[str, str]:
     nothing = {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
-    found = S3Server("none", endpoint, key, secret).environment
-    return found | nothing
+    return {**S3Server("none", endpoint, key, secret).environment, **nothing}
 
 
-def attach_to(store: Path, url: str, *options: str, **env: str) -> harness.Ran:
-    return program("attach", store, "--to", url, "--once", *options, timeout_s=120, **env)
+def attach_to(
+    store: Path, url: str, *options: str, env: Mapping[str, str] | None = None
+) -> harness.Ran:
+    return program("attach", store, "--to", url, "--once", *options, env=env)
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///prefix", "s4://bucket/x", "bucket/x", "file:x"])
 def test_what_is_no_url(url: str, basic: Path) -> None:
-    refused(attach_to(basic, url, **s3_environment("http://127.0.0.1:1")), 2)
+    refused(attach_to(basic, url, env=s3_environment("http://127.0.0.1:1")), 2)
 
 
 def test_a_port_that_refuses_and_a_host_that_is_not_known(basic: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_port_that_refuses_and_a_host_that_is_not_known(basic: Path) -> None:
             ("ls", "s3://bucket/x"),
         ):
             began_s = time.monotonic()
-            ran = program(*command, **s3_environment(endpoint))
+            ran = program(*command, env=s3_environment(endpoint))
             refused(ran, 3, endpoint, "check that the store can be reached")
             assert time.monotonic() - began_s < SECONDS_MAX
 
@@ -218,7 +219,7 @@ def test_a_server_that_never_answers(basic: Path) -> None:
     with black_hole() as endpoint:
         began_s = time.monotonic()
         ran = attach_to(
-            basic, "s3://bucket/x", "--request-timeout", "1", **s3_environment(endpoint)
+            basic, "s3://bucket/x", "--request-timeout", "1", env=s3_environment(endpoint)
         )
         refused(ran, 3, endpoint)
     assert time.monotonic() - began_s < SECONDS_MAX
@@ -226,8 +227,8 @@ def test_a_server_that_never_answers(basic: Path) -> None:
 
 def test_a_bucket_that_is_not_there(ministack: S3Server, basic: Path) -> None:
     env = s3_environment(ministack.endpoint_url)
-    refused(attach_to(basic, "s3://no-such-bucket/x", **env), 3, "no-such-bucket")
-    refused(program("status", "s3://no-such-bucket/x", **env), 3, "no-such-bucket")
+    refused(attach_to(basic, "s3://no-such-bucket/x", env=env), 3, "no-such-bucket")
+    refused(program("status", "s3://no-such-bucket/x", env=env), 3, "no-such-bucket")
 
 
 @pytest.mark.go
@@ -235,18 +236,18 @@ def test_wrong_keys(minio: S3Server, basic: Path) -> None:
     url = f"s3://{minio.bucket()}/x"
     for key, secret in ((minio.access_key, "wrong-secret"), ("nobody", "wrong-secret")):
         env = s3_environment(minio.endpoint_url, key, secret)
-        ran = attach_to(basic, url, **env)
+        ran = attach_to(basic, url, env=env)
         refused(ran, 3, minio.endpoint_url, "credentials")
         assert "wrong-secret" not in ran.err
-        refused(program("ls", url, **env), 3, "credentials")
+        refused(program("ls", url, env=env), 3, "credentials")
     good = s3_environment(minio.endpoint_url, minio.access_key, minio.secret_key)
-    assert attach_to(basic, url, **good).code == 0
+    assert attach_to(basic, url, env=good).code == 0
 
 
 def test_no_keys_at_all(ministack: S3Server, basic: Path) -> None:
     env = s3_environment(ministack.endpoint_url) | {"AWS_EC2_METADATA_DISABLED": "true"}
     env |= {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    refused(attach_to(basic, "s3://bucket/x", **env), 2, "credentials", "AWS_ACCESS_KEY_ID")
+    refused(attach_to(basic, "s3://bucket/x", env=env), 2, "credentials", "AWS_ACCESS_KEY_ID")
 
 
 # -- the tier -------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def tier(
     return Tiered(name, store, url, attached, harness.captured(name))
 
 
-def test_attach_takes_everything_and_says_what_it_met(tier: Tiered):
+def test_attach_takes_everything_and_says_what_it_met(tier: Tiered) -> None:
     said = tier.attached
     assert said["is_complete"]
     assert said["is_drained"]
@@ -90,17 +90,17 @@ def test_attach_takes_everything_and_says_what_it_met(tier: Tiered):
     assert {left["name"] for left in said["left_out"]} == LEFT_OUT.get(tier.name, set())
 
 
-def test_verify_finds_nothing(tier: Tiered):
+def test_verify_finds_nothing(tier: Tiered) -> None:
     harness.check_sound(tier.url, tier.store)
 
 
-def test_cat_gives_what_java_found(tier: Tiered):
+def test_cat_gives_what_java_found(tier: Tiered) -> None:
     assert tier.dump.messages
     for topic, messages in tier.dump.messages.items():
         assert cat(tier.url, topic) == messages
 
 
-def test_status_tells_java_s_bounds(tier: Tiered):
+def test_status_tells_java_s_bounds(tier: Tiered) -> None:
     assert harness.bounds(tier.url) == tier.dump.bounds
     document = here("status", tier.url, "--store", tier.store, "--json").good().document
     (broker,) = document["brokers"]
@@ -114,14 +114,14 @@ def test_status_tells_java_s_bounds(tier: Tiered):
             assert queue["local_max_offset"] == queue["commit_offset"]
 
 
-def test_raw_gives_the_local_log_s_bytes(tier: Tiered):
+def test_raw_gives_the_local_log_s_bytes(tier: Tiered) -> None:
     log = harness.LocalLog(tier.store)
     for topic, messages in tier.dump.messages.items():
         found = here("cat", tier.url, topic, "--format", "raw").good().out
         assert found == log.records(messages)
 
 
-def test_attaching_again_copies_nothing(tier: Tiered):
+def test_attaching_again_copies_nothing(tier: Tiered) -> None:
     said = here("attach", tier.store, "--to", tier.url, "--once", "--json").good().document
     assert said["is_complete"]
     assert (said["messages"], said["parts"], said["rounds"]) == (0, 0, 0)
@@ -129,7 +129,9 @@ def test_attaching_again_copies_nothing(tier: Tiered):
     harness.check_equal(tier.url, tier.dump)
 
 
-def test_small_parts_and_sealed_segments_give_the_same(tier: Tiered, place: Callable[[str], str]):
+def test_small_parts_and_sealed_segments_give_the_same(
+    tier: Tiered, place: Callable[[str], str]
+) -> None:
     url = place(f"{tier.name}-sealed")
     here("attach", tier.store, "--to", url, "--once", *harness.SMALL).good()
     harness.check_equal(url, tier.dump)

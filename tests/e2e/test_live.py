@@ -48,7 +48,7 @@ def load(broker: oracle.Broker, tmp_path: Path, turn: int, name: str, **more: ob
 
 def test_everything_acknowledged_arrives(
     broker: oracle.Broker, url: str, tmp_path: Path, turn: int
-):
+) -> None:
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
         producer = load(broker, tmp_path, turn, "one", seconds=6)
         told = producer.ended(0)
@@ -66,7 +66,7 @@ def test_everything_acknowledged_arrives(
 
 def test_the_broker_crashes_and_starts_again(
     broker: oracle.Broker, url: str, tmp_path: Path, turn: int
-):
+) -> None:
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
         first = load(broker, tmp_path, turn, "one", seconds=120)
         first.wait_for(live.SOME * (10 + turn))
@@ -85,7 +85,7 @@ def test_the_broker_crashes_and_starts_again(
 
 def test_attach_crashes_and_starts_again(
     broker: oracle.Broker, url: str, tmp_path: Path, turn: int
-):
+) -> None:
     log = tmp_path / "attach.log"
     producer = load(broker, tmp_path, turn, "one", seconds=10)
     for crash in range(3):
@@ -105,7 +105,7 @@ def test_attach_crashes_and_starts_again(
     live.check_against_java(url, broker.store)
 
 
-def test_only_one_may_write(broker: oracle.Broker, url: str, tmp_path: Path, turn: int):
+def test_only_one_may_write(broker: oracle.Broker, url: str, tmp_path: Path, turn: int) -> None:
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
         producer = load(broker, tmp_path, turn, "one", seconds=4)
         producer.wait_for(live.SOME)
