@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SERVERS = ("folder", "ministack", pytest.param("minio", marks=pytest.mark.go))
 REQUESTS_OF_NOTHING_MAX = 30
+SEALED_ON_SERVERS = ("s04-batch-compress", "s06-expired", "s08-crash-continue", "s11-lmq-batchcq")
 MET: dict[str, dict[str, Any]] = {
     "s05b-torn": {"torn_bytes": 275},
     "s06-expired": {"below_min_entries": 413},
@@ -132,6 +133,8 @@ def test_attaching_again_copies_nothing(tier: Tiered) -> None:
 def test_small_parts_and_sealed_segments_give_the_same(
     tier: Tiered, place: Callable[[str], str]
 ) -> None:
+    if not tier.url.startswith("file:") and tier.name not in SEALED_ON_SERVERS:
+        return  # the requests are the same, only more of them
     url = place(f"{tier.name}-sealed")
     here("attach", tier.store, "--to", url, "--once", *harness.SMALL).good()
     harness.check_equal(url, tier.dump)

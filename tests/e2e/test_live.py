@@ -50,7 +50,7 @@ def test_everything_acknowledged_arrives(
     broker: oracle.Broker, url: str, tmp_path: Path, turn: int
 ) -> None:
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
-        producer = load(broker, tmp_path, turn, "one", seconds=6)
+        producer = load(broker, tmp_path, turn, "one", seconds=5)
         told = producer.ended(0)
         assert len(told) > 1000
         live.wait_level(url, told)
@@ -87,7 +87,7 @@ def test_attach_crashes_and_starts_again(
     broker: oracle.Broker, url: str, tmp_path: Path, turn: int
 ) -> None:
     log = tmp_path / "attach.log"
-    producer = load(broker, tmp_path, turn, "one", seconds=10)
+    producer = load(broker, tmp_path, turn, "one", seconds=8)
     for crash in range(3):
         with Attach(broker.store, url, log) as attach:
             producer.wait_for(live.SOME * (crash + 1) * (5 + turn))
@@ -107,7 +107,7 @@ def test_attach_crashes_and_starts_again(
 
 def test_only_one_may_write(broker: oracle.Broker, url: str, tmp_path: Path, turn: int) -> None:
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
-        producer = load(broker, tmp_path, turn, "one", seconds=4)
+        producer = load(broker, tmp_path, turn, "one", seconds=3)
         producer.wait_for(live.SOME)
         harness.until(lambda: bool(live.commits(url)), "the first messages in the tier")
         refused = harness.program("attach", broker.store, "--to", url, "--no-wait")
