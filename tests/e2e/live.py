@@ -113,6 +113,11 @@ class Attach:
         assert self.is_running, self.log.read_text()[-2000:]
         self._end(signal.SIGKILL)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def ended(self) -> int:
         """Wait for its own end; the exit code."""
         assert self._process is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,22 @@ def test_raw_gives_the_local_log_s_bytes(tier: Tiered) -> None:
     for topic, messages in tier.dump.messages.items():
         found = here("cat", tier.url, topic, "--format", "raw").good().out
         assert found == log.records(messages)
+
+
+def test_nothing_in_the_store_was_touched(tier: Tiered) -> None:
+    here("attach", tier.store, "--to", tier.url, "--once").good()
+    here("verify", tier.url, "--store", tier.store).good()
+    with tarfile.open(harness.STORES / f"{tier.name}.tar.gz") as archive:
+        captured = {
+            member.name.partition("/")[2]: (member.size, int(member.mtime))
+            for member in archive
+            if member.isfile()
+        }
+    assert captured == {
+        str(path.relative_to(tier.store)): (path.stat().st_size, int(path.stat().st_mtime))
+        for path in tier.store.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_attaching_again_copies_nothing(tier: Tiered) -> None:

@@ -1,0 +1,101 @@
+"""Writers that are killed, paused and replaced while their store grows, on a folder and on S3 servers."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import use_server
+from support.servers import S3Server
+
+from tests.e2e import harness
+from tests.e2e.growing import Growing, first_ms
+from tests.e2e.harness import here
+from tests.e2e.live import Attach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAME = "s05-crash"
+FAST = ("--freshness", "0.1", *harness.SMALL)
+KILLS = 6
+
+
+@pytest.fixture(params=["folder", "ministack", pytest.param("minio", marks=pytest.mark.go)])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Where the tier goes."""
+    if request.param == "folder":
+        return f"file://{tmp_path}/tier"
+    server = request.getfixturevalue(request.param)
+    assert isinstance(server, S3Server)
+    use_server(server, monkeypatch)
+    return f"s3://{server.bucket()}/tier"
+
+
+@pytest.fixture
+def growing(stores: Callable[[str], Path], tmp_path: Path) -> Iterator[Growing]:
+    made = Growing(stores(NAME), tmp_path / NAME)
+    made.start(first_ms(NAME) - 1000)
+    yield made
+    made.crash()
+
+
+def grow_by(growing: Growing, size: int) -> None:
+    growing.grow(min(growing.whole_end, growing.end + size))
+
+
+def committed(url: str) -> int:
+    """Messages that the tier says it has."""
+    ran = here("status", url, "--json")
+    return 0 if ran.code == 2 else int(ran.good().document["brokers"][0]["messages"])
+
+
+def test_killed_again_and_again(growing: Growing, url: str, tmp_path: Path) -> None:
+    """Wherever the kill falls, what was said to be durable is, and the next one goes on from there."""
+    dump, rng, log = harness.captured(NAME), random.Random(11), tmp_path / "attach.log"
+    before = 0
+    for _ in range(KILLS):
+        with Attach(growing.store, url, log, FAST) as attach:
+            harness.until(lambda: here("status", url).code == 0, "a tier")
+            for _ in range(rng.randrange(1, 6)):
+                grow_by(growing, 100_000)
+                time.sleep(rng.random() / 5)
+            attach.kill()
+        assert committed(url) >= before
+        before = committed(url)
+        assert here("verify", url, "--deep").code == 0
+    growing.grow(growing.whole_end)
+    growing.crash()
+    here("attach", growing.store, "--to", url, "--once").good()
+    assert "waiting for the lease" not in log.read_text()
+    harness.check_equal(url, dump)
+    harness.check_sound(url, growing.store)
+
+
+def test_paused_and_replaced(growing: Growing, url: str, tmp_path: Path) -> None:
+    """Who wakes up behind a newer writer is fenced, and has done no harm."""
+    dump, options = harness.captured(NAME), (*FAST, "--lease-seconds", "1")
+    first = Attach(growing.store, url, tmp_path / "first.log", options)
+    second = Attach(growing.store, url, tmp_path / "second.log", options)
+    with first, second:
+        grow_by(growing, 300_000)
+        harness.until(lambda: committed(url) > 100, "the first messages")
+        first.send(signal.SIGSTOP)
+        grow_by(growing, 700_000)
+        before = committed(url)
+        harness.until(lambda: committed(url) > before, "messages of the second writer")
+        assert "waiting for the lease" in second.log.read_text()
+        first.send(signal.SIGCONT)
+        grow_by(growing, 700_000)
+        assert first.ended() == 4
+        assert first.log.read_text().count("tiered: error: ") == 1
+        growing.grow(growing.whole_end)
+        harness.until(lambda: committed(url) == dump.count, "all messages")
+        assert second.stop()["generation"] == 2
+    growing.crash()
+    harness.check_equal(url, dump)
+    harness.check_sound(url, growing.store)
