@@ -83,6 +83,16 @@ def test_a_log_with_a_hole_names_the_missing_file(basic: Path, tmp_path: Path) -
     refused(ran, 5, f"no file {5 * 262_144:020d}", store / "commitlog")
 
 
+def test_a_tier_inside_the_store(basic: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(basic, store)
+    (tmp_path / "link").symlink_to(store)
+    for place in (store / "tier of it", tmp_path / "link" / "tier of it", store):
+        url = place.as_uri()
+        refused(attach_to(store, url), 2, "inside the broker's store directory", store)
+    assert sorted(p.name for p in store.iterdir()) == sorted(p.name for p in basic.iterdir())
+
+
 # -- permissions ----------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from tiered.errors import FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
 from tiered.log.state import TierMachine, TierState
-from tiered.plugin.naming import open_named, place_of
+from tiered.plugin.naming import open_named, place_of, require_apart
 from tiered.plugin.settings import AttachSettings
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
@@ -143,6 +143,7 @@ class Attachment:
             opened.callback(local.close)
             meter = open_metered(url, options or S3Options())
             opened.callback(meter.close)
+            require_apart(directory, meter.url)
             with backend_errors():
                 retrying = with_retries(meter, clock, rng, threading.Event())
                 place = place_of(retrying, local.identity, settings)

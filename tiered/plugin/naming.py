@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from tiered.errors import TieredStoreError
+from tiered.errors import InvalidError, TieredStoreError
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.reader import TierReader
 from tiered.plugin.place import Place, find_places
@@ -57,6 +59,27 @@ def open_named(directory: str, settings: AttachSettings, clock: Clock) -> Rocket
             )
             is_said = True
         clock.wait(threading.Event(), _LOOK_AGAIN_S)
+
+
+def require_apart(directory: str, url: str) -> None:
+    """Refuse a tier inside the store directory, in which nothing is ever written (I10).
+
+    Args:
+        directory: The broker's store directory.
+        url: Of the tier, as its opened store tells it.
+
+    Raises:
+        InvalidError: It lies there.
+    """
+    if not url.startswith("file://"):
+        return
+    store, tier = Path(directory).resolve(), Path(unquote(url.removeprefix("file://"))).resolve()
+    if tier.is_relative_to(store):
+        raise InvalidError(
+            "the tier would lie inside the broker's store directory",
+            where=str(tier),
+            do="choose a folder outside of it",
+        )
 
 
 def is_nameless(local: LocalStore) -> bool:
