@@ -258,15 +258,17 @@ def wait_for_lease(folder: Path) -> Path:
 
 
 def test_who_is_fenced_ends_with_4(start: Start, basic: Path, tmp_path: Path):
-    """Someone removes the lease and writes: the first writer must notice and stop."""
+    """A writer is paused for longer than its lease; who took over meanwhile is found when it wakes up."""
     folder = tmp_path / "tier"
-    process = start("attach", basic, "--to", f"file://{folder}", "--lease-seconds", "1")
+    process = start("attach", basic, "--to", f"file://{folder}", "--lease-seconds", "2")
     try:
-        lease = wait_for_lease(folder)
-        time.sleep(0.3)
-        lease.unlink()
-        second = Attachment.open(str(basic), f"file://{folder}", AttachSettings(lease_s=30))
+        wait_for_lease(folder)
+        time.sleep(1)
+        process.send_signal(signal.SIGSTOP)
+        settings = AttachSettings(lease_s=30)
+        second = Attachment.open(str(basic), f"file://{folder}", settings)
         try:
+            process.send_signal(signal.SIGCONT)
             _, err = process.communicate(timeout=30)
         finally:
             second.close()
