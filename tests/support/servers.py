@@ -58,7 +58,7 @@ class S3Server:
             "AWS_REGION": "us-east-1",
         }
 
-    def client(self) -> Any:  # noqa: ANN401 (boto3 ships no types)
+    def client(self) -> Any:
         """A boto3 client of this server. Close it."""
         return boto3.client(
             "s3",
