@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,14 +113,14 @@ class Measured:
 def bench_dispatch(
     directory: str, url: str, *, settings: AttachSettings, options: S3Options, clock: Clock
 ) -> Measured:
-    """Tier a store from nothing until all is durable, opening and closing included.
+    """Tier a store from nothing until all is durable; opening (a broker's recovery) and closing are not counted.
 
     Raises:
         InvalidError: The tier has messages already.
         TieredStoreError: As ``Attachment``.
     """
-    watch = Stopwatch(clock)
     attachment = Attachment.open(directory, url, settings, options=options, clock=clock)
+    watch = Stopwatch(clock)
     try:
         if attachment.generation > 1:
             raise InvalidError(
@@ -128,10 +129,11 @@ def bench_dispatch(
                 do="name an empty place",
             )
         result = attachment.run(once=True)
+        cost = watch.read()
         report = attachment.local.report()
     finally:
         attachment.close()
-    cost, peak_rss_bytes = watch.read(), _peak_rss_bytes()
+    peak_rss_bytes = _peak_rss_bytes()
     dispatcher = attachment.dispatcher
     assert dispatcher is not None
     copied = copy_log(directory, report.log_min, report.log_end, _beside(url), clock)
@@ -246,4 +248,9 @@ def _cpu_s() -> float:
 
 
 def _peak_rss_bytes() -> int:
+    """Of this program only: what ``getrusage`` says is inherited from whoever started it."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text("ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
