@@ -91,6 +91,7 @@ def test_attach_crashes_and_starts_again(
     for crash in range(3):
         with Attach(broker.store, url, log) as attach:
             producer.wait_for(live.SOME * (crash + 1) * (5 + turn))
+            harness.until(lambda: bool(live.commits(url)), "the first messages in the tier")
             attach.kill()
     with Attach(broker.store, url, log) as attach:
         told = producer.ended(0)
