@@ -76,6 +76,7 @@ def test_killed_again_and_again(growing: Growing, url: str, tmp_path: Path) -> N
     harness.check_sound(url, growing.store)
 
 
+@pytest.mark.slow  # its pauses need a machine of their own
 def test_paused_and_replaced(growing: Growing, url: str, tmp_path: Path) -> None:
     """Who wakes up behind a newer writer is fenced, and has done no harm."""
     dump, options = harness.captured(NAME), (*FAST, "--lease-seconds", "1")
