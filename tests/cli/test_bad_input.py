@@ -92,6 +92,29 @@ def test_what_is_no_url(kind: str, tiered: CommandLine, basic: Path, tmp_path: P
         assert words in ran.error
 
 
+def test_a_prefix_that_leaves_no_room_for_keys(tiered: CommandLine, basic: Path, tmp_path: Path):
+    too_long = ("--broker", "b" * 150)
+    nobody = ("--endpoint-url", "http://127.0.0.1:1")  # is not even asked
+    for to in ((f"file://{tmp_path}/tier",), ("s3://bucket", *nobody)):
+        ran = tiered("attach", basic, "--once", *too_long, "--cluster", "c", "--to", *to)
+        assert (ran.code, ran.out) == (2, b"")
+        assert "leave room for every topic" in ran.error
+        assert "--cluster and --broker" in ran.error
+    assert not (tmp_path / "tier").exists()
+    ran = tiered(
+        "attach",
+        basic,
+        "--once",
+        "--broker",
+        "b" * 135,
+        "--cluster",
+        "c",
+        "--to",
+        f"file://{tmp_path}/tier",
+    )
+    assert ran.code == 0, ran.err
+
+
 @pytest.mark.parametrize("made", [True, False])
 def test_an_empty_place_is_no_tier(made: bool, tiered: CommandLine, tmp_path: Path):
     if made:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.reader import TierReader
-from tiered.plugin.place import Place, find_places
+from tiered.plugin.place import Place, find_places, require_fitting
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -101,7 +101,16 @@ def place_of(store: ObjectStore, identity: StoreIdentity, settings: AttachSettin
         store: The tier's.
         identity: Of the local store.
         settings: Names that are given.
+
+    Raises:
+        InvalidError: Its keys would be too long for an object store.
     """
+    place = _chosen(store, identity, settings)
+    require_fitting(store.url, place)
+    return place
+
+
+def _chosen(store: ObjectStore, identity: StoreIdentity, settings: AttachSettings) -> Place:
     cluster, broker = settings.cluster, settings.broker
     named = Place(
         cluster or identity.cluster or DEFAULT.cluster, broker or identity.broker or DEFAULT.broker

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.errors import InvalidError
-from tiered.keys import JOURNAL, broker_prefix, unescape_name
+from tiered.keys import JOURNAL, PREFIX_BYTES_MAX, broker_prefix, unescape_name
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -32,6 +32,36 @@ class Place:
     def prefix(self) -> str:
         """Of its keys, ending in a slash."""
         return broker_prefix(self.cluster, self.broker)
+
+
+def require_fitting(url: str, place: Place) -> None:
+    """Refuse a place below which not every key would fit into what all servers take.
+
+    Asked before anything is written: the first key that is too long would come with the first long topic, much later.
+
+    Args:
+        url: Of the tier, as its opened store tells it.
+        place: Below it.
+
+    Raises:
+        InvalidError: The path of the URL and the names of cluster and broker are too long together.
+    """
+    size = len((_key_path(url) + place.prefix).encode("utf-8", "surrogateescape"))
+    if size > PREFIX_BYTES_MAX:
+        raise InvalidError(
+            f"the keys of this tier would begin with {size} bytes, and {PREFIX_BYTES_MAX} leave"
+            " room for every topic",
+            where=f"{url}/{place.prefix}",
+            do="shorten the path of the URL, or give shorter names with --cluster and --broker",
+        )
+
+
+def _key_path(url: str) -> str:
+    """What a tier's URL adds to each key: the path in a bucket. A folder's own path is in no key."""
+    if not url.startswith("s3://"):
+        return ""
+    path = url.removeprefix("s3://").partition("/")[2]
+    return f"{path}/" if path else ""
 
 
 def find_places(store: ObjectStore) -> list[Place]:
