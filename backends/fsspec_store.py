@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from fsspec import available_protocols
 from fsspec.core import url_to_fs
 
 from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
@@ -49,6 +50,10 @@ RENAMES = frozenset({"file", "local", "sftp", "smb"})  # a write there can be se
 TEMPORARY = ".tiered-tmp-"
 _MODIFIED_NAMES = ("LastModified", "mtime", "modified", "last_modified", "created")
 _MS_PER_S = 1000
+_WHAT_OPENS = (
+    "give file:///folder, s3://bucket/prefix (install tieredmq[s3]), or a scheme that fsspec knows,"
+    " such as gs (install gcsfs) or az (install adlfs)"
+)
 
 
 def open_fsspec(url: str, *, single_writer: bool = False) -> FsspecStore:
@@ -60,6 +65,7 @@ def open_fsspec(url: str, *, single_writer: bool = False) -> FsspecStore:
 
     Raises:
         ConfigurationError: fsspec does not know the scheme, or lacks the library for it.
+        UnavailableError: The file system connects at once, and could not.
     """
     scheme = url.partition(":")[0]
     try:
@@ -67,9 +73,14 @@ def open_fsspec(url: str, *, single_writer: bool = False) -> FsspecStore:
     except ImportError as error:
         raise ConfigurationError(f"{scheme}:// needs one more library: {error}") from error
     except (ValueError, TypeError) as error:
+        if scheme not in available_protocols():
+            raise ConfigurationError(f"nothing opens {scheme}:// URLs; {_WHAT_OPENS}") from error
         raise ConfigurationError(
             f"cannot open a URL of scheme {scheme!r}: {type(error).__name__}"
         ) from error
+    except OSError as error:  # some connect at once, or load a library of the system
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UnavailableError(f"cannot open {scheme}://: {first}") from error
     return FsspecStore(file_system, str(root), single_writer=single_writer)
 
 

@@ -53,7 +53,13 @@ def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
     if scheme in {"s3", "s3a"}:
         opener = _function("backends.s3", "open_s3")
         return cast("ObjectStore", opener(_below(scheme, rest), options or S3Options()))
-    opener = _function("backends.fsspec_store", "open_fsspec")
+    try:
+        opener = _function("backends.fsspec_store", "open_fsspec")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{scheme}:// needs fsspec: install tieredmq[s3], and fsspec's library for the scheme;"
+            f" or {_ABSOLUTE}"
+        ) from error
     return cast("ObjectStore", opener(f"{scheme.removeprefix('fsspec+')}:{rest}"))
 
 

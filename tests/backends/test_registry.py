@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends.errors import ConfigurationError
+from backends import fsspec_store
+from backends.errors import ConfigurationError, UnavailableError
 from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.registry import open_store, redacted
@@ -60,7 +61,9 @@ def test_opens(url: str, kind: type, canonical: str):
         ("s3://bucket/x?versionId=1", "no \\? or #"),
         ("s3://key:secret-word@bucket/x", "no user, password"),
         ("memory:name", "no //"),
-        ("gopher://host/x", "gopher"),
+        ("gopher://host/x", r"nothing opens gopher://.*s3://.*install tieredmq\[s3\].*gcsfs"),
+        ("fsspec+gopher://host/x", "nothing opens gopher://"),
+        ("github://owner/x", "cannot open a URL of scheme 'github'"),
     ],
 )
 def test_refuses(url: str, words: str):
@@ -102,6 +105,22 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(builtins, "__import__", without_obstore)
     with pytest.raises(ConfigurationError, match=r"tieredmq\[s3\]"):
         open_store("s3://bucket/x")
+
+
+def test_says_that_other_schemes_need_fsspec(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    monkeypatch.delitem(sys.modules, "backends.fsspec_store", raising=False)
+    with pytest.raises(ConfigurationError, match=r"gs:// needs fsspec: install tieredmq\[s3\]"):
+        open_store("gs://bucket/x")
+
+
+def test_a_file_system_that_cannot_be_had_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch):
+    def refuses(url: str, **_: object) -> None:
+        raise OSError(f"no library for {url}\ntried here\nand there")
+
+    monkeypatch.setattr(fsspec_store, "url_to_fs", refuses)
+    with pytest.raises(UnavailableError, match=r"cannot open hdfs://: no library for hdfs://x$"):
+        open_store("hdfs://x")
 
 
 def test_folder_must_be_one(tmp_path: Path):

@@ -75,7 +75,7 @@ URLS = {
     "no bucket": ("s3://", "no bucket"),
     "a host": ("file://host/tier", "write file:///"),
     "relative": ("file:tier", "relative path"),
-    "unknown scheme": ("frob://x/y", "frob"),
+    "unknown scheme": ("frob://x/y", "nothing opens frob:// URLs; give file:///folder"),
     "nothing": ("", "not a URL"),
 }
 
