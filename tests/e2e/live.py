@@ -9,14 +9,12 @@ import signal
 import subprocess
 from base64 import b64decode
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 from support import oracle
 
 from tests.e2e import harness
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FRESHNESS_S = 0.5
 LEVEL_SECONDS_MAX = 60.0
@@ -118,10 +116,18 @@ class Attach:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def ended(self) -> int:
+    def pause(self) -> None:
+        """SIGSTOP, and wait until each of its threads has stopped."""
+        assert self._process is not None
+        self.send(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        assert self.is_running, self.log.read_text()[-2000:]
+        harness.until(lambda: all(map(_has_stopped, tasks.iterdir())), "a stop")
+
+    def ended(self, within_s: float = STOP_SECONDS_MAX) -> int:
         """Wait for its own end; the exit code."""
         assert self._process is not None
-        self._process.communicate(timeout=STOP_SECONDS_MAX)
+        self._process.communicate(timeout=within_s)
         return self._process.returncode
 
     def _end(self, how: signal.Signals) -> tuple[int, bytes]:
@@ -137,6 +143,15 @@ class Attach:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+
+
+def _has_stopped(task: Path) -> bool:
+    """Whether a thread rests because of SIGSTOP (one that has just ended rests too)."""
+    try:
+        text = (task / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return text.rpartition(")")[2].split()[0] == "T"
 
 
 def commits(url: str) -> dict[tuple[str, int], int]:
