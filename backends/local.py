@@ -3,8 +3,9 @@
 Contract
     Creation: the bytes are written to a file without a name (where the system has none: a file in
     ``.tiered-tmp``), forced to disk, and linked under the key, which is atomic among processes and
-    fails when the key is taken. Then the folder is forced to disk. So a key has all its bytes, also
-    after a power loss, and a put that returned stays.
+    fails when the key is taken. Then the folder is forced to disk, and those above it whose names
+    are new. So a key has all its bytes, also after a power loss, and a put that returned stays.
+    Several objects take these steps together, which costs fewer waits for the disk.
 
     Compare-and-set, the first creation by it, and deletion take one lock per store, held by an
     advisory lock of ``.tiered-tmp/lock``; on a network file system all machines must honour such
@@ -40,6 +41,7 @@ from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_ke
 from backends.buffers import Piece, as_pieces
 from backends.errors import (
     AlreadyExistsError,
+    BackendError,
     ConfigurationError,
     InvalidKeyError,
     ObjectNotFoundError,
@@ -47,7 +49,8 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from backends.local_errors import mapped
+from backends.local_batch import NewObject, create_all
+from backends.local_errors import from_os, mapped
 from backends.local_files import ExclusiveWriter, open_object, read_range
 from backends.local_folders import FolderCache
 from backends.local_listing import walk
@@ -61,6 +64,7 @@ HIDDEN = ".tiered-tmp"
 _HIDDEN = HIDDEN.encode()
 _FOLDER_TRIES_MAX = 20  # each lost only when another process removes the folder just then
 _LOCK_POLL_S = 0.005
+_OBJECTS_PER_PUT_MAX = 16
 _NS_PER_MS = 1_000_000
 
 
@@ -99,21 +103,31 @@ class LocalFolderStore:
         """Everything is atomic among the processes of this machine."""
         return Capabilities(put_if_absent=True, compare_and_set=True)
 
+    @property
+    def objects_per_put(self) -> int:
+        """See ``BatchStore``. Each holds a folder and a file open."""
+        return max(1, min(_OBJECTS_PER_PUT_MAX, self._folders.open_max // 8))
+
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore``. Raises also InvalidKeyError where key and ``key/...`` would meet."""
-        folder, name = self._place(key)
-        pieces = as_pieces(data)
-        with mapped(self._where(key)):
-            for _ in range(_FOLDER_TRIES_MAX):
-                try:
-                    self._create(folder, name, key, pieces)
-                except FileNotFoundError:
-                    self._folders.forget(folder)
-                except NotADirectoryError:
-                    raise self._nested(key) from None
-                else:
-                    return
-        raise UnavailableError(f"its folder is removed again and again: {self._where(key)}")
+        error = self.put_many_if_absent([(key, data)])[0]
+        if error is not None:
+            raise error
+
+    def put_many_if_absent(
+        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
+    ) -> builtins.list[BackendError | None]:
+        """See ``BatchStore``. Folders that several of them are in are forced to disk once."""
+        drafts = [self._new(key, data) for key, data in objects]
+        for _ in range(_FOLDER_TRIES_MAX):
+            again = [new for new in drafts if not new.is_over]
+            if not again:
+                break
+            for new in again:
+                if new.error is not None:
+                    self._folders.forget(new.folder)
+            create_all(again, self._writer, self._folders)
+        return [self._outcome(new) for new in drafts]
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         """See ``ObjectStore``."""
@@ -200,24 +214,31 @@ class LocalFolderStore:
             finally:
                 os.close(fd)
 
-    def _create(self, folder: bytes, name: bytes, key: str, pieces: builtins.list[Piece]) -> None:
-        with self._folders.lease(folder) as folder_fd:
-            try:
-                self._writer.create(folder_fd, name, pieces)
-            except FileExistsError:
-                self._refuse_taken(folder_fd, key)
-            except PermissionError as error:
-                if os.fstat(folder_fd).st_nlink:
-                    raise
-                raise FileNotFoundError from error  # what ext4 answers in a folder that was removed
-            self._force(folder_fd, key)
+    def _new(self, key: str, data: Sequence[Buffer] | Buffer) -> NewObject:
+        try:
+            folder, name = self._place(key)
+        except InvalidKeyError as error:
+            return NewObject(key, b"", b"", [], refusal=error, is_over=True)
+        return NewObject(key, folder, name, as_pieces(data))
 
-    def _refuse_taken(self, folder_fd: int, key: str) -> None:
-        """Say that a key is taken, but only once that is as durable as our own put would be."""
-        if os.path.isdir(self._path(key)):
-            raise self._nested(key) from None
-        self._force(folder_fd, key)
-        raise AlreadyExistsError(f"object exists: {self._where(key)}") from None
+    def _outcome(self, new: NewObject) -> BackendError | None:
+        """What became of a put, in our own errors."""
+        error, where = new.error, self._where(new.key)
+        if error is None:
+            return new.refusal
+        if isinstance(error, NotADirectoryError):
+            return self._nested(new.key)
+        if not new.is_over:
+            return UnavailableError(f"its folder is removed again and again: {where}")
+        if new.may_exist:
+            return UnknownOutcomeError(
+                f"{error.strerror}: written, but not surely on disk ({where})"
+            )
+        if isinstance(error, FileExistsError):
+            if os.path.isdir(self._path(new.key)):
+                return self._nested(new.key)
+            return AlreadyExistsError(f"object exists: {where}")
+        return from_os(error, where)
 
     def _force(self, folder_fd: int, key: str) -> None:
         """Force a folder's names to disk; when that fails nobody knows what a crash would leave."""
@@ -245,13 +266,8 @@ class LocalFolderStore:
 
     def _replace(self, folder: bytes, name: bytes, key: str, pieces: builtins.list[Piece]) -> None:
         """Put new bytes in the place of an object; the lock is held, so its folder stays."""
-        path = self._writer.write_named(pieces)
         with self._folders.lease(folder) as folder_fd:
-            try:
-                os.rename(path, name, dst_dir_fd=folder_fd)
-            except BaseException:
-                os.unlink(path)
-                raise
+            self._writer.replace(folder_fd, name, pieces)
             self._force(folder_fd, key)
 
     def _remove_empty(self, folder: bytes) -> None:

@@ -48,8 +48,67 @@ def _write_rest(fd: int, pieces: Sequence[Piece], written: int) -> None:
             view = view[os.write(fd, view) :]
 
 
+class Draft:
+    """A written file that does not have its name yet. One thread.
+
+    Attributes:
+        fd: Open for writing.
+        folder_fd: Where its name will be; held by whoever asked for it.
+    """
+
+    __slots__ = ("_path", "fd", "folder_fd")
+
+    def __init__(self, fd: int, folder_fd: int, path: bytes | None = None) -> None:
+        """Take over ``fd``.
+
+        Args:
+            fd: Open for writing.
+            folder_fd: Where its name will be; held by the caller.
+            path: What it is called for the time being, if anything.
+        """
+        self.fd = fd
+        self.folder_fd = folder_fd
+        self._path = path
+
+    def force(self) -> None:
+        """Force its bytes to disk."""
+        os.fsync(self.fd)
+
+    def publish(self, name: bytes) -> None:
+        """Give it its name, which is not on disk yet.
+
+        Raises:
+            FileExistsError: The name is taken.
+            FileNotFoundError: The folder has been removed.
+            OSError: Anything else. No name was made in any case.
+        """
+        if self._path is None:
+            # Python calls linkat, which alone follows the link in /proc, only when a folder is given.
+            source, above = f"/proc/self/fd/{self.fd}", self.folder_fd
+            os.link(source, name, src_dir_fd=above, dst_dir_fd=above)
+            return
+        try:
+            os.link(self._path, name, dst_dir_fd=self.folder_fd)
+        except FileExistsError:
+            # NFS asks again when an answer is lost, and then meets its own link.
+            if os.stat(self._path).st_nlink == 1:
+                raise
+
+    def move_to(self, name: bytes) -> None:
+        """Give it a name that may be taken by another file, which is gone then. Only for a named one."""
+        assert self._path is not None
+        os.rename(self._path, name, dst_dir_fd=self.folder_fd)
+        self._path = None
+
+    def close(self) -> None:
+        """Close it and remove what it was called for the time being."""
+        os.close(self.fd)
+        if self._path is not None:
+            os.unlink(self._path)
+
+
 class ExclusiveWriter:
-    """Creates files that must not exist yet. Safe to use from any number of threads."""
+    """Writes files. Safe to use from any number of threads."""
 
     def __init__(self, root: bytes, folders: FolderCache, hidden: bytes) -> None:
         """Make a writer.
@@ -65,51 +124,55 @@ class ExclusiveWriter:
         self._swept = False
         self._unnamed = bool(_TMPFILE) and os.path.isdir("/proc/self/fd")
 
-    def create(self, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:
-        """Make ``name`` in a folder, its bytes on disk; the name itself is not yet.
+    def write(self, folder_fd: int, pieces: Sequence[Piece]) -> Draft:
+        """Write a file that has no name in the folder yet. Close it in any case.
 
         Raises:
-            FileExistsError: The name is taken.
             FileNotFoundError: The folder has been removed.
-            OSError: Anything else. No name was made in any case.
+            OSError: Anything else; nothing is left.
         """
-        if self._unnamed:
-            try:
-                fd = os.open(b".", os.O_WRONLY | os.O_CLOEXEC | _TMPFILE, 0o666, dir_fd=folder_fd)
-            except OSError as error:
-                if error.errno not in _NO_TMPFILE:
-                    raise
-                self._unnamed = False
-            else:
-                _finish_unnamed(fd, folder_fd, name, pieces)
-                return
-        path = self.write_named(pieces)
+        draft = self._unnamed_draft(folder_fd) if self._unnamed else None
+        draft = draft or self._named_draft(folder_fd)
         try:
-            os.link(path, name, dst_dir_fd=folder_fd)
-        except FileExistsError:
-            # NFS asks again when an answer is lost, and then meets its own link.
-            if os.stat(path).st_nlink == 1:
-                raise
-        finally:
-            os.unlink(path)
+            write_all(draft.fd, pieces)
+        except BaseException:
+            draft.close()
+            raise
+        return draft
 
-    def write_named(self, pieces: Sequence[Piece]) -> bytes:
-        """Write a file with a name of its own and force its bytes to disk; its path."""
+    def _unnamed_draft(self, folder_fd: int) -> Draft | None:
+        try:
+            fd = os.open(b".", os.O_WRONLY | os.O_CLOEXEC | _TMPFILE, 0o666, dir_fd=folder_fd)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            self._unnamed = False
+            return None
+        return Draft(fd, folder_fd)
+
+    def _named_draft(self, folder_fd: int) -> Draft:
         with self._folders.lease(self._hidden):
             fd, path = tempfile.mkstemp(dir=self._path, prefix=_PREFIX)
+        draft = Draft(fd, folder_fd, path)
         try:
             if not self._swept:
                 self._swept = True
                 self._sweep(os.fstat(fd).st_mtime)
             os.fchmod(fd, 0o666 & ~_umask())
-            write_all(fd, pieces)
-            os.fsync(fd)
         except BaseException:
-            os.unlink(path)
+            draft.close()
             raise
+        return draft
+
+    def replace(self, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:
+        """Put a new file, its bytes on disk, in the place of ``name``; the name itself is not on disk yet."""
+        draft = self._named_draft(folder_fd)
+        try:
+            write_all(draft.fd, pieces)
+            draft.force()
+            draft.move_to(name)
         finally:
-            os.close(fd)
-        return path
+            draft.close()
 
     def _sweep(self, now_s: float) -> None:
         """Remove what crashed writers left; once, by the clock of the file system itself."""
@@ -119,16 +182,6 @@ class ExclusiveWriter:
                     left_s = entry.stat(follow_symlinks=False).st_mtime
                     if entry.name.startswith(_PREFIX) and left_s < now_s - _LEFT_OVER_S:
                         os.unlink(entry.path)
-
-
-def _finish_unnamed(fd: int, folder_fd: int, name: bytes, pieces: Sequence[Piece]) -> None:
-    try:
-        write_all(fd, pieces)
-        os.fsync(fd)
-        # Python calls linkat, which alone follows the link in /proc, only when a folder is given.
-        os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-    finally:
-        os.close(fd)
 
 
 def _umask() -> int:

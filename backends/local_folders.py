@@ -1,13 +1,15 @@
 """Folders of a local store, held open, whose own names are known to be on disk.
 
 Contract
-    ``lease(folder)`` gives a descriptor of a folder that exists, and whose name in the folder above
-    it has been forced to disk, and so on up to the root. The cost is paid once: afterwards a lease
-    is a look-up.
+    ``hold(folder)`` gives a descriptor of a folder that exists. ``force_names(folders)`` returns when
+    the name of each in the folder above it is on disk, and so on up to the root; the cost is paid
+    once for each folder, and neighbours share it. ``lease`` is both. Whoever makes a file in a
+    folder that may be new does best to force the file first and the names then, upwards: a file
+    system that commits everything at once has by then little left to do.
 
     A descriptor, not a path, is what a file is linked into: if another process removes the folder
     meanwhile, linking fails with ENOENT instead of landing in a namesake that nobody made durable.
-    The caller then calls ``forget`` and takes a new lease.
+    The caller then calls ``forget`` and begins again.
 
     At most ``FOLDERS_OPEN_MAX`` descriptors stay open (fewer where the process may open few). Any
     thread may call anything at any time. Nothing here has to survive a crash.
@@ -28,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 FOLDERS_OPEN_MAX = 256
 _FOLDERS_KNOWN_MAX = 65_536
@@ -42,6 +44,7 @@ class _Folder:
     """An open folder: closed when it is dropped from the cache and the last user has gone."""
 
     fd: int
+    inode: int
     users: int = 0
     dropped: bool = False
 
@@ -102,18 +105,51 @@ class FolderCache:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(4, min(FOLDERS_OPEN_MAX, soft // 4))
 
+    @property
+    def open_max(self) -> int:
+        """How many folders stay open; those in use may be more."""
+        return self._open_max
+
     @contextmanager
-    def lease(self, folder: bytes) -> Iterator[int]:
-        """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself).
+    def hold(self, folder: bytes) -> Iterator[int]:
+        """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself), perhaps not durable.
 
         Raises:
             OSError: It cannot be made or opened; ENOTDIR when an object is in its place.
         """
-        entry = self._take(folder) or self._add(folder, self._open_durable(folder))
-        try:
+        with self._entry(folder) as entry:
             yield entry.fd
-        finally:
-            self._give_back(entry)
+
+    @contextmanager
+    def lease(self, folder: bytes) -> Iterator[int]:
+        """As ``hold``, of a folder whose name is on disk.
+
+        Raises:
+            OSError: As ``hold``, or its name could not be forced to disk.
+        """
+        with self.hold(folder) as fd:
+            self.force_names([folder])
+            yield fd
+
+    def force_names(self, folders: Iterable[bytes]) -> None:
+        """Return when the names of ``folders`` and of all above them are on disk. They are held by the caller.
+
+        Raises:
+            OSError: A folder cannot be opened or forced; how far that went is not known.
+        """
+        names: dict[bytes, int] = {}
+        for folder in folders:
+            self._collect_unforced(folder, names)
+        for parent in sorted({_above(folder) for folder in names}, key=_depth, reverse=True):
+            with self.hold(parent) as fd:
+                self._syncs.force(parent, fd)
+        if (
+            names
+        ):  # only now: who finds a folder here takes it that all above it are on disk as well
+            with self._lock:
+                if len(self._known) + len(names) > _FOLDERS_KNOWN_MAX:
+                    self._known.clear()
+                self._known.update(names)
 
     def forget(self, folder: bytes) -> None:
         """Drop ``folder`` and all above it: one of them has been removed."""
@@ -133,6 +169,14 @@ class FolderCache:
             dropped = [fd for folder in list(self._open) for fd in self._drop(folder)]
         _close_all(dropped)
 
+    @contextmanager
+    def _entry(self, folder: bytes) -> Iterator[_Folder]:
+        entry = self._take(folder) or self._add(folder, self._open_or_make(folder))
+        try:
+            yield entry
+        finally:
+            self._give_back(entry)
+
     def _take(self, folder: bytes) -> _Folder | None:
         with self._lock:
             entry = self._open.get(folder)
@@ -143,10 +187,11 @@ class FolderCache:
 
     def _add(self, folder: bytes, fd: int) -> _Folder:
         surplus: list[int] = []
+        inode = os.fstat(fd).st_ino
         with self._lock:
             entry = self._open.get(folder)
             if entry is None:
-                entry = self._open[folder] = _Folder(fd)
+                entry = self._open[folder] = _Folder(fd, inode)
             else:  # another thread was faster
                 surplus.append(fd)
             entry.users += 1
@@ -180,32 +225,42 @@ class FolderCache:
         idle = [folder for folder, entry in oldest if not entry.users][:surplus]
         return [fd for folder in idle for fd in self._drop(folder)]
 
-    def _open_durable(self, folder: bytes) -> int:
+    def _collect_unforced(self, folder: bytes, names: dict[bytes, int]) -> None:
+        """Add ``folder`` and what is above it, up to the first whose name is known to be on disk."""
+        while folder and folder not in names:
+            inode = self._inode(folder)
+            if self._known.get(folder) == inode:
+                return
+            names[folder] = inode
+            folder = _above(folder)
+
+    def _inode(self, folder: bytes) -> int:
+        with self._entry(folder) as entry:
+            return entry.inode
+
+    def _open_or_make(self, folder: bytes) -> int:
+        try:
+            return os.open(self._root + b"/" + folder, _FLAGS)
+        except FileNotFoundError:
+            return self._make(folder)
+
+    def _make(self, folder: bytes) -> int:
         if not folder:
             make_durable_folder(self._root)
             return os.open(self._root, _FLAGS)
-        above, _, name = folder.rpartition(b"/")
-        with self.lease(above) as parent_fd:
+        name = folder.rpartition(b"/")[2]
+        with self.hold(_above(folder)) as parent_fd:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent_fd)
-            fd = os.open(name, _FLAGS, dir_fd=parent_fd)
-            try:
-                self._force_name(folder, fd, parent_fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            return fd
+            return os.open(name, _FLAGS, dir_fd=parent_fd)
 
-    def _force_name(self, folder: bytes, fd: int, parent_fd: int) -> None:
-        """Force the folder's name to disk, unless this process did it before for the same inode."""
-        inode = os.fstat(fd).st_ino
-        if self._known.get(folder) == inode:
-            return
-        self._syncs.force(folder.rpartition(b"/")[0], parent_fd)
-        with self._lock:
-            if len(self._known) >= _FOLDERS_KNOWN_MAX:
-                self._known.clear()
-            self._known[folder] = inode
+
+def _above(folder: bytes) -> bytes:
+    return folder.rpartition(b"/")[0]
+
+
+def _depth(folder: bytes) -> int:
+    return folder.count(b"/") + bool(folder)
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from backends.batch import objects_per_put, put_many_if_absent
 from backends.buffers import size_bytes
 from backends.errors import BackendError
 from backends.wrapping import WrappingStore
@@ -142,6 +143,21 @@ class MeteredStore(WrappingStore):
         with self._counted("put", up=size_bytes(data)):
             self._inner.put_if_absent(key, data)
 
+    @property
+    def objects_per_put(self) -> int:
+        """See ``BatchStore``."""
+        return objects_per_put(self._inner)
+
+    def put_many_if_absent(
+        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
+    ) -> builtins.list[BackendError | None]:
+        """See ``BatchStore``. One request for each object."""
+        self._add("put", requests=len(objects), up=sum(size_bytes(data) for _, data in objects))
+        errors = put_many_if_absent(self._inner, objects)
+        for error in filter(None, errors):
+            self._add_error("put", error)
+        return errors
+
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         """See ``ObjectStore``."""
         with self._counted("get"):
@@ -192,9 +208,12 @@ class MeteredStore(WrappingStore):
         try:
             yield
         except BackendError as error:
-            with self._lock:
-                self._counters[kind].errors[type(error).__name__] += 1
+            self._add_error(kind, error)
             raise
+
+    def _add_error(self, kind: Kind, error: BackendError) -> None:
+        with self._lock:
+            self._counters[kind].errors[type(error).__name__] += 1
 
     def _add(self, kind: Kind, *, requests: int = 0, up: int = 0, down: int = 0) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,6 +27,9 @@ from backends.errors import (
 )
 from backends.local import HIDDEN, LocalFolderStore
 from backends.testing.contract import ObjectStoreContract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def names(folder: Path) -> list[str]:
@@ -137,7 +141,7 @@ def test_put_survives_that_another_process_removes_its_folder(
 def test_every_new_name_is_forced_to_disk_after_its_bytes(
     store: LocalFolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What is fsynced, in order: bytes, then each folder that got a name; once when it is known."""
+    """What is fsynced, in order: bytes, then each folder that got a name, upwards; once when it is known."""
     synced: list[str] = []
     real = os.fsync
 
@@ -149,7 +153,7 @@ def test_every_new_name_is_forced_to_disk_after_its_bytes(
 
     monkeypatch.setattr(os, "fsync", fsync)
     store.put_if_absent("a/b/c", b"1")
-    assert synced == [".", "not", "not/yet", "not/yet/a", "bytes", "not/yet/a/b"]
+    assert synced == [".", "not", "bytes", "not/yet/a/b", "not/yet/a", "not/yet"]
     synced.clear()
     store.put_if_absent("a/b/d", b"1")
     assert synced == ["bytes", "not/yet/a/b"]
@@ -163,6 +167,87 @@ def test_every_new_name_is_forced_to_disk_after_its_bytes(
     with pytest.raises(AlreadyExistsError):
         store.put_if_absent("a/e", b"3")
     assert synced == ["bytes", "not/yet/a"]  # whoever is told that it exists may rely on it
+
+
+def test_objects_that_are_put_together_share_the_waits(
+    store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch
+):
+    store.put_if_absent("first", b"")
+    synced: list[bool] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(fd).st_mode))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    keys = ["a/b/1", "a/b/2", "a/c/1", "d/1"]
+    assert store.put_many_if_absent([(key, key.encode()) for key in keys]) == [None] * 4
+    assert synced == [False] * 4 + [True] * 5  # bytes; then a/b, a/c, d; then a and the root
+    assert [store.get(key) for key in keys] == [key.encode() for key in keys]
+
+
+def test_what_fails_for_one_object_does_not_for_the_next(
+    store: LocalFolderStore, monkeypatch: pytest.MonkeyPatch
+):
+    store.put_if_absent("taken", b"old")
+    wanted = ["a/1", "taken", "taken/below", "//", "b/full", "b/2", "c/lost", "c/lost too"]
+    real_write, real_sync = os.writev, os.fsync
+    monkeypatch.setattr(
+        os,
+        "writev",
+        lambda fd, views: _refuse(errno.ENOSPC, real_write, views[0] == b"full", fd, views),
+    )
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: _refuse(errno.EIO, real_sync, _path(fd).endswith("/c"), fd)
+    )
+    errors = store.put_many_if_absent([(key, key.rpartition("/")[2].encode()) for key in wanted])
+    kinds = [type(error) for error in errors]
+    assert kinds == [
+        type(None),
+        AlreadyExistsError,
+        InvalidKeyError,
+        InvalidKeyError,
+        StoreFullError,
+        type(None),
+        UnknownOutcomeError,
+        UnknownOutcomeError,
+    ]
+    assert all(key in str(error) for key, error in zip(wanted, errors, strict=True) if error)
+    assert [found.key for found in store.list("")] == [
+        "a/1",
+        "b/2",
+        "c/lost",
+        "c/lost too",
+        "taken",
+    ]
+
+
+def _path(fd: int) -> str:
+    return str(Path(f"/proc/self/fd/{fd}").readlink())
+
+
+def _refuse(code: int, real: Callable[..., object], refused: bool, *args: object) -> object:
+    if refused:
+        raise OSError(code, os.strerror(code))
+    return real(*args)
+
+
+def test_names_above_that_could_not_be_forced_are_forced_next_time(
+    store: LocalFolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store.put_if_absent("first", b"")
+    real = os.fsync
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "fsync", lambda fd: _refuse(errno.EIO, real, _path(fd).endswith("/yet"), fd)
+        )
+        with pytest.raises(UnknownOutcomeError):
+            store.put_if_absent("a/b/1", b"")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.path.relpath(_path(fd), tmp_path)))
+    store.put_if_absent("a/b/2", b"")
+    assert synced[1:] == ["not/yet/a/b", "not/yet/a", "not/yet"]
 
 
 def test_known_folders_outlive_the_open_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
