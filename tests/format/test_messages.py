@@ -7,6 +7,7 @@ from base64 import b64decode, b64encode
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lz4.frame
 import pytest
@@ -14,9 +15,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import captures
-from support.examples import INT32, PROPERTIES, make
+from support.examples import INT32, PROPERTIES, make, records
 from zlib_ng import zlib_ng
 
+from tiered.cli.output import json_bytes
 from tiered.errors import DataError
 from tiered.format import sysflag
 from tiered.format.batch import (
@@ -26,7 +28,7 @@ from tiered.format.batch import (
     split_batch,
 )
 from tiered.format.compression import compress_body, decompress_body
-from tiered.format.message import message_json, messages_json
+from tiered.format.message import message_json, message_line, messages_json
 from tiered.format.properties import join_properties
 from tiered.format.record import decode_record, encode_record
 
@@ -176,6 +178,49 @@ def test_fields_and_ids():
     assert (row["tags"], row["keys"], row["tag_hash"], row["log_offset"]) == ("t", "a b", 116, 9)
 
 
+def assert_line_is_object(record, **how: Any):
+    line = message_line(record, **how)
+    assert line == json_bytes(message_json(record, **how))
+    assert b"\n" not in line
+
+
+@settings(deadline=None)
+@given(
+    records(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.integers(0, 2**63),
+    st.booleans(),
+    st.none() | INT32,
+)
+def test_the_line_of_a_message_is_its_object_encoded(
+    record, tag_code, log_offset, raw_body, stored_sys_flag
+):
+    assert_line_is_object(
+        replace(record, sys_flag=record.sys_flag & ~sysflag.COMPRESSED),
+        tag_code=tag_code,
+        log_offset=log_offset,
+        raw_body=raw_body,
+        stored_sys_flag=stored_sys_flag,
+    )
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"TAGS": 'a"b\\', "KEYS": "\x00\x1f\x7f\u2028\N{GRINNING FACE}", "UNIQ_KEY": '"'},
+        {"MIN_OFFSET": "1", "z": "1", "ä": "2", "A": "3", "MAX_OFFSET": "4"},
+    ],
+)
+@pytest.mark.parametrize("topic", ["plain", "Größe", 'a"b\\\n', "\udcff"])
+@pytest.mark.parametrize("kind", [0, *KINDS])
+def test_lines_escape_what_objects_escape(properties, topic, kind):
+    body, flag = compress_body(b"body" * 99, kind) if kind else (b"body", 0)
+    record = make(topic=topic, properties_raw=join_properties(properties), body=body, sys_flag=flag)
+    for raw_body in (False, True):
+        assert_line_is_object(record, tag_code=1, log_offset=2, raw_body=raw_body)
+
+
 def golden() -> list[dict]:
     return json.loads(GOLDEN.read_text(encoding="utf-8"))
 
@@ -242,5 +287,7 @@ def test_a_body_that_cannot_be_unpacked_is_an_error_and_can_be_had_raw():
     record = make(body=b"no zlib", sys_flag=sysflag.COMPRESSED)
     with pytest.raises(DataError):
         message_json(record, tag_code=0, log_offset=None, raw_body=False)
+    with pytest.raises(DataError):
+        message_line(record, tag_code=0, log_offset=None, raw_body=False)
     raw = message_json(replace(record), tag_code=0, log_offset=None, raw_body=True)
     assert raw["body_base64"] == b64encode(b"no zlib").decode()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from tiered.cli.frame import COMMANDS, make_command
-from tiered.cli.output import json_bytes
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
@@ -148,17 +147,24 @@ class Printer:
             if wish.form == "raw":
                 return len(numbers), messages.raw_bytes(records, numbers)
             return len(numbers), messages.bodies(records, numbers, raw_body=wish.raw_body)
-        found = messages.messages_json(
+        if wish.form == "text":
+            found = messages.messages_json(
+                records, batch.log_offset, raw_body=wish.raw_body, tags=wish.tags
+            )[: self.left]
+            return len(found), [_line(message) for message in found]
+        lines = messages.messages_lines(
             records, batch.log_offset, raw_body=wish.raw_body, tags=wish.tags
         )[: self.left]
-        if wish.form == "text":
-            return len(found), [_line(message) for message in found]
-        if wish.form == _DOCUMENT:
-            lead = [b",\n"] * len(found)
-            if found and not self._written:
-                lead[0] = b"\n"
-            return len(found), [a + json_bytes(m) for a, m in zip(lead, found, strict=True)]
-        return len(found), [json_bytes(message) + b"\n" for message in found]
+        return len(lines), self._joined(lines)
+
+    def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
+        """JSON objects as lines, or as elements of the document's array."""
+        if self.wish.form != _DOCUMENT:
+            return [line + b"\n" for line in lines]
+        lead = [b",\n"] * len(lines)
+        if lines and not self._written:
+            lead[0] = b"\n"
+        return [a + line for a, line in zip(lead, lines, strict=True)]
 
 
 def run(call: Call) -> int:

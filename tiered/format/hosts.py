@@ -8,13 +8,17 @@ port is taken as unsigned: a damaged or foreign one keeps its bytes.
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from typing import Final
 
 V4_HOST_BYTES: Final = 8
 V6_HOST_BYTES: Final = 20
 _PORT_MAX: Final = 2**32 - 1
+_KNOWN_MAX: Final = 4096
+"""A store has few hosts; so many of each form are remembered, of at most some 200 bytes each."""
 
 
+@lru_cache(_KNOWN_MAX)
 def format_host(packed: bytes) -> str:
     """Text of a packed host.
 
@@ -33,6 +37,7 @@ def format_host(packed: bytes) -> str:
     raise ValueError(f"a packed host has 8 or 20 bytes, not {len(packed)}")
 
 
+@lru_cache(_KNOWN_MAX)
 def pack_host(text: str) -> bytes:
     """Bytes of ``ip:port`` or ``[ip]:port``: 8 for IPv4, 20 for IPv6.
 
