@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.journals import PREFIX
-from support.tiers import QUEUE, TIME_MS, TierBuilder, batch_of, record_of
+from support.tiers import QUEUE, TIME_MS, TierBuilder, batch_of, put_index, put_log, record_of
 
 from backends.errors import ObjectNotFoundError, UnavailableError
 from backends.testing.faulty import Fault, FaultyStore, Rule
@@ -354,8 +354,8 @@ def test_an_index_that_points_wrong_is_damage_also_with_a_right_checksum(operati
     }.get(operation, {})
     file.append(replace(batch, queue=QUEUE, **changes), 0.0)
     commit = file.take(0)
-    stored = builder.uploader.put_log(commit)
-    part = builder.uploader.put_index(stored)
+    stored = put_log(builder.uploader, commit)
+    part = put_index(builder.uploader, stored)
     reader = reader_of_part(builder, part)
     with pytest.raises(DataError):
         reader.read(QueueOffset(0))

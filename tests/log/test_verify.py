@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.journals import PREFIX
 from support.synthetic import SyntheticStore
-from support.tiers import QUEUE, TierBuilder, batch_of
+from support.tiers import QUEUE, TierBuilder, batch_of, put_index, put_log
 
 from backends.memory import MemoryStore
 from backends.testing.faulty import Fault, FaultyStore, Rule
@@ -278,8 +278,8 @@ def forged(batch: RecordBatch, **said: Any) -> VerifyReport:
     file = builder.file()
     file.append(replace(batch, queue=QUEUE, base_offset=QueueOffset(0)), 0.0)
     commit = file.take(0)
-    stored = builder.uploader.put_log(commit)
-    part = replace(builder.uploader.put_index(stored), **said)
+    stored = put_log(builder.uploader, commit)
+    part = replace(put_index(builder.uploader, stored), **said)
     fields = {"segment": commit.segment, "part": part_json(part)}
     builder.journal.append([queue_action("part", QUEUE, 0, **fields)])
     return verify(builder.store)
@@ -545,7 +545,7 @@ def tier_of(local: SyntheticStore, upto: dict[MessageQueue, int] | None = None) 
             assert batch
             file.append(batch, 0.0)
             commit = file.take(0)
-            part = builder.uploader.put_index(builder.uploader.put_log(commit))
+            part = put_index(builder.uploader, put_log(builder.uploader, commit))
             file.log_stored()
             fields = {"segment": commit.segment, "part": part_json(part)}
             builder.say(queue_action("part", queue, 0, **fields))
@@ -634,7 +634,7 @@ def test_gaps_and_a_later_start_are_skipped_and_counted():
         assert batch
         file.append(batch, 0.0)
         commit = file.take(0)
-        part = builder.uploader.put_index(builder.uploader.put_log(commit))
+        part = put_index(builder.uploader, put_log(builder.uploader, commit))
         file.log_stored()
         builder.say(queue_action("part", A, 0, segment=commit.segment, part=part_json(part)))
         file.committed(commit, part)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from support.journals import PREFIX
 
+from backends.errors import BackendError
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.dispatch.uploads import Uploader
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
+    from tiered.dispatch.uploads import StoredLog
+    from tiered.log.composite import GroupCommit
     from tiered.log.state import TierState
 
 QUEUE = MessageQueue("topic-ä", 3)
@@ -32,6 +35,22 @@ TIME_MS = 1_700_000_000_000
 
 Item = bytes | tuple[int, bytes] | None
 """A message's body; a number of inner messages and the body of their batch; or a hole."""
+
+
+def put_log(uploader: Uploader, commit: GroupCommit) -> StoredLog:
+    """Upload the records of one commit; its error is raised."""
+    (stored,) = uploader.put_logs([commit])
+    if isinstance(stored, BackendError):
+        raise stored
+    return stored
+
+
+def put_index(uploader: Uploader, stored: StoredLog) -> Part:
+    """Upload the items of one commit; its error is raised."""
+    (part,) = uploader.put_indexes([stored])
+    if isinstance(part, BackendError):
+        raise part
+    return part
 
 
 def record_of(
@@ -145,9 +164,9 @@ class TierBuilder:
         file._roll_next = file._roll_next or roll
         file.append(batch_of(file.append_offset, items, queue=queue), 0.0)
         commit = file.take(0)
-        stored = self.uploader.put_log(commit)
+        stored = put_log(self.uploader, commit)
         file.log_stored()
-        part = self.uploader.put_index(stored)
+        part = put_index(self.uploader, stored)
         self.uploader.put_quarantine(stored)
         fields = {"segment": commit.segment, "part": part_json(part)}
         self.say(queue_action("part", queue, commit.incarnation, **fields))

@@ -6,13 +6,15 @@ they can), or everything is to be flushed.
 Retries and errors: a failed upload, or one of which nobody knows what became, switches files (``tiered.log.composite``)
 and is tried again after a pause with jitter, for ever; a refusal that waiting cannot mend ends the dispatcher.
 
-Bounds: ``uploads_max`` uploads run; each queue has at most one more waiting for a thread.
+Bounds: ``uploads_max`` uploads run; each queue has at most one more waiting for a thread. Where the store takes several
+objects at once (a folder), a thread takes several small commits that wait.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from tiered.dispatch.settings import DispatchSettings
     from tiered.dispatch.uploads import StoredLog, Uploader
     from tiered.log.composite import CompositeFlatFile, GroupCommit
+
+_TOGETHER_BYTES_MAX = 4 * 1024 * 1024
+"""Of several objects put at once; a larger one goes alone."""
+_BATCHING_THREADS_MAX = 4
 
 _LOG = logging.getLogger("tiered.dispatch")
 
@@ -81,10 +87,11 @@ class GroupCommitter:
         self._stop = stop
         self._guard = guard
         self._room = room
-        self._pool = ThreadPoolExecutor(settings.uploads_max, "tiered-upload")
+        self._pool = ThreadPoolExecutor(_threads(settings, uploader), "tiered-upload")
         self._throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._lock = threading.Lock()
         self._active: set[CompositeFlatFile] = set()
+        self._waiting: deque[tuple[CompositeFlatFile, GroupCommit]] = deque()
         self._open = 0
         self.flush = False
         self.last_success_s = clock.monotonic_s()
@@ -114,8 +121,9 @@ class GroupCommitter:
             commit = file.take(self._clock.now_ms())
             with self._lock:
                 self._open += 1
+                self._waiting.append((file, commit))
             with suppress(RuntimeError):  # the pool was closed meanwhile: the commit is given up
-                self._pool.submit(self._guard, lambda: self._upload(file, commit))
+                self._pool.submit(self._guard, self._upload_some)
 
     def close(self) -> None:
         """Wait for the uploads that run; those that wait are given up."""
@@ -128,23 +136,38 @@ class GroupCommitter:
             with self._lock:
                 self._active.discard(file)
 
-    def _upload(self, file: CompositeFlatFile, commit: GroupCommit) -> None:
+    def _upload_some(self) -> None:
+        """Upload what waits, as much as is best done at once; perhaps another thread has taken it."""
+        some = self._next()
         try:
-            self._throttle.take(commit.data_bytes)
-            self._put(file, commit)
+            self._throttle.take(sum(commit.data_bytes for _, commit in some))
+            results = self._uploader.put_logs([commit for _, commit in some])
+            for (file, commit), result in zip(some, results, strict=True):
+                self._report(file, commit, result)
         finally:
             with self._lock:
-                self._open -= 1
+                self._open -= len(some)
 
-    def _put(self, file: CompositeFlatFile, commit: GroupCommit) -> None:
-        try:
-            stored = self._uploader.put_log(commit)
-        except BackendError as error:
-            self._failed(file, error)
+    def _next(self) -> list[tuple[CompositeFlatFile, GroupCommit]]:
+        some: list[tuple[CompositeFlatFile, GroupCommit]] = []
+        size = 0
+        with self._lock:
+            while self._waiting and len(some) < self._uploader.objects_per_put:
+                size += self._waiting[0][1].data_bytes
+                if some and size > _TOGETHER_BYTES_MAX:
+                    break
+                some.append(self._waiting.popleft())
+        return some
+
+    def _report(
+        self, file: CompositeFlatFile, commit: GroupCommit, result: StoredLog | BackendError
+    ) -> None:
+        if isinstance(result, BackendError):
+            self._failed(file, result)
             return
         self.last_success_s = self._clock.monotonic_s()
         with file.lock:
-            self._submit(stored)  # before the next commit of this queue can be taken: order
+            self._submit(result)  # before the next commit of this queue can be taken: order
             file.log_stored()
             self.upload_if_due(file, flush=self.flush)
         self._budget.release(commit.data_bytes)
@@ -167,6 +190,12 @@ class GroupCommitter:
         settings = self._settings
         pause_s = settings.backoff_s_min * 2.0 ** min(failures - 1, 30)
         return min(pause_s, settings.backoff_s_max) * self._rng.uniform(0.5, 1.0)
+
+
+def _threads(settings: DispatchSettings, uploader: Uploader) -> int:
+    """Where one call takes many objects, more threads would only take the processor from each other."""
+    batching = uploader.objects_per_put > 1
+    return min(settings.uploads_max, _BATCHING_THREADS_MAX) if batching else settings.uploads_max
 
 
 def refused(error: BackendError) -> TieredStoreError:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
@@ -24,7 +25,7 @@ from tiered.log.state import Part, TierState, part_json, queue_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
     from tiered.clock import Clock
     from tiered.dispatch.uploads import StoredLog, Uploader
@@ -166,31 +167,45 @@ class RoundBuilder:
 
     def _build(self, read_map: dict[MessageQueue, list[StoredLog]]) -> list[_Built]:
         """Upload the index objects; what fails goes back into the write map, in front."""
-        rows = [
-            [(stored, self._executor.submit(self._build_one, stored)) for stored in row]
-            for row in read_map.values()
+        every = [stored for row in read_map.values() for stored in row]
+        size = self._uploader.objects_per_put
+        futures = [
+            self._executor.submit(self._build_some, every[begin : begin + size])
+            for begin in range(0, len(every), size)
         ]
-        return [built for row in rows for built in self._gather(row)]
+        results = iter([result for future in futures for result in future.result()])
+        return [
+            built
+            for row in read_map.values()
+            for built in self._gather(row, [*islice(results, len(row))])
+        ]
 
-    def _gather(self, row: Sequence[tuple[StoredLog, Future[_Built]]]) -> list[_Built]:
+    def _gather(
+        self, row: Sequence[StoredLog], results: Sequence[_Built | BackendError]
+    ) -> list[_Built]:
+        """What of one queue can be named now: all before the first failure."""
         built: list[_Built] = []
-        for index, (stored, future) in enumerate(row):
-            try:
-                built.append(future.result())
-            except BackendError as error:
-                self._index_failed(stored, error)
-                back = [later for later, _ in row[index:]]
-                with self._lock:
+        for index, (stored, result) in enumerate(zip(row, results, strict=True)):
+            if isinstance(result, BackendError):
+                self._index_failed(stored, result)
+                with self._lock:  # the objects of those behind it, if any, are orphans
                     rest = self._write_map.get(stored.commit.queue, [])
-                    self._write_map[stored.commit.queue] = back + rest
-                for _, later_future in row[index + 1 :]:
-                    later_future.exception()  # its object, if any, is an orphan
+                    self._write_map[stored.commit.queue] = [*row[index:], *rest]
                 break
+            built.append(result)
         return built
 
-    def _build_one(self, stored: StoredLog) -> _Built:
-        part = self._uploader.put_index(stored)
-        return _Built(stored, part, self._uploader.put_quarantine(stored))
+    def _build_some(self, some: Sequence[StoredLog]) -> list[_Built | BackendError]:
+        parts = self._uploader.put_indexes(some)
+        return [self._built(*one) for one in zip(some, parts, strict=True)]
+
+    def _built(self, stored: StoredLog, part: Part | BackendError) -> _Built | BackendError:
+        if isinstance(part, BackendError):
+            return part
+        try:
+            return _Built(stored, part, self._uploader.put_quarantine(stored))
+        except BackendError as error:
+            return error
 
 
 def _actions(built: _Built) -> list[Action]:

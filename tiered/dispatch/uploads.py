@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Buffer
 
+from backends.batch import objects_per_put, put_many_if_absent
+from backends.errors import BackendError
 from tiered import keys
 from tiered.format.part import SealedObject, build_object
 from tiered.log.composite import ITEM_MEMORY_BYTES
@@ -53,71 +55,55 @@ class StoredLog:
         return self.commit.count * ITEM_MEMORY_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class _NewObject:
+    key: str
+    made: SealedObject
+
+    @property
+    def place(self) -> ObjectRange:
+        """Where its payload will be."""
+        made = self.made
+        size = made.payload_bytes
+        return ObjectRange(self.key, 0, size, size, made.trailer_bytes, made.payload_crc)
+
+
 class Uploader:
     """Puts objects under keys that no other try has. From any thread."""
 
     def __init__(self, store: ObjectStore, prefix: str, *, generation: int, writer: str) -> None:
         self._store = store
+        self._objects_per_put = objects_per_put(store)
         self._prefix = prefix
         self._generation = generation
         self._writer = writer
         self._sequence = itertools.count()
 
-    def put_log(self, commit: GroupCommit) -> StoredLog:
-        """Upload the records.
+    @property
+    def objects_per_put(self) -> int:
+        """How many small objects the store best takes at once; 1 when it gains nothing by that."""
+        return self._objects_per_put
 
-        Raises:
-            BackendError: Not stored, or nobody knows.
+    def put_logs(self, commits: Sequence[GroupCommit]) -> list[StoredLog | BackendError]:
+        """Upload the records of commits of different queues.
+
+        Returns:
+            For each commit, in order, what is durable now, or why it is not stored, or that nobody knows.
         """
-        low, high = commit.times()
-        description = {
-            **_identity(commit, "commitlog"),
-            "log_offset": commit.log_offset,
-            "queue_offset": commit.queue_offset,
-            "count": commit.count,
-            "store_min_ms": low,
-            "store_max_ms": high,
-        }
-        key = keys.commit_log_key(
-            "", commit.queue, commit.incarnation, commit.log_offset, self._next_id()
-        )
-        log = self._put(key, commit.data(), description)
-        rest = replace(commit, batches=())
-        items, holes = commit.items(), commit.holes()
-        return StoredLog(rest, log, items, holes, low, high, tuple(commit.quarantined))
+        times = [commit.times() for commit in commits]
+        places = self._put_all([self._new_log(*one) for one in zip(commits, times, strict=True)])
+        return [
+            place if isinstance(place, BackendError) else _stored(commit, place, *bounds)
+            for commit, place, bounds in zip(commits, places, times, strict=True)
+        ]
 
-    def put_index(self, stored: StoredLog) -> Part:
-        """Upload the items of records that are durable.
-
-        Raises:
-            BackendError: Not stored, or nobody knows.
-        """
-        commit = stored.commit
-        description = {
-            **_identity(commit, "consumequeue"),
-            "log_offset": commit.log_offset,
-            "log_key": stored.log.key,
-            "log_crc": stored.log.crc,
-            "queue_offset": commit.queue_offset,
-            "count": commit.count,
-            "holes": stored.holes,
-            "store_min_ms": stored.store_min_ms,
-            "store_max_ms": stored.store_max_ms,
-        }
-        key = keys.consume_queue_key(
-            "", commit.queue, commit.incarnation, commit.queue_offset, self._next_id()
-        )
-        index = self._put(key, [stored.items], description)
-        return Part(
-            stored.log,
-            index,
-            commit.log_offset,
-            commit.queue_offset,
-            commit.count,
-            stored.holes,
-            stored.store_min_ms,
-            stored.store_max_ms,
-        )
+    def put_indexes(self, stored: Sequence[StoredLog]) -> list[Part | BackendError]:
+        """Upload the items of records that are durable; results as of ``put_logs``."""
+        places = self._put_all([self._new_index(one) for one in stored])
+        return [
+            place if isinstance(place, BackendError) else _part(one, place)
+            for one, place in zip(stored, places, strict=True)
+        ]
 
     def put_quarantine(self, stored: StoredLog) -> int:
         """Upload the raw bytes and the reason of each damaged record; how many there were.
@@ -154,16 +140,73 @@ class Uploader:
         """Id of an object that is about to be begun."""
         return self._next_id()
 
+    def _new_log(self, commit: GroupCommit, times: tuple[int, int]) -> _NewObject:
+        low, high = times
+        description = {
+            **_identity(commit, "commitlog"),
+            "log_offset": commit.log_offset,
+            "queue_offset": commit.queue_offset,
+            "count": commit.count,
+            "store_min_ms": low,
+            "store_max_ms": high,
+        }
+        key = keys.commit_log_key(
+            "", commit.queue, commit.incarnation, commit.log_offset, self._next_id()
+        )
+        return _NewObject(key, build_object(commit.data(), description))
+
+    def _new_index(self, stored: StoredLog) -> _NewObject:
+        commit = stored.commit
+        description = {
+            **_identity(commit, "consumequeue"),
+            "log_offset": commit.log_offset,
+            "log_key": stored.log.key,
+            "log_crc": stored.log.crc,
+            "queue_offset": commit.queue_offset,
+            "count": commit.count,
+            "holes": stored.holes,
+            "store_min_ms": stored.store_min_ms,
+            "store_max_ms": stored.store_max_ms,
+        }
+        key = keys.consume_queue_key(
+            "", commit.queue, commit.incarnation, commit.queue_offset, self._next_id()
+        )
+        return _NewObject(key, build_object([stored.items], description))
+
+    def _put_all(self, objects: Sequence[_NewObject]) -> list[ObjectRange | BackendError]:
+        wanted = [(self._prefix + new.key, new.made.buffers) for new in objects]
+        errors = put_many_if_absent(self._store, wanted)
+        return [error or new.place for new, error in zip(objects, errors, strict=True)]
+
     def _put(
         self, key: str, buffers: Sequence[Buffer], description: Mapping[str, Any]
     ) -> ObjectRange:
-        made: SealedObject = build_object(buffers, description)
-        self._store.put_if_absent(self._prefix + key, made.buffers)
-        size = made.payload_bytes
-        return ObjectRange(key, 0, size, size, made.trailer_bytes, made.payload_crc)
+        new = _NewObject(key, build_object(buffers, description))
+        self._store.put_if_absent(self._prefix + key, new.made.buffers)
+        return new.place
 
     def _next_id(self) -> keys.ObjectId:
         return keys.ObjectId(self._generation, self._writer, next(self._sequence))
+
+
+def _stored(commit: GroupCommit, log: ObjectRange, low: int, high: int) -> StoredLog:
+    rest = replace(commit, batches=())
+    items, holes = commit.items(), commit.holes()
+    return StoredLog(rest, log, items, holes, low, high, tuple(commit.quarantined))
+
+
+def _part(stored: StoredLog, index: ObjectRange) -> Part:
+    commit = stored.commit
+    return Part(
+        stored.log,
+        index,
+        commit.log_offset,
+        commit.queue_offset,
+        commit.count,
+        stored.holes,
+        stored.store_min_ms,
+        stored.store_max_ms,
+    )
 
 
 def _identity(commit: GroupCommit, kind: str) -> dict[str, Any]:
