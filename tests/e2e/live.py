@@ -97,6 +97,12 @@ class Attach:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> dict[str, Any]:
         """SIGTERM; it drains and ends well. What it says."""
         assert self.is_running, self.log.read_text()[-2000:]
@@ -118,9 +124,8 @@ class Attach:
 
     def pause(self) -> None:
         """SIGSTOP, and wait until each of its threads has stopped."""
-        assert self._process is not None
         self.send(signal.SIGSTOP)
-        tasks = Path(f"/proc/{self._process.pid}/task")
+        tasks = Path(f"/proc/{self.pid}/task")
         assert self.is_running, self.log.read_text()[-2000:]
         harness.until(lambda: all(map(_has_stopped, tasks.iterdir())), "a stop")
 
