@@ -113,6 +113,24 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tiered_compensated_total", _C, "Batches that compensation read from the local store."),
     Metric(
+        "tiered_sealed_segments_total",
+        _C,
+        "Segments sealed: the small parts of a rolled one merged.",
+    ),
+    Metric("tiered_merged_parts_total", _C, "Small parts replaced by merging."),
+    Metric("tiered_rewritten_bytes_total", _C, "Bytes of the merged parts, each read and written."),
+    Metric(
+        "tiered_seal_retries_total",
+        _C,
+        "Tries of merging that the store did not carry out; each is tried again.",
+    ),
+    Metric(
+        "tiered_unsealable_segments_total",
+        _C,
+        "Segments left as they are, because a part is damaged or gone. Above 0 run `tiered verify"
+        " --deep`.",
+    ),
+    Metric(
         "tiered_gaps_total",
         _C,
         "Gaps recorded because local retention was faster. Above 0 messages are lost to the tier.",

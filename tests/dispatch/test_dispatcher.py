@@ -22,7 +22,6 @@ from backends.errors import (
 from backends.memory import MemoryStore
 from tiered.clock import SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
-from tiered.dispatch.sealer import Sealer
 from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.journal.writer import JournalWriter
@@ -287,35 +286,6 @@ def test_unselected_topics_are_not_touched():
     reader = TierReader(store, PREFIX)
     reader.refresh()
     assert {queue.topic for queue in reader.state.queues} == {"t1"}
-
-
-def test_sealing_merges_small_parts_once_and_changes_no_message():
-    store, local = MemoryStore(), SyntheticStore()
-    for number in range(10):
-        local.append("t", 0, b"%d" % number)
-        run_once(store, local, seed=number)
-    clock, rng = SystemClock(), random.Random(99)
-    journal = JournalWriter(
-        store,
-        PREFIX,
-        TierMachine(),
-        writer="0000abcd",
-        clock=clock,
-        rng=rng,
-        stop=threading.Event(),
-    )
-    journal.take_reign({})
-    with dispatching(store, local, seed=77) as dispatcher:
-        sealer = Sealer(dispatcher.uploader, store, PREFIX)
-        journal.take_reign({})
-        assert sealer.seal_all(journal) == 1
-        assert sealer.seal_all(journal) == 0
-    life = journal.state.life(MessageQueue("t", 0))
-    assert [len(segment.parts) for segment in life.segments] == [1]
-    assert_equal(store, local)
-    local.append("t", 0, b"after")
-    run_once(store, local, seed=78)
-    assert_equal(store, local)
 
 
 def test_a_queue_that_has_nothing_to_take_is_known_with_its_bounds():

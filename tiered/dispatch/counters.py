@@ -20,7 +20,11 @@ class DispatchCounters:
         compensated: Batches taken by compensation.
         gaps: Gaps recorded.
         quarantined: Damaged records put into quarantine.
+        sealed_segments: Segments sealed by an entry: their small parts are merged.
         merged_parts: Small parts replaced by merging.
+        rewritten_bytes: Bytes of the merged parts, records and index.
+        seals_failed: Tries of merging that the store did not carry out; each is tried again.
+        unsealable_segments: Segments left as they are, because a part is damaged or gone.
     """
 
     messages: int = 0
@@ -33,4 +37,8 @@ class DispatchCounters:
     compensated: int = 0
     gaps: int = 0
     quarantined: int = 0
+    sealed_segments: int = 0
     merged_parts: int = 0
+    rewritten_bytes: int = 0
+    seals_failed: int = 0
+    unsealable_segments: int = 0

@@ -7,6 +7,8 @@ Overview:
        are read in bulk from their own consume queue.
     3. *build thread*: ``tiered.dispatch.rounds``.
 
+    Beside them the *seal thread* merges what has rolled (``tiered.dispatch.sealing``); none of the three waits for it.
+
 How to use it: ``start``; then ``dispatch`` from outside (plug-in way) or ``follow`` (attach way); ``drain``; ``close``.
 
 Ordering: per queue strictly by queue offset; data, index, entry (I2).
@@ -24,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,10 @@ from backends.errors import BackendError
 from tiered.dispatch.budget import MemoryBudget
 from tiered.dispatch.compensation import Compensation
 from tiered.dispatch.counters import DispatchCounters
+from tiered.dispatch.files import QueueFiles, Start
 from tiered.dispatch.group_commit import GroupCommitter, refused
 from tiered.dispatch.rounds import Fact, RoundBuilder
+from tiered.dispatch.sealing import SealThread
 from tiered.dispatch.throttle import Throttle
 from tiered.dispatch.uploads import StoredLog, Uploader
 from tiered.errors import TieredStoreError
@@ -42,21 +45,20 @@ from tiered.log.composite import (
     AppendResult,
     CompositeFlatFile,
 )
-from tiered.log.state import Part, QueueLife, TierState, queue_action
-from tiered.model import MessageQueue, QueueBounds, QueueOffset
+from tiered.log.state import Part, TierState, queue_action
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable, Mapping
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.dispatch.settings import DispatchSettings
     from tiered.journal.writer import JournalWriter
     from tiered.local.face import LocalStore, RecordBatch
+    from tiered.model import MessageQueue, QueueOffset
 
 _LOG = logging.getLogger("tiered.dispatch")
-
-Start = Callable[[MessageQueue, QueueBounds], QueueOffset]
 
 
 class TieredDispatcher:
@@ -101,11 +103,16 @@ class TieredDispatcher:
         self._journal = journal
         self._local = local
         self._settings = settings
-        self._start = start
         self._selects = selects
         self._clock = clock
         self._rng = rng
-        self._policy = settings.commit_policy
+        self._files = QueueFiles(
+            local,
+            state=lambda: journal.state,
+            policy=settings.commit_policy,
+            start=start,
+            selects=selects,
+        )
         self._stop = threading.Event()
         self._room = threading.Event()
         self.uploader = Uploader(
@@ -122,9 +129,7 @@ class TieredDispatcher:
         )
         self._commits = self._make_commits()
         self._compensation = self._make_compensation()
-        self._lock = threading.Lock()
-        self._files: dict[MessageQueue, CompositeFlatFile] = {}
-        self._bounds: Mapping[MessageQueue, QueueBounds] = {}
+        self._sealing = self._make_sealing(store, prefix)
         self._wake = threading.Event()
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_success_s = clock.monotonic_s()
@@ -157,11 +162,28 @@ class TieredDispatcher:
             stop=self._stop,
         )
 
+    def _make_sealing(self, store: ObjectStore, prefix: str) -> SealThread:
+        return SealThread(
+            self.uploader,
+            store,
+            prefix,
+            state=lambda: self._journal.state,
+            say=self._rounds.state_fact,
+            known=self._files.known,
+            end=self._files.end_segment,
+            settings=self._settings,
+            counters=self.counters,
+            clock=self._clock,
+            rng=self._rng,
+            stop=self._stop,
+        )
+
     # -- the plug-in way ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the compensate and build threads."""
-        for name, body in (("compensate", self._compensate), ("build", self._build)):
+        """Start the compensate, build and seal threads."""
+        bodies = {"compensate": self._compensate, "build": self._build, "seal": self._sealing.run}
+        for name, body in bodies.items():
             thread = threading.Thread(target=self._guard, args=(body,), name=f"tiered-{name}")
             self._threads.append(thread)
             thread.start()
@@ -197,7 +219,7 @@ class TieredDispatcher:
         Raises:
             TieredStoreError: The local store cannot be read.
         """
-        starts = self._starts()
+        starts = self._files.starts()
         self._register(starts)
         follower = self._local.follow(starts)
         try:
@@ -218,17 +240,11 @@ class TieredDispatcher:
 
     def file(self, queue: MessageQueue) -> CompositeFlatFile:
         """The write side of a queue; made on first use from what the journal says."""
-        with self._lock:
-            file = self._files.get(queue)
-            if file is None:
-                file = CompositeFlatFile(queue, self._life(queue), self._policy)
-                self._files[queue] = file
-            return file
+        return self._files.file(queue)
 
     def lag(self) -> Mapping[MessageQueue, QueueOffset]:
         """Commit offset of each queue that this dispatcher has touched."""
-        with self._lock:
-            return {queue: file.commit_offset for queue, file in self._files.items()}
+        return self._files.commit_offsets()
 
     @property
     def is_settled(self) -> bool:
@@ -259,11 +275,27 @@ class TieredDispatcher:
         silent_s: float = self._clock.monotonic_s() - last_s
         return silent_s
 
+    def seal_all(self) -> int:
+        """Seal every segment, also the open ones, of what is settled; what comes next opens new ones. While started.
+
+        Returns:
+            How many were sealed.
+
+        Raises:
+            BackendError: A part could not be read, or an object not written.
+            TieredStoreError: A part is damaged (all other segments are sealed); or the dispatcher has ended.
+        """
+        sealed = self._sealing.seal_all()
+        if self.fault is not None:
+            raise self.fault
+        return sealed
+
     def close(self) -> None:
         """End all threads; what is neither durable nor named is given up (it is still in the local store)."""
         self._stop.set()
         self._wake.set()
         self._rounds.wake()
+        self._sealing.wake()
         self._commits.close()
         for thread in self._threads:
             thread.join()
@@ -271,37 +303,16 @@ class TieredDispatcher:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _life(self, queue: MessageQueue) -> QueueLife:
-        life = self._journal.state.life(queue)
-        if life is not None:
-            return life
-        bounds = self._bounds.get(queue)
-        if bounds is None:  # a queue that has come since we looked last
-            self._bounds = self._local.queues()
-            bounds = self._bounds.get(queue)
-        first = self._start(queue, bounds) if bounds else QueueOffset(0)
-        return QueueLife(0, first, first)
-
-    def _starts(self) -> dict[MessageQueue, QueueOffset]:
-        """Where to go on in each queue; those that are not tiered are as good as done."""
-        self._bounds = self._local.queues()
-        return {
-            queue: self.file(queue).append_offset if self._selects(queue) else bounds.end
-            for queue, bounds in self._bounds.items()
-        }
-
     def _register(self, starts: Mapping[MessageQueue, QueueOffset]) -> None:
         """Have the journal know queues that begin above 0 and have nothing to take yet.
 
         So their bounds are seen in the tier, and a restart goes on where they began, whatever came in between.
         """
-        for queue, offset in starts.items():
-            new = self._selects(queue) and self._journal.state.life(queue) is None
-            if new and 0 < offset >= self._bounds[queue].end:
-                begin = {"start": offset, "reason": "begins here"}
-                self._rounds.state_fact(
-                    Fact(queue_action("incarnation", queue, 0, **begin), lambda: None)
-                )
+        for queue, offset in self._files.unknown_and_empty(starts).items():
+            begin = {"start": offset, "reason": "begins here"}
+            self._rounds.state_fact(
+                Fact(queue_action("incarnation", queue, 0, **begin), lambda: None)
+            )
 
     def _append(self, file: CompositeFlatFile, batch: RecordBatch) -> AppendResult:
         """With the queue's lock held."""
@@ -338,6 +349,8 @@ class TieredDispatcher:
         file = self.file(stored.commit.queue)
         with file.lock:
             file.committed(stored.commit, part)
+        if part.log_offset == stored.commit.segment:
+            self._sealing.rolled(file.queue)
         self.budget.release(stored.memory_bytes)
         counters = self.counters
         counters.messages += part.count

@@ -1,96 +1,124 @@
-"""Seals segments on request: merges runs of small parts into larger objects, then marks the segment sealed.
+"""Merges the small parts of one segment into fewer, larger ones. What is to be merged is ``tiered.log.seal``'s decision.
 
-Ordering: the merged data object, then the merged index object, then the ``seal`` entry that names both. What was merged is
-named by no entry any more, and is collected as an orphan after the grace.
+Ordering: the merged data object, then the merged index object; then, by the caller, the ``seal`` entry that names both.
+What was merged is named by no entry any more, and is collected as an orphan after the grace.
 
-Called only while nothing is dispatched (``attach --seal`` after the last commit), so the journal has one user.
+Retries and errors: nothing is retried here, but a job can be gone on with: it keeps what is stored, so that a failure costs
+at most one orphan. Every byte read is checked; a damaged or missing part is a ``DataError``.
+
+Memory: one merged object (at most ``SealPolicy.merged_bytes_max``), one part, and the copy of the merged object that some
+stores need.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from backends.errors import InvalidRangeError, ObjectNotFoundError
 from tiered import keys
+from tiered.errors import DataError
 from tiered.log.objects import read_range
-from tiered.log.seal import SealPolicy, plan_merge
-from tiered.log.state import (
-    ObjectRange,
-    Part,
-    QueueLife,
-    Segment,
-    TierState,
-    part_json,
-    queue_action,
-)
+from tiered.log.seal import SealPlan, summary
+from tiered.log.state import ObjectRange, Part, part_json, queue_action
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from backends.base import ObjectStore
     from tiered.dispatch.uploads import Uploader
     from tiered.journal.entry import Action
-    from tiered.journal.writer import JournalWriter
-    from tiered.model import MessageQueue
+
+
+@dataclass(slots=True)
+class SealJob:
+    """A segment that is being sealed.
+
+    Attributes:
+        plan: What is to be made.
+        parts: The parts for its first runs, as far as they are made.
+        log: Merged records of the next run, when only its index is missing.
+    """
+
+    plan: SealPlan
+    parts: list[Part] = field(default_factory=list)
+    log: ObjectRange | None = None
+
+    def action(self) -> Action:
+        """What the journal is to say when all is made."""
+        plan = self.plan
+        return queue_action(
+            "seal",
+            plan.queue,
+            plan.incarnation,
+            segment=plan.segment.base_offset,
+            parts=[part_json(part) for part in self.parts],
+        )
+
+    def rewritten(self) -> tuple[int, int]:
+        """How many parts were replaced by merged ones, and the bytes of those (records and index)."""
+        merged = [
+            (len(run), part)
+            for run, part in zip(self.plan.runs, self.parts, strict=True)
+            if len(run) > 1
+        ]
+        sizes = [part.log.size_bytes + part.index.size_bytes for _, part in merged]
+        return sum(count for count, _ in merged), sum(sizes)
 
 
 class Sealer:
-    """Merges and seals. One thread."""
+    """Makes merged parts. One thread at a time."""
 
     def __init__(
         self,
         uploader: Uploader,
         store: ObjectStore,
         prefix: str,
-        policy: SealPolicy | None = None,
+        pace: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
+        """Wire it.
+
+        Args:
+            uploader: Makes the objects.
+            store: Where the parts are read.
+            prefix: The broker's, ending in a slash.
+            pace: Called with the bytes of each upload before it begins; may wait.
+        """
         self._uploader = uploader
         self._store = store
         self._prefix = prefix
-        self._policy = policy or SealPolicy()
+        self._pace = pace
 
-    def seal_all(self, journal: JournalWriter[TierState]) -> int:
-        """Seal every open segment of every queue; how many there were.
+    def advance(self, job: SealJob, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Make what is still missing.
+
+        Args:
+            job: Where to go on; after an error or a stop it may be given again.
+            stop: Asked before each request.
+
+        Returns:
+            False when told to stop; then something is still missing.
 
         Raises:
             BackendError: A part could not be read, or an object not written.
-            DataError: A part is damaged; its segment stays open.
-            FencedError: Another writer has taken over.
+            DataError: A part is damaged or gone.
         """
-        actions: list[Action] = []
-        for queue, lives in journal.state.queues.items():
-            life = lives[-1]
-            if life.segments and not life.segments[-1].sealed:
-                actions.append(self._seal(queue, life, life.segments[-1]))
-        if actions:
-            journal.append(actions)
-        return len(actions)
+        for run in job.plan.runs[len(job.parts) :]:
+            part = run[0] if len(run) == 1 else self._merge(job, run, stop)
+            if part is None:
+                return False
+            job.parts.append(part)
+        return True
 
-    def _seal(self, queue: MessageQueue, life: QueueLife, segment: Segment) -> Action:
-        runs = plan_merge(segment.parts, self._policy)
-        parts = [
-            run[0] if len(run) == 1 else self._merge(queue, life, segment, run) for run in runs
-        ]
-        return queue_action(
-            "seal",
-            queue,
-            life.incarnation,
-            segment=segment.base_offset,
-            parts=[part_json(part) for part in parts],
-        )
-
-    def _merge(
-        self, queue: MessageQueue, life: QueueLife, segment: Segment, run: Sequence[Part]
-    ) -> Part:
-        first = run[0]
-        timed = [part for part in run if part.store_max_ms >= 0]
-        low = min((part.store_min_ms for part in timed), default=-1)
-        high = max((part.store_max_ms for part in timed), default=-1)
+    def _merge(self, job: SealJob, run: Sequence[Part], stop: Callable[[], bool]) -> Part | None:
+        plan, first = job.plan, run[0]
+        *_, holes, low, high = summary(run)
         count = sum(part.count for part in run)
         description = {
-            "topic": queue.topic,
-            "queue_id": queue.queue_id,
-            "incarnation": life.incarnation,
-            "segment": segment.base_offset,
+            "topic": plan.queue.topic,
+            "queue_id": plan.queue.queue_id,
+            "incarnation": plan.incarnation,
+            "segment": plan.segment.base_offset,
             "log_offset": first.log_offset,
             "queue_offset": first.queue_offset,
             "count": count,
@@ -98,20 +126,48 @@ class Sealer:
             "store_max_ms": high,
             "merged": len(run),
         }
-        made = self._uploader.next_id()
-        key = keys.commit_log_key("", queue, life.incarnation, first.log_offset, made)
-        log = self._copy(key, [part.log for part in run], {**description, "kind": "commitlog"})
-        holes = sum(part.holes for part in run)
-        more = {"kind": "consumequeue", "log_key": log.key, "log_crc": log.crc, "holes": holes}
-        made = self._uploader.next_id()
-        key = keys.consume_queue_key("", queue, life.incarnation, first.queue_offset, made)
-        index = self._copy(key, [part.index for part in run], {**description, **more})
+        if job.log is None:
+            data = self._join([part.log for part in run], stop)
+            if data is None:
+                return None
+            key = keys.commit_log_key(
+                "", plan.queue, plan.incarnation, first.log_offset, self._uploader.next_id()
+            )
+            job.log = self._put(key, data, {**description, "kind": "commitlog"})
+            del data  # before the index is read
+        more = {"kind": "consumequeue", "log_key": job.log.key, "log_crc": job.log.crc}
+        items = self._join([part.index for part in run], stop)
+        if items is None:
+            return None
+        key = keys.consume_queue_key(
+            "", plan.queue, plan.incarnation, first.queue_offset, self._uploader.next_id()
+        )
+        index = self._put(key, items, {**description, **more, "holes": holes})
+        log, job.log = job.log, None
         return Part(log, index, first.log_offset, first.queue_offset, count, holes, low, high)
 
-    def _copy(self, key: str, places: Sequence[ObjectRange], description: Action) -> ObjectRange:
-        buffers = [
-            read_range(self._store, self._prefix, place, place.start, place.end)
-            for place in places
-            if place.size_bytes  # a part of holes only has no records
-        ]
-        return self._uploader.put_merged(key, buffers, description)
+    def _join(self, places: Sequence[ObjectRange], stop: Callable[[], bool]) -> bytearray | None:
+        """The places' bytes; None when told to stop."""
+        data = bytearray(sum(place.size_bytes for place in places))
+        room = memoryview(data)
+        for place in places:
+            if stop():
+                return None
+            if place.size_bytes:  # a part of holes only has no records
+                room[: place.size_bytes] = self._read(place)
+                room = room[place.size_bytes :]
+        return None if stop() else data
+
+    def _read(self, place: ObjectRange) -> memoryview:
+        try:
+            return read_range(self._store, self._prefix, place, place.start, place.end)
+        except (ObjectNotFoundError, InvalidRangeError) as error:
+            raise DataError(
+                f"an object that the journal names is not there: {error}",
+                where=self._prefix + place.key,
+                do="run `tiered verify` to see what is damaged",
+            ) from error
+
+    def _put(self, key: str, data: bytearray, description: Action) -> ObjectRange:
+        self._pace(len(data))
+        return self._uploader.put_merged(key, [data] if data else [], description)

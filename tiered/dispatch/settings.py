@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiered.errors import InvalidError
 from tiered.log.composite import CommitPolicy
-from tiered.log.seal import SealPolicy
+from tiered.log.seal import MERGED_BYTES_MAX, SealPolicy
 
 MIB = 1024 * 1024
 
@@ -26,9 +26,9 @@ class DispatchSettings:
         poll_s: Pause between two looks at an idle store.
         backoff_s_min: First pause after a failed upload of a queue; doubled each time, with jitter.
         backoff_s_max: Greatest such pause.
-        small_part_bytes: Neighbouring parts below this are merged when their segment is sealed.
+        small_part_bytes: Neighbouring parts below this are merged when their segment has rolled; 0: none.
         read_rate_bytes_s: Bytes of the local store read in a second, at most; 0: no limit.
-        upload_rate_bytes_s: Bytes uploaded in a second, at most; 0: no limit.
+        upload_rate_bytes_s: Bytes uploaded in a second, at most; 0: no limit. Merging has the same limit once more.
     """
 
     freshness_s: float = 2.0
@@ -75,5 +75,6 @@ class DispatchSettings:
 
     @property
     def seal_policy(self) -> SealPolicy:
-        """For ``tiered.log.seal``."""
-        return SealPolicy(small_bytes=self.small_part_bytes)
+        """For ``tiered.log.seal``: merged parts of at most 32 MiB, and of a quarter of the buffer."""
+        merged_bytes_max = min(MERGED_BYTES_MAX, self.buffer_bytes_max // 4)
+        return SealPolicy(min(self.small_part_bytes, merged_bytes_max // 2), merged_bytes_max)

@@ -8,6 +8,9 @@ Non-StopWrite (file switch): when an upload fails, or nobody knows what became o
 position and the same bytes, with what came since, go at once into a new segment with that base, under a new key. Nobody
 asks the store how long the old object is: no entry names it.
 
+Sealing: whoever seals the last segment says so before (``end_segment``) and after (``sealed``); what comes next then opens
+a new one. A seal that fails in between leaves a segment that has rolled early, and nothing else.
+
 Threads: every method but ``lock`` itself wants ``lock`` held. Dispatch only tries the lock; a commit holds it for
 moments, never during I/O.
 
@@ -31,13 +34,14 @@ from typing_extensions import Buffer
 from tiered.local.face import Quarantined, RecordBatch
 from tiered.log.commit_log import TieredCommitLog
 from tiered.log.consume_queue import ITEM_BYTES, TieredConsumeQueue, encode_items
+from tiered.log.flat_file import load_segment
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
-    from tiered.log.state import Part, QueueLife
+    from tiered.log.state import ObjectRange, Part, QueueLife, Segment
 
 ITEM_MEMORY_BYTES = 40
 """What one item costs in memory besides its record's bytes (position, size, tag, two times)."""
@@ -300,6 +304,40 @@ class CompositeFlatFile:
         _segment(self.commit_log, commit.segment).commit(part.log)
         _segment(self.consume_queue, commit.queue_offset * ITEM_BYTES).commit(part.index)
         self._commit_offset = part.queue_end
+
+    def end_segment(self) -> bool:
+        """Have what comes next go into a new segment, since the last one is about to be sealed.
+
+        Returns:
+            False when something is buffered or under way; then nothing has changed, and it must not be sealed.
+        """
+        if not self.is_settled:
+            return False
+        for flat in (self.commit_log, self.consume_queue):
+            if flat.segments:
+                flat.segments[-1].sealed = True
+        self._roll_next = True
+        return True
+
+    def sealed(self, segment: Segment) -> None:
+        """Learn what a segment that has ended consists of now; lets go of the parts that were merged.
+
+        Args:
+            segment: As the journal has it after the ``seal``.
+        """
+        parts = segment.parts
+        self._replace(self.commit_log, segment.base_offset, [part.log for part in parts])
+        self._replace(
+            self.consume_queue, segment.base_queue_offset * ITEM_BYTES, [p.index for p in parts]
+        )
+
+    @staticmethod
+    def _replace(flat: TieredFlatFile, base: int, places: list[ObjectRange]) -> None:
+        """Swap a sealed segment's places. What has not exactly these bytes is another segment with that base."""
+        size = sum(place.size_bytes for place in places)
+        for index, old in enumerate(flat.segments):
+            if old.sealed and (old.base_offset, old.commit_position) == (base, size):
+                flat.segments[index] = load_segment(base, old.created_ms, True, places)
 
     def _must_roll(self, now_ms: int) -> bool:
         last = self.commit_log.segments[-1] if self.commit_log.segments else None

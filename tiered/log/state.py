@@ -4,12 +4,13 @@ All values are immutable. ``TierMachine.apply`` is the one place that knows what
 recovery, verify, gc and archive use it.
 
 Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
-of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing.
+of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A seal whose parts
+are not the segment's own with neighbours joined changes nothing either, but is not counted: it may honestly come too late,
+when the queue has begun anew or another has sealed the segment.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from tiered.log.parts import (
     part_of,
     queue_action,
 )
+from tiered.log.seal import is_joined
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 __all__ = [
@@ -205,29 +207,11 @@ def _seal(work: _Work, action: Action) -> None:
         replace(segment, parts=parts, sealed=True)
         if segment.base_offset == action["segment"]
         and (segment.sealed or work.reigns)
-        and _covers(segment, parts)
+        and is_joined(segment.parts, parts)
         else segment
         for segment in life.segments
     )
     work.put(action, replace(life, segments=segments))
-
-
-def _covers(segment: Segment, parts: tuple[Part, ...]) -> bool:
-    """Whether the new parts are exactly the segment's bytes and items, without a hole."""
-    if not parts or not segment.parts:
-        return parts == segment.parts
-    joined = all(
-        (one.log_end, one.queue_end) == (two.log_offset, two.queue_offset)
-        for one, two in itertools.pairwise(parts)
-    )
-    old, new = segment.parts, parts
-    ends = (old[0].log_offset, old[0].queue_offset, old[-1].log_end, old[-1].queue_end)
-    return joined and ends == (
-        new[0].log_offset,
-        new[0].queue_offset,
-        new[-1].log_end,
-        new[-1].queue_end,
-    )
 
 
 def _gap(work: _Work, action: Action) -> None:

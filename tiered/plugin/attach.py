@@ -23,7 +23,6 @@ from backends.probe import probe
 from backends.s3_options import S3Options
 from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
-from tiered.dispatch.sealer import Sealer
 from tiered.errors import FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
@@ -334,7 +333,7 @@ class Attachment:
 
     def _seal(self) -> None:
         with backend_errors():
-            Sealer(self._running().uploader, self._store, self.place.prefix).seal_all(self._journal)
+            self._running().seal_all()
 
     def _result(self, target: dict[MessageQueue, QueueBounds]) -> AttachResult:
         state = self._journal.state

@@ -67,6 +67,11 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_file_switches_total", counters.switches)
     yield Sample("tiered_lock_misses_total", counters.lock_misses)
     yield Sample("tiered_compensated_total", counters.compensated)
+    yield Sample("tiered_sealed_segments_total", counters.sealed_segments)
+    yield Sample("tiered_merged_parts_total", counters.merged_parts)
+    yield Sample("tiered_rewritten_bytes_total", counters.rewritten_bytes)
+    yield Sample("tiered_seal_retries_total", counters.seals_failed)
+    yield Sample("tiered_unsealable_segments_total", counters.unsealable_segments)
     yield Sample("tiered_gaps_total", counters.gaps)
     yield Sample("tiered_quarantined_records_total", counters.quarantined)
 

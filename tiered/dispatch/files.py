@@ -1,0 +1,108 @@
+"""The write sides of all queues: made on first use from what the journal says, or where a new queue is to begin.
+
+Threads: any. After a crash nothing here survives, and nothing has to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from tiered.log.composite import CommitPolicy, CompositeFlatFile
+from tiered.log.state import QueueLife, TierState
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    from tiered.local.face import LocalStore
+
+Start = Callable[[MessageQueue, QueueBounds], QueueOffset]
+
+
+class QueueFiles:
+    """One ``CompositeFlatFile`` for each queue that dispatch has touched."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        *,
+        state: Callable[[], TierState],
+        policy: CommitPolicy,
+        start: Start,
+        selects: Callable[[MessageQueue], bool],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            local: Knows where the local queues begin and end.
+            state: What the journal says now.
+            policy: When to commit and to roll.
+            start: Where a queue begins that the tier has never met.
+            selects: Which queues are tiered.
+        """
+        self._local = local
+        self._state = state
+        self._policy = policy
+        self._start = start
+        self._selects = selects
+        self._lock = threading.Lock()
+        self._files: dict[MessageQueue, CompositeFlatFile] = {}
+        self._bounds: Mapping[MessageQueue, QueueBounds] = {}
+
+    def file(self, queue: MessageQueue) -> CompositeFlatFile:
+        """The write side of a queue."""
+        with self._lock:
+            file = self._files.get(queue)
+            if file is None:
+                file = CompositeFlatFile(queue, self._life(queue), self._policy)
+                self._files[queue] = file
+            return file
+
+    def known(self, queue: MessageQueue) -> CompositeFlatFile | None:
+        """The write side of a queue if there is one yet."""
+        with self._lock:
+            return self._files.get(queue)
+
+    def commit_offsets(self) -> dict[MessageQueue, QueueOffset]:
+        """Of each queue that has a write side."""
+        with self._lock:
+            return {queue: file.commit_offset for queue, file in self._files.items()}
+
+    def end_segment(self, queue: MessageQueue) -> bool:
+        """End a queue's last segment; False when something is under way, and it must not be sealed."""
+        if not self._selects(queue):
+            return True  # nothing is ever appended to it
+        file = self.file(queue)
+        with file.lock:
+            return file.end_segment()
+
+    def starts(self) -> dict[MessageQueue, QueueOffset]:
+        """Where to go on in each local queue; those that are not tiered are as good as done."""
+        self._bounds = self._local.queues()
+        return {
+            queue: self.file(queue).append_offset if self._selects(queue) else bounds.end
+            for queue, bounds in self._bounds.items()
+        }
+
+    def unknown_and_empty(
+        self, starts: Mapping[MessageQueue, QueueOffset]
+    ) -> dict[MessageQueue, QueueOffset]:
+        """Those of ``starts`` that the journal has never met, that begin above 0, and that have nothing to take yet."""
+        state = self._state()
+        return {
+            queue: offset
+            for queue, offset in starts.items()
+            if self._selects(queue) and state.life(queue) is None
+            if 0 < offset >= self._bounds[queue].end
+        }
+
+    def _life(self, queue: MessageQueue) -> QueueLife:
+        life = self._state().life(queue)
+        if life is not None:
+            return life
+        bounds = self._bounds.get(queue)
+        if bounds is None:  # a queue that has come since we looked last
+            self._bounds = self._local.queues()
+            bounds = self._bounds.get(queue)
+        first = self._start(queue, bounds) if bounds else QueueOffset(0)
+        return QueueLife(0, first, first)
