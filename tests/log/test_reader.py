@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tiers
 from support.journals import PREFIX
 from support.tiers import QUEUE, TIME_MS, TierBuilder, batch_of, put_index, put_log, record_of
 
@@ -365,3 +366,24 @@ def reader_of_part(builder: TierBuilder, part: Part) -> QueueReader:
     segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=(part,))
     life = QueueLife(0, QueueOffset(0), part.queue_end, part.log_end, (segment,))
     return QueueReader(builder.store, PREFIX, QUEUE, life)
+
+
+@pytest.mark.parametrize("topic", ["topic-ö", "Topic-ä", "topic", "topic-ä-"])
+@pytest.mark.parametrize("damaged", [0, 3, 6])
+def test_a_record_of_another_topic_is_damage(
+    monkeypatch: pytest.MonkeyPatch, topic: str, damaged: int
+):
+    """Queue id and queue offset are right: only the topic tells that it is somebody else's."""
+
+    def one_of_another_topic(queue: MessageQueue, offset: int, body: bytes, **more: int) -> bytes:
+        whose = MessageQueue(topic, queue.queue_id) if offset == damaged else queue
+        return record_of(whose, offset, body, **more)
+
+    monkeypatch.setattr(tiers, "record_of", one_of_another_topic)
+    builder = TierBuilder()
+    builder.add([b"a", b"b", None, b"d", (2, b"ef"), b"g"])
+    reader = reader_of(builder)
+    with pytest.raises(DataError, match="no record of this queue"):
+        reader.read(QueueOffset(0))
+    if damaged < 6:
+        assert isinstance(reader.read(QueueOffset(damaged + 1)), TierBatch)

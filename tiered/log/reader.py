@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.block import parse_records
+from tiered.format.block import RecordBlock, parse_records, topics_equal
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.reader import JournalReader
 from tiered.local.face import RecordBatch
@@ -231,7 +231,7 @@ class QueueReader:
         if len(real):
             block = parse_records(data, positions[real], sizes[real])
             wanted = start + real
-            if block.faults.any() or (block.queue_ids != self.queue.queue_id).any():
+            if block.faults.any() or not self._is_ours(block):
                 raise self._damaged(
                     part, "an item points at something that is no record of this queue"
                 )
@@ -242,6 +242,12 @@ class QueueReader:
             times = times[_neighbours(real, len(sizes))]
             physical[real] = block.physical_offsets
         return times, physical
+
+    def _is_ours(self, block: RecordBlock) -> bool:
+        """Whether every record says that it is of this queue: queue id and all bytes of the topic."""
+        if (block.queue_ids != self.queue.queue_id).any():
+            return False
+        return bool(topics_equal(block, np.arange(len(block)), self.queue.topic).all())
 
     def _damaged(self, part: Part, what: str) -> DataError:
         return DataError(
