@@ -21,6 +21,7 @@ from tiered.log.composite import (
     trim,
 )
 from tiered.log.consume_queue import ITEM
+from tiered.log.seal import SealPlan, SealPolicy, plan_seals, summary
 from tiered.log.state import (
     ObjectRange,
     Part,
@@ -305,13 +306,122 @@ def test_behind_a_gap_a_restarted_writer_opens_a_new_segment():
     assert [s.base_queue_offset for s in queue.life.segments] == [0, 5]
 
 
+# -- sealing ------------------------------------------------------------------------------------
+
+
+SEAL = SealPolicy(small_bytes=350, merged_bytes_max=900)
+
+
+def joined(run: tuple[Part, ...], name: str) -> Part:
+    log, log_end, queue, queue_end, holes, low, high = summary(run)
+    size, items = log_end - log, 20 * (queue_end - queue)
+    return Part(
+        ObjectRange(f"l{name}", 0, size, size, 60, 1), ObjectRange(f"i{name}", 0, items, items, 60, 2),
+        run[0].log_offset, run[0].queue_offset, queue_end - queue, holes, low, high,
+    )  # fmt: skip
+
+
+def seal(queue: Queue, plan: SealPlan) -> None:
+    """As the seal thread does it."""
+    made = [
+        run[0] if len(run) == 1 else joined(run, f"m{run[0].queue_offset}") for run in plan.runs
+    ]
+    parts = [part_json(part) for part in made]
+    queue.say(queue_action("seal", QUEUE, 0, segment=plan.segment.base_offset, parts=parts))
+    (segment,) = [s for s in queue.life.segments if s.parts == tuple(made)]
+    assert segment.sealed
+    queue.file.sealed(segment)
+
+
+def committed(queue: Queue, base: int, body: bytes) -> None:
+    queue.file.append(batch_of(base, [body]), 0.0)
+    commit = queue.file.take(0)
+    queue.file.log_stored()
+    queue.commit(commit)
+
+
+def test_what_comes_behind_a_sealed_segment_goes_into_a_new_one():
+    queue = Queue.new()
+    for base in range(3):
+        committed(queue, base, b"a")
+    assert queue.file.end_segment()
+    (plan,) = plan_seals(queue.state, SEAL, with_open=True)
+    seal(queue, plan)
+    assert [len(s.parts) for s in queue.life.segments] == [1]
+    assert [len(s.places) for s in queue.file.commit_log.segments] == [1]
+    committed(queue, 3, b"b")
+    assert [s.base_queue_offset for s in queue.life.segments] == [0, 3]
+
+
+def test_a_segment_with_something_under_way_does_not_end():
+    queue = Queue.new()
+    committed(queue, 0, b"a")
+    queue.file.append(batch_of(1, [b"b"]), 0.0)
+    assert not queue.file.end_segment()
+    commit = queue.file.take(0)
+    queue.file.log_stored()
+    assert not queue.file.end_segment()
+    queue.commit(commit)
+    assert [len(s.parts) for s in queue.life.segments] == [2], "it goes on as if nobody had asked"
+    assert queue.file.end_segment()
+
+
+def test_a_segment_that_ended_and_was_not_sealed_costs_nothing_but_a_roll():
+    queue = Queue.new()
+    committed(queue, 0, b"a")
+    assert queue.file.end_segment()
+    committed(queue, 1, b"b")
+    committed(queue, 2, b"b")
+    assert [len(s.parts) for s in queue.life.segments] == [1, 2]
+
+
+def test_sealing_holes_does_not_touch_the_segment_with_the_same_base():
+    queue = Queue.new()
+    for base in range(2):
+        queue.file.append(batch_of(base, [None]), 0.0)
+        commit = queue.file.take(0)
+        queue.file.log_stored()
+        queue.commit(commit)
+    assert queue.file.end_segment()
+    (plan,) = plan_seals(queue.state, SEAL, with_open=True)
+    queue.file.append(batch_of(2, [b"a"]), 0.0)
+    commit = queue.file.take(0)
+    queue.file.log_stored()
+    seal(queue, plan)
+    queue.commit(commit)
+    assert [s.base_offset for s in queue.life.segments] == [0, 0]
+    assert [len(s.parts) for s in queue.life.segments] == [1, 1]
+    (segment,) = queue.file.commit_log.segments
+    assert segment.places == [queue.life.segments[1].parts[0].log]
+    committed(queue, 3, b"b")
+    assert [len(s.parts) for s in queue.life.segments] == [1, 2]
+
+
+def test_a_part_that_overtakes_the_seal_of_holes_with_its_base_stays():
+    queue = Queue.new()
+    for base in range(2):
+        queue.file.append(batch_of(base, [None]), 0.0)
+        commit = queue.file.take(0)
+        queue.file.log_stored()
+        queue.commit(commit)
+    assert queue.file.end_segment()
+    (plan,) = plan_seals(queue.state, SEAL, with_open=True)
+    committed(queue, 2, b"a")
+    before = queue.life
+    late = queue_action(
+        "seal", QUEUE, 0, segment=0, parts=[part_json(joined(plan.segment.parts, "m"))]
+    )
+    queue.say(late)
+    assert queue.life == before
+
+
 @dataclass
 class Waiting:
     commit: GroupCommit
 
 
 class CompositeMachine(RuleBasedStateMachine):
-    """Any order of append, take, stored, failed, committed, gap and restart."""
+    """Any order of append, take, stored, failed, committed, gap, sealing and restart."""
 
     @initialize(first=st.sampled_from([0, 7, 1000]))
     def begin(self, first: int) -> None:
@@ -392,6 +502,12 @@ class CompositeMachine(RuleBasedStateMachine):
         if crash:
             self.crash_and_restart()
 
+    @rule(with_open=st.booleans())
+    def seal(self, with_open: bool) -> None:
+        ended = with_open and self.file.end_segment()
+        for plan in plan_seals(self.queue.state, SEAL, with_open=ended):
+            seal(self.queue, plan)
+
     @rule()
     def crash_and_restart(self) -> None:
         life = self.queue.state.life(QUEUE)
@@ -413,6 +529,13 @@ class CompositeMachine(RuleBasedStateMachine):
         for flat in (file.commit_log, file.consume_queue):
             assert flat.commit_offset <= flat.append_offset
             assert all(segment.sealed for segment in flat.segments[:-1])
+        parts = life.parts() if life else []
+        places = [place for s in file.consume_queue.segments for place in s.places]
+        assert places == [part.index for part in parts]
+        places = [place for s in file.commit_log.segments for place in s.places]
+        assert [p for p in places if p.size_bytes] == [
+            part.log for part in parts if part.log.size_bytes
+        ]
         assert self.committed.items() <= self.appended.items()
         assert file.is_settled == (file.commit_offset == self.next)
 
