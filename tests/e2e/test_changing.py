@@ -94,6 +94,23 @@ def test_a_copy_that_lags_behind(grown: Callable[[str], Growing], tmp_path: Path
     harness.check_equal(url, dump)
 
 
+def test_only_what_comes_from_now_on(grown: Callable[[str], Growing], tmp_path: Path) -> None:
+    """``--start latest`` of a store that grows: the end of now, and all of a queue that comes later."""
+    growing, dump = grown("s01-basic"), harness.captured("s01-basic")
+    url, log = f"file://{tmp_path}/tier", tmp_path / "attach.log"
+    growing.start(first_ms("s01-basic") - 1000)
+    growing.grow(1_000_000)  # not all topics are there yet, and the newest log file has messages
+    early = below(dump, growing.end)
+    with Attach(growing.store, url, log, (*FAST, "--start", "latest")) as attach:
+        harness.until(lambda: "tiered: tiering" in log.read_text(), "attach follows")
+        growing.grow(growing.whole_end)
+        wait_for(url, below(dump, growing.whole_end))
+        said = attach.stop()
+    assert said["messages"] == dump.count - sum(early.values())
+    for queue, (start, _) in harness.bounds(url).items():
+        assert start == early.get((queue.topic, queue.queue_id), 0)
+
+
 def test_what_expires_behind_attach_stays_in_the_tier(
     grown: Callable[[str], Growing], tmp_path: Path
 ) -> None:

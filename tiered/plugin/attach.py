@@ -32,7 +32,7 @@ from tiered.plugin.settings import AttachSettings
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from backends.metered import MeteredStore
     from tiered.local.face import LocalStore, Waiting
@@ -105,6 +105,7 @@ class Attachment:
         )
         self._fault: BaseException | None = None
         self._threads: list[threading.Thread] = []
+        self._present: Mapping[MessageQueue, QueueBounds] = {}
         self.dispatcher: TieredDispatcher | None = None
 
     @classmethod
@@ -173,6 +174,7 @@ class Attachment:
             )
             self._start_thread("lease", self._renew)
             self._take_reign()
+        self._note_present()
         dispatcher = TieredDispatcher(
             store=self.meter,
             prefix=self.place.prefix,
@@ -230,11 +232,20 @@ class Attachment:
         if not known or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": mine}])
 
+    def _note_present(self) -> None:
+        """See how far the store is now: one that a broker runs on was opened up to its newest log file only."""
+        if self._settings.start != "earliest":
+            self.local.refresh()
+            self._present = dict(self.local.queues())
+
     def _start_of(self, queue: MessageQueue, bounds: QueueBounds) -> QueueOffset:
         start = self._settings.start
         if isinstance(start, int):
             return max(bounds.min, self.local.offset_by_time(queue, start))
-        return bounds.min if start == "earliest" else bounds.end
+        present = self._present.get(queue)
+        if start == "earliest" or present is None or present.end > bounds.end:
+            return bounds.min  # of a queue that has come (or come again) since, all
+        return max(bounds.min, present.end)
 
     # -- running --------------------------------------------------------------------------------
 
