@@ -44,6 +44,10 @@ class UnavailableError(BackendError):
     retriable = True
 
 
+class UnreachableError(UnavailableError):
+    """No connection came about: nobody listens, or the name is unknown. Nothing was sent."""
+
+
 class UnknownOutcomeError(UnavailableError):
     """A write timed out or its connection broke: it may have happened, and may still happen later (I7)."""
 

@@ -2,6 +2,7 @@
 
 Requests are counted as S3 bills them: one per call, one per range of ``get_ranges``, and one per
 1,000 keys of a listing, at least one. A request that fails counts too, and as an error beside.
+Whoever makes a failed request again says so with ``count_retry``.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ class MeterSnapshot:
     Attributes:
         kinds: By kind of request; kinds that never came are missing.
         prices: What ``dollars`` goes by.
+        retries: How often a failed request was made again; those requests are counted in ``kinds``.
     """
 
     kinds: Mapping[Kind, KindCount]
     prices: Prices
+    retries: int
 
     @property
     def requests(self) -> int:
@@ -131,12 +134,18 @@ class MeteredStore(WrappingStore):
         self._prices = prices or Prices()
         self._lock = threading.Lock()
         self._counters: defaultdict[Kind, _Counter] = defaultdict(_Counter)
+        self._retries = 0
+
+    def count_retry(self) -> None:
+        """A failed request is about to be made again."""
+        with self._lock:
+            self._retries += 1
 
     def snapshot(self) -> MeterSnapshot:
         """The counts so far, consistent among each other."""
         with self._lock:
             kinds = {kind: counter.frozen() for kind, counter in self._counters.items()}
-        return MeterSnapshot(kinds, self._prices)
+            return MeterSnapshot(kinds, self._prices, self._retries)
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore``."""

@@ -18,8 +18,12 @@ Contract
     would pass ``deadline_s``, or when ``stop`` is set. If any try of a put has an unknown outcome,
     what is raised says so, whatever came last (I7).
 
-    It holds no state between calls. Any thread may call anything at any time. While it waits it
-    holds nothing but the caller's buffers.
+    An ``UnreachableError`` before the store has answered anything most likely means a wrong address
+    or a server that is not running, so a person learns of it within ``first_contact_s``. Once the
+    store has answered, it is an outage like any other, and patience is due.
+
+    All that it holds between calls is whether there was an answer, of whatever kind. Any thread may
+    call anything at any time. While it waits it holds nothing but the caller's buffers.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from backends.errors import (
     BackendError,
     ObjectNotFoundError,
     UnknownOutcomeError,
+    UnreachableError,
 )
 from backends.wrapping import WrappingStore
 
@@ -60,12 +65,15 @@ class RetryPolicy:
         first_delay_s: Longest wait before the second try.
         delay_s_max: Longest wait before any try.
         deadline_s: No try begins later than this after the first.
+        first_contact_s: The same, after the store could not be reached and before it has answered
+            anything.
     """
 
     tries_max: int = 8
     first_delay_s: float = 0.1
     delay_s_max: float = 10.0
     deadline_s: float = 120.0
+    first_contact_s: float = 4.0
 
 
 def plan_delay_s(policy: RetryPolicy, tries: int, share: float) -> float:
@@ -91,6 +99,7 @@ class RetryingStore(WrappingStore):
         rng: random.Random,
         stop: threading.Event,
         policy: RetryPolicy | None = None,
+        on_retry: Callable[[], None] = lambda: None,
     ) -> None:
         """Wrap a store.
 
@@ -100,12 +109,15 @@ class RetryingStore(WrappingStore):
             rng: For the length of waits.
             stop: When set, no further try is begun.
             policy: The limits.
+            on_retry: Called before each try but the first of a call, from any thread.
         """
         super().__init__(inner)
         self._clock = clock
         self._rng = rng
         self._stop = stop
         self._policy = policy or RetryPolicy()
+        self._on_retry = on_retry
+        self._has_answered = False
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore`` and the module's contract."""
@@ -115,6 +127,7 @@ class RetryingStore(WrappingStore):
             try:
                 self._inner.put_if_absent(key, data)
             except AlreadyExistsError:
+                self._has_answered = True
                 if not unknown or not self._is_ours(key, data):
                     raise
             except BackendError as error:
@@ -122,6 +135,7 @@ class RetryingStore(WrappingStore):
                 if not tries.wait_after(error):
                     _give_up(error, key, unknown=unknown)
                 continue
+            self._has_answered = True
             return
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
@@ -147,6 +161,7 @@ class RetryingStore(WrappingStore):
         while True:
             try:
                 for found in self._inner.list(prefix, start_after=last):
+                    self._has_answered = True
                     last = found.key
                     tries = _Tries(self)
                     yield found
@@ -154,6 +169,7 @@ class RetryingStore(WrappingStore):
                 if not tries.wait_after(error):
                     raise
             else:
+                self._has_answered = True
                 return
 
     def delete(self, key: str) -> None:
@@ -165,21 +181,27 @@ class RetryingStore(WrappingStore):
         tries = _Tries(self)
         while True:
             try:
-                return self._inner.compare_and_set(key, data, expected)
+                version = self._inner.compare_and_set(key, data, expected)
             except UnknownOutcomeError:
                 raise
             except BackendError as error:
                 if not tries.wait_after(error):
                     raise
+            else:
+                self._has_answered = True
+                return version
 
     def _again(self, call: Callable[[], _T]) -> _T:
         tries = _Tries(self)
         while True:
             try:
-                return call()
+                found = call()
             except BackendError as error:
                 if not tries.wait_after(error):
                     raise
+            else:
+                self._has_answered = True
+                return found
 
     def _is_ours(self, key: str, data: Sequence[Buffer] | Buffer) -> bool:
         """Whether the object that stands in the way has our bytes.
@@ -196,14 +218,22 @@ class RetryingStore(WrappingStore):
 
     def _next_delay_s(self, tries: int, began_s: float) -> float | None:
         """Seconds to wait before another try, or None for giving up."""
-        delay_s = plan_delay_s(self._policy, tries, self._rng.random())
+        policy = self._policy
+        delay_s = plan_delay_s(policy, tries, self._rng.random())
         passed_s = self._clock.monotonic_s() - began_s
-        late = passed_s + delay_s > self._policy.deadline_s
-        return None if tries >= self._policy.tries_max or late else delay_s
+        late = passed_s + delay_s > self._deadline_s()
+        return None if tries >= policy.tries_max or late else delay_s
+
+    def _deadline_s(self) -> float:
+        policy = self._policy
+        return policy.deadline_s if self._has_answered else policy.first_contact_s
 
     def _wait(self, delay_s: float) -> bool:
         """Wait; whether to go on."""
-        return not self._stop.is_set() and not self._clock.wait(self._stop, delay_s)
+        if self._stop.is_set() or self._clock.wait(self._stop, delay_s):
+            return False
+        self._on_retry()
+        return True
 
 
 class _Tries:
@@ -216,6 +246,8 @@ class _Tries:
 
     def wait_after(self, error: BackendError) -> bool:
         """Wait after a failed try; False when there is to be no other."""
+        if not isinstance(error, UnreachableError):
+            self._owner._has_answered = True  # noqa: SLF001 (the same)
         if not error.retriable:
             return False
         self._failed += 1

@@ -92,9 +92,15 @@ METRICS: tuple[Metric, ...] = (
         "About what the requests cost at list prices, in US dollars; storage is not in it.",
     ),
     Metric(
-        "tiered_upload_retries_total",
+        "tiered_request_retries_total",
         _C,
-        "Uploads that failed or whose outcome is unknown; each is tried again.",
+        "Requests made again because one failed: reads, listings and the lease. Uploads and journal entries have"
+        " their own ways and are not in it.",
+    ),
+    Metric(
+        "tiered_upload_failures_total",
+        _C,
+        "Uploads that failed or whose outcome is unknown; each is made again as another object.",
     ),
     Metric(
         "tiered_file_switches_total",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from backends.errors import (
     StoreFullError,
     UnavailableError,
     UnknownOutcomeError,
+    UnreachableError,
     UnsupportedError,
 )
 from backends.memory import MemoryStore
@@ -31,6 +33,7 @@ from backends.testing.contract import ObjectStoreContract
 from backends.testing.faulty import READS, WRITES, Event, Fault, FaultyStore, Rule, SimulatedCrash
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock, SystemClock
+from tiered.plugin.stores import with_retries
 
 
 class Bench:
@@ -206,6 +209,121 @@ def test_gives_up_when_told_to_stop():
     with pytest.raises(UnavailableError):
         bench.store.get("k")
     assert bench.tries == 1
+
+
+class Silent(WrappingStore):
+    """Nobody listens while ``is_silent``."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.is_silent = True
+        self.tries = 0
+
+    @property
+    def _inner(self) -> ObjectStore:  # every call goes through it
+        self.tries += 1
+        if self.is_silent:
+            raise UnreachableError("nobody listens")
+        return self._real
+
+    @_inner.setter
+    def _inner(self, inner: ObjectStore) -> None:
+        self._real = inner
+
+
+class Contact:
+    """A retrying store over one that may be silent, on a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.silent = Silent(MemoryStore())
+        self.clock = ManualClock()
+        self.store = RetryingStore(
+            self.silent, clock=self.clock, rng=random.Random(1), stop=threading.Event()
+        )
+
+    def seconds_until_given_up(self) -> float:
+        began_s = self.clock.monotonic_s()
+        with pytest.raises(UnreachableError):
+            self.store.get("k")
+        return self.clock.monotonic_s() - began_s
+
+
+@pytest.mark.parametrize("name", ["put", "set", "get", "list"])
+def test_first_contact_is_given_up_soon(name: str):
+    contact = Contact()
+    store = contact.store
+    calls = {
+        "put": lambda: store.put_if_absent("k", b"1"),
+        "set": lambda: store.compare_and_set("k", b"1", None),
+        "get": lambda: store.get("k"),
+        "list": lambda: list(store.list("")),
+    }
+    with pytest.raises(UnreachableError):
+        calls[name]()
+    assert 1 <= contact.clock.monotonic_s() <= 4
+    assert 3 <= contact.silent.tries <= 6  # a server that is just starting is waited for a little
+
+
+ANSWERS = {
+    "put": lambda store: store.put_if_absent("new", b"1"),
+    "taken": lambda store: store.put_if_absent("k", b"1"),
+    "set": lambda store: store.compare_and_set("new", b"1", None),
+    "refused": lambda store: store.compare_and_set("k", b"1", None),
+    "get": lambda store: store.get("k"),
+    "gone": lambda store: store.get("gone"),
+    "key": lambda store: next(store.list("")),
+    "nothing": lambda store: list(store.list("none")),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_after_any_answer_an_outage_is_waited_out(name: str):
+    contact = Contact()
+    contact.silent.is_silent = False
+    contact.silent._real.put_if_absent("k", b"0")
+    with suppress(AlreadyExistsError, ObjectNotFoundError, PreconditionFailedError):
+        ANSWERS[name](contact.store)
+    contact.silent.is_silent = True
+    assert contact.seconds_until_given_up() > 6
+
+
+def test_a_server_that_answers_badly_is_no_wrong_address():
+    bench = Bench(Rule(Fault.UNAVAILABLE, READS, times=None))
+    with pytest.raises(UnavailableError):
+        bench.store.get("k")
+    assert bench.tries == RetryPolicy().tries_max
+
+
+def test_retries_are_counted_by_the_meter():
+    meter = MeteredStore(
+        FaultyStore(MemoryStore(), random.Random(1), Rule(Fault.UNAVAILABLE, WRITES, times=2))
+    )
+    store = with_retries(meter, ManualClock(), random.Random(1), threading.Event())
+    store.put_if_absent("k", b"1")
+    assert (meter.snapshot().retries, meter.snapshot().errors) == (2, 2)
+    store.get("k")
+    with pytest.raises(ObjectNotFoundError):
+        store.get("gone")
+    assert meter.snapshot().retries == 2
+
+
+def test_a_try_that_is_not_made_is_no_retry():
+    counted: list[None] = []
+    stop = threading.Event()
+    store = RetryingStore(
+        Silent(MemoryStore()),
+        clock=ManualClock(),
+        rng=random.Random(1),
+        stop=stop,
+        policy=RetryPolicy(tries_max=3),
+        on_retry=lambda: counted.append(None),
+    )
+    for wanted in (2, 0):
+        counted.clear()
+        with pytest.raises(UnreachableError):
+            store.head("k")
+        assert len(counted) == wanted
+        stop.set()
 
 
 @given(st.integers(1, 100), st.floats(0, 1, exclude_max=True))

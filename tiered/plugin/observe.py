@@ -63,7 +63,7 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_committed_bytes_total", counters.record_bytes)
     yield Sample("tiered_parts_total", counters.parts)
     yield Sample("tiered_rounds_total", counters.rounds)
-    yield Sample("tiered_upload_retries_total", counters.uploads_failed)
+    yield Sample("tiered_upload_failures_total", counters.uploads_failed)
     yield Sample("tiered_file_switches_total", counters.switches)
     yield Sample("tiered_lock_misses_total", counters.lock_misses)
     yield Sample("tiered_compensated_total", counters.compensated)
@@ -82,6 +82,7 @@ def _requests(attachment: Attachment) -> Iterator[Sample]:
         yield Sample("tiered_requests_total", count.requests, {"kind": kind})
         for error, errors in sorted(count.errors.items()):
             yield Sample("tiered_request_errors_total", errors, {"kind": kind, "error": error})
+    yield Sample("tiered_request_retries_total", snapshot.retries)
     yield Sample("tiered_transfer_bytes_total", snapshot.bytes_up, {"direction": "up"})
     yield Sample("tiered_transfer_bytes_total", snapshot.bytes_down, {"direction": "down"})
     yield Sample("tiered_request_dollars_total", snapshot.dollars)

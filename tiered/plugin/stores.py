@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    from backends.base import ObjectStore
     from backends.s3_options import S3Options
     from tiered.clock import Clock
 
@@ -52,7 +51,10 @@ def open_metered(url: str, options: S3Options) -> MeteredStore:
 
 
 def with_retries(
-    store: ObjectStore, clock: Clock, rng: random.Random, stop: threading.Event
+    store: MeteredStore, clock: Clock, rng: random.Random, stop: threading.Event
 ) -> RetryingStore:
-    """For readers, and for everything of a writer but its data uploads (these switch files instead)."""
-    return RetryingStore(store, clock=clock, rng=rng, stop=stop)
+    """For readers, and for a writer's reads, listings and lease; the meter counts what is made again.
+
+    Its data uploads switch files instead, and its journal tries again by itself.
+    """
+    return RetryingStore(store, clock=clock, rng=rng, stop=stop, on_retry=store.count_retry)
