@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tiered.dispatch")
 
 _TRIES = 5
-"""Of ``seal_all``, for what the store could not do."""
+"""Of ``seal_all`` for one merged part, when the store could not do it."""
 _TOGETHER = 64
 """Actions that ``seal_all`` hands over at once."""
 
@@ -226,19 +226,19 @@ class SealThread:
             return False
 
     def _make_patiently(self, plan: SealPlan) -> list[SealJob]:
-        """Merge now, with a few tries; nothing when told to stop, or when the segment is damaged."""
-        job = SealJob(plan)
-        for failures in range(1, _TRIES + 1):
+        """Merge now, with a few tries for each part; nothing when told to stop, or when the segment is damaged."""
+        job, failures, made = SealJob(plan), 0, 0
+        while True:
             try:
                 return [job] if self._make(job) else []
             except AlreadyExistsError as error:
                 raise refused(error) from error
             except BackendError as error:
                 self._counters.seals_failed += 1
+                failures, made = (1 if len(job.parts) > made else failures + 1), len(job.parts)
                 if not error.retriable or failures == _TRIES:
                     raise
                 self._clock.wait(self._stop, self._pause_s(failures))
-        return []
 
     def _publish(self, jobs: Sequence[SealJob]) -> int:
         """Have the journal name what was made, and wait for it; how many segments are sealed by that."""
