@@ -17,6 +17,7 @@ from backends.errors import (
     StoreFullError,
     UnavailableError,
     UnknownOutcomeError,
+    UnreachableError,
     UnsupportedError,
 )
 
@@ -96,7 +97,7 @@ def to_error(failure: S3Failure, *, write: bool, where: str, endpoint: str) -> B
 
 def _kind(failure: S3Failure, *, write: bool) -> type[BackendError]:
     if not failure.sent:
-        return UnavailableError
+        return UnreachableError
     known = _BY_CODE.get(failure.code) or _BY_STATUS.get(failure.status)
     if known is not None:
         return known

@@ -39,6 +39,8 @@ _STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
 _BODY = re.compile(r'^\s+body: Some\(\n\s+"(.*)",$', re.MULTILINE)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _KIND = re.compile(r"HttpError \{\n\s+kind: (\w+),$", re.MULTILINE)
+# A connection that took too long is of kind Timeout; that it never came about stands only here.
+_NO_CONNECTION = re.compile(r"^\s+source: [\w:]+Error\(\n\s+Connect,$", re.MULTILINE)
 _CAUSE = re.compile(r'ConnectError\(\n\s+"([^"]+)",$', re.MULTILINE)
 _STATUS_OF_CLASS: list[tuple[type[BaseException], int]] = [
     (exceptions.AlreadyExistsError, 412),
@@ -183,7 +185,8 @@ def failure_of(error: BaseException) -> S3Failure:
     cause = _CAUSE.search(text)
     kind_name = transport[1] if transport else type(error).__name__
     detail = cause[1] if cause else kind_name.lower()
-    return S3Failure(0, sent=kind_name != "Connect", detail=detail)
+    sent = kind_name != "Connect" and _NO_CONNECTION.search(text) is None
+    return S3Failure(0, sent=sent, detail=detail)
 
 
 def _code(text: str) -> str:
