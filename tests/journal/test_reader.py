@@ -78,7 +78,7 @@ def test_i5_corrupt_missing_stale_and_misplaced_checkpoints_give_the_same_state(
         key = checkpoint_key(PREFIX, number)
         if number in checkpoints:
             data = store.get(key)
-            document = open_text(data, where=key)
+            document = open_text(data, where=key, version=2)
             bad = {
                 0: None,
                 1: flipped(data, 1234 * number),
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_a_newer_format_is_said_to_be_one():
     store = written(3, [3])
     key = checkpoint_key(PREFIX, 3)
     document = json.loads(store.get(key).splitlines()[0])
-    change(store, key, seal_text({**document, "format": 2}))
+    change(store, key, seal_text({**document, "format": 3}))
     with pytest.raises(InvalidError, match="newer"):
         replay(store)
 

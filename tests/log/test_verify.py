@@ -22,7 +22,8 @@ from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.errors import DataError
 from tiered.format.part import build_object, parse_trailer
-from tiered.journal.entry import open_text, seal_text
+from tiered.journal.checkpoint import decode_checkpoint, encode_checkpoint
+from tiered.journal.entry import seal_text
 from tiered.keys import LEASE, ObjectId, commit_log_key
 from tiered.log.state import QueueLife, TierState, part_json, queue_action
 from tiered.log.verify import verify_tier
@@ -404,9 +405,9 @@ def test_a_damaged_last_entry_ends_nothing():
 def test_a_checkpoint_with_another_state_is_found():
     builder = small_tier()
     key = next(key for key in journal_keys(builder.store) if key.endswith(".checkpoint"))
-    document = open_text(builder.store.get(key), where=key)
-    document["state"]["queues"] = []
-    change(builder.store, key, seal_text(document))
+    found = decode_checkpoint(builder.store.get(key), where=key)
+    other = replace(found, state={**found.state, "queues": []})
+    change(builder.store, key, encode_checkpoint(other))
     report = verify(builder.store)
     assert Problem("journal", key, "replay gives another state") in report.problems
 

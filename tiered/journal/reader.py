@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
-from tiered.journal.entry import Entry, checksum, decode_entry, open_text, seal_text
+from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_checkpoint
+from tiered.journal.entry import Entry, checksum, decode_entry
 from tiered.keys import JOURNAL, checkpoint_key, entry_key, parse_journal_key
 
 if TYPE_CHECKING:
@@ -141,17 +142,17 @@ class JournalReader(Generic[S]):
         """
         key = checkpoint_key(self._prefix, number)
         try:
-            document = open_text(self._store.get(key), where=key)
+            found = decode_checkpoint(self._store.get(key), where=key)
         except ObjectNotFoundError:
             return None
+        if found.number != number:
+            raise DataError(
+                f"a checkpoint says of itself that it has number {found.number}", where=key
+            )
         try:
-            if document["number"] == number:
-                return self._machine.load(document["state"]), int(document["last"])
+            return self._machine.load(found.state), found.last
         except (LookupError, TypeError, ValueError) as error:
             raise DataError(f"this is no checkpoint: {error!r}", where=key) from error
-        raise DataError(
-            f"a checkpoint says of itself that it has number {document['number']}", where=key
-        )
 
     def apply(self, entry: Entry, data: bytes) -> None:
         """Apply the next entry, which the caller knows to be in the store with these bytes.
@@ -173,13 +174,8 @@ class JournalReader(Generic[S]):
 
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state."""
-        document = {
-            "format": 1,
-            "number": self.number,
-            "last": self.last,
-            "state": self._machine.dump(self.state),
-        }
-        return seal_text(document)
+        state = self._machine.dump(self.state)
+        return encode_checkpoint(CheckpointText(self.number, self.last, state))
 
     def _jump(self, number: int) -> bool:
         try:

@@ -1,0 +1,144 @@
+"""Checkpoints: fixed bytes of both formats, and nothing unpacked beyond its limit."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiered.errors import DataError, InvalidError
+from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_checkpoint
+from tiered.journal.entry import seal_text
+
+STATE: Any = {"generation": 3, "said": ["\udcff", [1, 2]]}
+CHECKPOINT = CheckpointText(17, 305419896, STATE)
+FORMAT_1 = (
+    b'{"format":1,"last":305419896,"number":17,"state":{"generation":3,"said":["\\udcff",[1,2]]}}'
+)
+FORMAT_2 = (
+    b'{"bytes":40,"format":2,"last":305419896,"number":17,"state":'
+    b'"eJyrVkpPzUstSizJzM9TsjLWUSpOzExRsopWiilNSU5LU9KJNtQxio2tBQAUfwz0"}'
+)
+
+
+def sealed(line: bytes) -> bytes:
+    return line + b"\n%08x\n" % zlib.crc32(line)
+
+
+def decode(data: bytes, **more: int) -> CheckpointText:
+    return decode_checkpoint(data, where="k", **more)
+
+
+def document(**changes: Any) -> bytes:
+    return seal_text({**json.loads(FORMAT_2), **changes})
+
+
+def packed(text: bytes) -> str:
+    return base64.b64encode(zlib.compress(text)).decode()
+
+
+@pytest.mark.parametrize("line", [FORMAT_1, FORMAT_2])
+def test_checkpoints_of_both_formats_have_these_bytes(line: bytes):
+    assert decode(sealed(line)) == CHECKPOINT
+
+
+def test_format_2_is_written_but_for_a_state_that_is_too_large_to_unpack():
+    written = json.loads(encode_checkpoint(CHECKPOINT).splitlines()[0])
+    assert {**written, "state": ""} == {**json.loads(FORMAT_2), "state": ""}
+    assert decode(encode_checkpoint(CHECKPOINT, bytes_max=40)) == CHECKPOINT
+    assert encode_checkpoint(CHECKPOINT, bytes_max=39) == sealed(FORMAT_1)
+
+
+STATES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.integers(1, 10**12), st.integers(0, 2**32 - 1), STATES)
+def test_what_is_written_is_read(number: int, last: int, state: Any):
+    checkpoint = CheckpointText(number, last, state)
+    assert decode(encode_checkpoint(checkpoint)) == checkpoint
+
+
+def test_parts_take_a_fraction_of_their_text():
+    row = ["queue/topic/0000000001/0000000000/commitlog/%020d-0000000003-0badcafe-%010d"]
+    state = [[row[0] % (n, n), 0, n * 7919, n * 104729] for n in range(1000)]
+    text = len(json.dumps(state))
+    assert len(encode_checkpoint(CheckpointText(1, 1, state))) < text / 4
+
+
+@given(st.binary(max_size=8), st.integers(0, 10_000))
+def test_no_flipped_bit_and_no_cut_goes_unseen(tail: bytes, bit: int):
+    data = bytearray(encode_checkpoint(CHECKPOINT))
+    with pytest.raises(DataError):
+        decode(bytes(data[: -1 - len(tail)]) + tail + b"?")
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    with pytest.raises(DataError):
+        decode(bytes(data))
+
+
+TEXT = json.dumps(STATE, separators=(",", ":"), sort_keys=True).encode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bytes": 39},
+        {"bytes": 41},
+        {"bytes": -1},
+        {"bytes": "40"},
+        {"bytes": None},
+        {"state": "not base64!"},
+        {"state": packed(TEXT)[:-8]},
+        {"state": base64.b64encode(zlib.compress(TEXT) + b"more").decode()},
+        {"state": base64.b64encode(TEXT).decode()},
+        {"state": packed(b"x" * 40)},
+        {"state": packed(b"[" * 100_000), "bytes": 100_000},
+        {"state": STATE},
+        {"number": "seventeen"},
+        {"last": None},
+    ],
+)
+def test_what_contradicts_itself_is_damage(changes: dict[str, Any]):
+    with pytest.raises(DataError, match="no checkpoint"):
+        decode(document(**changes))
+
+
+@pytest.mark.parametrize("says", [40, 1000, 1001, 10**6])
+def test_a_bomb_is_not_unpacked(says: int, monkeypatch: pytest.MonkeyPatch):
+    """A megabyte of blanks in a kilobyte: at most what is said, and what is allowed, and one byte more."""
+    unpacked: list[int] = []
+    real = zlib.decompressobj
+
+    class Counting:
+        def __init__(self) -> None:
+            self._inner = real()
+            self.unused_data = b""
+
+        @property
+        def eof(self) -> bool:
+            return self._inner.eof
+
+        def decompress(self, data: bytes, max_length: int) -> bytes:
+            text = self._inner.decompress(data, max_length)
+            unpacked.append(len(text))
+            return text
+
+    monkeypatch.setattr("tiered.journal.checkpoint.zlib.decompressobj", Counting)
+    bomb = document(state=packed(b" " * 2_000_000), bytes=says)
+    with pytest.raises(DataError):
+        decode(bomb, bytes_max=1000)
+    assert all(size <= 1001 for size in unpacked)
+    assert bool(unpacked) == (says <= 1000)
+
+
+def test_a_newer_format_is_said_to_be_one():
+    with pytest.raises(InvalidError, match="newer"):
+        decode(document(format=3))

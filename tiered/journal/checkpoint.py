@@ -1,0 +1,102 @@
+"""A checkpoint: the state after one entry, compressed. Old ones, of format 1, are read as well.
+
+Layout: the two lines of ``tiered.journal.entry.seal_text``; fields of the JSON object:
+
+======== ======================================================================================
+field    content
+======== ======================================================================================
+format   2
+number   of the entry
+last     checksum of that entry
+bytes    size of the state's JSON text, ASCII
+state    that text compressed with zlib, in base64. In format 1: the state itself; no ``bytes``
+======== ======================================================================================
+
+Bounds (I8): no more than ``STATE_BYTES_MAX`` is ever unpacked, and no more than ``bytes`` says; a state that is larger is
+written as format 1, which needs no unpacking.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from tiered.errors import DataError
+from tiered.journal.entry import open_text, seal_text
+
+FORMAT_VERSION = 2
+STATE_BYTES_MAX = 1024 * 1024 * 1024
+"""About three million parts."""
+_LEVEL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointText:
+    """What a checkpoint says.
+
+    Attributes:
+        number: Of the entry.
+        last: Checksum of that entry.
+        state: As ``Machine.dump`` gave it.
+    """
+
+    number: int
+    last: int
+    state: Any
+
+
+def encode_checkpoint(checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTES_MAX) -> bytes:
+    """The object's bytes.
+
+    Args:
+        checkpoint: What it is to say.
+        bytes_max: A state whose text is longer is written as format 1.
+    """
+    text = json.dumps(checkpoint.state, separators=(",", ":"), sort_keys=True).encode("ascii")
+    known = {"number": checkpoint.number, "last": checkpoint.last}
+    if len(text) > bytes_max:
+        return seal_text({**known, "format": 1, "state": checkpoint.state})
+    packed = base64.b64encode(zlib.compress(text, _LEVEL)).decode("ascii")
+    return seal_text({**known, "format": FORMAT_VERSION, "bytes": len(text), "state": packed})
+
+
+def decode_checkpoint(
+    data: bytes, *, where: str, bytes_max: int = STATE_BYTES_MAX
+) -> CheckpointText:
+    """Parse a checkpoint of any format.
+
+    Args:
+        data: The object's bytes.
+        where: Its key, for messages.
+        bytes_max: No more is unpacked.
+
+    Raises:
+        DataError: It is damaged, or says that its state is larger than ``bytes_max``.
+        InvalidError: It is of a newer format version.
+    """
+    document = open_text(data, where=where, version=FORMAT_VERSION)
+    try:
+        state = document["state"]
+        if document["format"] == FORMAT_VERSION:
+            state = json.loads(_unpack(state, document["bytes"], bytes_max))
+        return CheckpointText(int(document["number"]), int(document["last"]), state)
+    except (LookupError, TypeError, ValueError, RecursionError, zlib.error) as error:
+        raise DataError(f"this is no checkpoint: {error!r}", where=where) from error
+
+
+def _unpack(packed: str, size_bytes: int, bytes_max: int) -> bytes:
+    """Exactly ``size_bytes``; a ``ValueError`` when it is more or less. Never unpacks more than one byte beyond."""
+    if not 0 <= size_bytes <= bytes_max:
+        raise ValueError(f"{size_bytes} bytes of state are not within {bytes_max}")
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(base64.b64decode(packed, validate=True), size_bytes + 1)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+    if len(text) != size_bytes or not unpacker.eof or unpacker.unused_data:
+        raise ValueError("the state's size is not the one that is said")
+    return text
