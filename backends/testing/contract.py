@@ -267,14 +267,14 @@ class ObjectStoreContract(ListContract):
 
     def _need_atomic(self, claimed: bool) -> None:
         if not (self.is_atomic and claimed):
-            pytest.skip("not atomic: races are left out")
+            pytest.skip("this store does not promise to be atomic, so there is no race to win")
 
     @staticmethod
     def _need_compare_and_set(store: ObjectStore) -> None:
         if not store.capabilities.compare_and_set:
             with pytest.raises(UnsupportedError):
                 store.compare_and_set("c", b"1", None)
-            pytest.skip("has no compare-and-set, and says so")
+            pytest.skip("this store offers no compare-and-set; that it says so was checked")
 
 
 def race(work: Callable[[int], _T]) -> list[_T]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.unprivileged import reachable_folder, run_unprivileged
 
 from backends import local_files
 from backends.base import ByteRange
@@ -328,13 +329,25 @@ def test_short_reads_are_continued(store: LocalFolderStore, monkeypatch: pytest.
     assert store.get("a", ByteRange(1, 9)) == b"12345678"
 
 
-def test_read_only_folder(tmp_path: Path):
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    tmp_path.chmod(0o555)
-    store = LocalFolderStore(tmp_path)
-    with pytest.raises(PermissionDeniedError):
-        store.put_if_absent("a", b"")
+def test_read_only_folder():
+    def refused() -> None:
+        store = LocalFolderStore(folder)
+        assert [found.key for found in store.list("")] == ["there"]
+        with pytest.raises(PermissionDeniedError):
+            store.put_if_absent("a", b"")
+        store.close()
+
+    with reachable_folder() as folder:
+        owner = LocalFolderStore(folder)
+        owner.put_if_absent("there", b"")
+        owner.close()
+        folder.chmod(0o555)
+        (folder / "there").chmod(0o444)
+        try:
+            run_unprivileged(refused)
+            assert "a" not in names(folder)
+        finally:
+            folder.chmod(0o755)
 
 
 def test_waiting_for_the_lock_has_a_deadline(store: LocalFolderStore, tmp_path: Path):

@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from support.unprivileged import reachable_folder, run_unprivileged
 
 from tests.local import harness
 from tests.local.fakebroker import FakeBroker
@@ -87,13 +88,21 @@ def test_a_log_with_a_file_missing(store: Path):
     assert "several paths" in said
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_permission(store: Path):
-    (store / "commitlog").chmod(0)
-    try:
-        assert "commitlog" in refusal(store)
-    finally:
-        (store / "commitlog").chmod(0o755)
+def test_no_permission():
+    with reachable_folder() as folder:
+        broker = FakeBroker(folder / "store")
+        broker.put(200)
+        log = broker.store / "commitlog"
+        harness.open_store(broker.store).close()
+        log.chmod(0)
+        try:
+            run_unprivileged(lambda: assert_names(log, refusal(broker.store)))
+        finally:
+            log.chmod(0o755)
+
+
+def assert_names(path: Path, said: str) -> None:
+    assert str(path) in said
 
 
 def test_no_permission_is_named(store: Path, monkeypatch: pytest.MonkeyPatch):
