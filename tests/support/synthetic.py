@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.examples import make
 
-from tiered.format.record import Record, body_crc, encode_record, record_bytes
+from tiered.format.record import encode_record
 from tiered.local.face import RecordBatch, StoreIdentity, StoreReport, Waiting
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
@@ -20,32 +21,17 @@ def make_record(
     queue: MessageQueue, offset: int, physical: int, body: bytes, time_ms: int
 ) -> bytes:
     """A real record."""
-    properties = b"TAGS\x01a\x02KEYS\x01k%d\x02" % offset
-    topic = queue.topic.encode("utf-8", "surrogateescape")
-    size = record_bytes(
-        body=len(body), topic=len(topic), props=len(properties), sys_flag=0, version=1
+    record = make(
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        physical_offset=physical,
+        born_timestamp_ms=time_ms,
+        store_timestamp_ms=time_ms,
+        body=body,
+        topic=queue.topic,
+        properties_raw=b"TAGS\x01a\x02KEYS\x01k%d\x02" % offset,
     )
-    return encode_record(
-        Record(
-            size=size,
-            version=1,
-            body_crc=body_crc(body),
-            queue_id=queue.queue_id,
-            flag=0,
-            queue_offset=offset,
-            physical_offset=physical,
-            sys_flag=0,
-            born_timestamp_ms=time_ms,
-            born_host="10.0.0.1:40000",
-            store_timestamp_ms=time_ms,
-            store_host="10.0.0.2:10911",
-            reconsume_times=0,
-            prepared_transaction_offset=0,
-            body=body,
-            topic=queue.topic,
-            properties_raw=properties,
-        )
-    )
+    return encode_record(record)
 
 
 def make_batch(

@@ -7,13 +7,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from support.examples import make
 from support.journals import PREFIX
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.dispatch.uploads import Uploader
-from tiered.format.record import Record, body_crc, encode_record, record_bytes
+from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.writer import JournalWriter
 from tiered.local.face import HoleReason, Quarantined, RecordBatch
@@ -57,32 +58,19 @@ def record_of(
     queue: MessageQueue, offset: int, body: bytes, *, inner: int = 0, time_ms: int = TIME_MS
 ) -> bytes:
     """A real record, of an inner batch of ``inner`` messages if that is above 0."""
-    topic = queue.topic.encode("utf-8", "surrogateescape")
     properties = b"TAGS\x01a\x02" + (b"INNER_NUM\x01%d\x02" % inner if inner else b"")
-    flag = INNER_BATCH if inner else 0
-    return encode_record(
-        Record(
-            size=record_bytes(
-                body=len(body), topic=len(topic), props=len(properties), sys_flag=flag, version=1
-            ),
-            version=1,
-            body_crc=body_crc(body),
-            queue_id=queue.queue_id,
-            flag=0,
-            queue_offset=offset,
-            physical_offset=1000 + offset,
-            sys_flag=flag,
-            born_timestamp_ms=time_ms,
-            born_host="10.0.0.1:40000",
-            store_timestamp_ms=time_ms,
-            store_host="10.0.0.2:10911",
-            reconsume_times=0,
-            prepared_transaction_offset=0,
-            body=body,
-            topic=queue.topic,
-            properties_raw=properties,
-        )
+    record = make(
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        physical_offset=1000 + offset,
+        sys_flag=INNER_BATCH if inner else 0,
+        born_timestamp_ms=time_ms,
+        store_timestamp_ms=time_ms,
+        body=body,
+        topic=queue.topic,
+        properties_raw=properties,
     )
+    return encode_record(record)
 
 
 def batch_of(base: int, items: Sequence[Item], *, queue: MessageQueue = QUEUE) -> RecordBatch:
