@@ -384,12 +384,12 @@ def test_close_in_the_middle_is_prompt_and_leaves_the_segments_as_they_are():
     inner = MemoryStore()
     local = rolled_tier(inner)
     before = state_of(inner).queues
-    store = Slow(inner, 0.2)
+    store = Slow(inner, 0.5)  # so that merging a segment takes several seconds
     with dispatching(store, local, ROLLING, seed=2):
         assert store.begun.wait(10)
-        begin = time.monotonic()
-    assert time.monotonic() - begin < 1.5
-    assert store.reads <= 2
+        begin, reads = time.monotonic(), store.reads
+    assert time.monotonic() - begin < 3
+    assert store.reads <= reads + 1
     assert state_of(inner).queues == before
     with dispatching(inner, local, ROLLING, seed=3) as dispatcher:
         until(lambda: unsealed(inner) == 0, dispatcher)
@@ -427,7 +427,7 @@ def test_dispatch_does_not_wait_for_a_merge_that_hangs():
         local.append("t0", 0, b"more")
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
-        assert time.monotonic() - begin < 0.9
+        assert time.monotonic() - begin < 4, "merging a segment takes more than ten seconds"
         store.seconds = 0.0
     assert_equal(inner, local)
 
