@@ -326,11 +326,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk))
     try:
-        done = subprocess.run(mount, capture_output=True, check=False).returncode
-    except OSError:
-        done = 1
-    if done:
-        pytest.skip("LEFT OUT: this user may not mount a small file system")
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        is_mounted, complaint = done.returncode == 0, done.stderr.strip()
+    except OSError as error:
+        is_mounted, complaint = False, str(error)
+    if not is_mounted:
+        pytest.skip(
+            "LEFT OUT: a file system that fills up must be mounted, which takes root on Linux: "
+            f"{complaint}"
+        )
     try:
         yield disk
     finally:
