@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +16,8 @@ from tests.e2e import harness
 from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
 from tests.e2e.harness import cat, here
 from tests.e2e.live import Attach
+from tiered.dispatch.settings import DispatchSettings
+from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,6 +113,32 @@ def test_only_what_comes_from_now_on(grown: Callable[[str], Growing], tmp_path: 
     assert said["messages"] == dump.count - sum(early.values())
     for queue, (start, _) in harness.bounds(url).items():
         assert start == early.get((queue.topic, queue.queue_id), 0)
+
+
+def test_what_was_in_hand_counts_as_brought_over(
+    stores: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Nothing is due before the end of the test: all that the result counts was drained."""
+    dump = harness.captured("s01-basic")
+    settings = AttachSettings(dispatch=DispatchSettings(freshness_s=600.0))
+    attachment = Attachment.open(str(stores("s01-basic")), f"file://{tmp_path}/tier", settings)
+    dispatcher = attachment.dispatcher
+    assert dispatcher is not None
+
+    def has_all() -> bool:
+        known = dispatcher.lag()
+        ends = {queue: end for queue, (_, end) in dump.bounds.items()}
+        return all(
+            q in known and dispatcher.file(q).append_offset == end for q, end in ends.items()
+        )
+
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(attachment):
+        running = pool.submit(attachment.run)
+        harness.until(has_all, "everything in hand")
+        assert sum(dispatcher.lag().values()) == 0
+        attachment.stop()
+        result = running.result()
+    assert (result.behind, result.is_complete) == (0, True)
 
 
 def test_what_expires_behind_attach_stays_in_the_tier(

@@ -104,6 +104,7 @@ class Attachment:
             clock=clock,
         )
         self._fault: BaseException | None = None
+        self._drained: bool | None = None
         self._threads: list[threading.Thread] = []
         self._present: Mapping[MessageQueue, QueueBounds] = {}
         self.dispatcher: TieredDispatcher | None = None
@@ -250,7 +251,7 @@ class Attachment:
     # -- running --------------------------------------------------------------------------------
 
     def run(self, *, once: bool = False, seal: bool = False) -> AttachResult:
-        """Follow the store until ``stop`` is called (``once``: until the present end is durable).
+        """Follow the store until ``stop`` is called, and drain (``once``: until the present end is durable).
 
         Raises:
             FencedError: Another writer has taken over.
@@ -270,6 +271,7 @@ class Attachment:
             return self._result(target)
         dispatcher.follow(self._should_stop)
         self._raise_fault()
+        self._drain_once(dispatcher)  # now, so that the result counts what was in hand as well
         return self._result(dict(self.local.queues()))
 
     def stop(self) -> None:
@@ -301,10 +303,17 @@ class Attachment:
     def _drain(self, dispatcher: TieredDispatcher) -> bool:
         fine = self.fault is None
         try:
-            return fine and dispatcher.drain(self._settings.drain_s)
+            return fine and self._drain_once(dispatcher)
         finally:  # also when a second signal cuts the draining short: no thread may be left
             self._abandon.set()
             dispatcher.close()
+
+    def _drain_once(self, dispatcher: TieredDispatcher) -> bool:
+        """Whether everything in hand became durable; a draining that was cut short is not begun again."""
+        if self._drained is None:
+            self._drained = False
+            self._drained = dispatcher.drain(self._settings.drain_s)
+        return self._drained
 
     @property
     def fault(self) -> BaseException | None:
