@@ -117,8 +117,11 @@ class FolderCache:
         Raises:
             OSError: It cannot be made or opened; ENOTDIR when an object is in its place.
         """
-        with self._entry(folder) as entry:
+        entry = self._take(folder) or self._add(folder, self._open_or_make(folder))
+        try:
             yield entry.fd
+        finally:
+            self._give_back(entry)
 
     @contextmanager
     def lease(self, folder: bytes) -> Iterator[int]:
@@ -169,14 +172,6 @@ class FolderCache:
             dropped = [fd for folder in list(self._open) for fd in self._drop(folder)]
         _close_all(dropped)
 
-    @contextmanager
-    def _entry(self, folder: bytes) -> Iterator[_Folder]:
-        entry = self._take(folder) or self._add(folder, self._open_or_make(folder))
-        try:
-            yield entry
-        finally:
-            self._give_back(entry)
-
     def _take(self, folder: bytes) -> _Folder | None:
         with self._lock:
             entry = self._open.get(folder)
@@ -222,8 +217,8 @@ class FolderCache:
         if surplus <= 0:
             return []
         oldest = itertools.islice(self._open.items(), surplus + _LOOKED_AT_MAX)
-        idle = [folder for folder, entry in oldest if not entry.users][:surplus]
-        return [fd for folder in idle for fd in self._drop(folder)]
+        idle = (folder for folder, entry in oldest if not entry.users)
+        return [fd for folder in [*itertools.islice(idle, surplus)] for fd in self._drop(folder)]
 
     def _collect_unforced(self, folder: bytes, names: dict[bytes, int]) -> None:
         """Add ``folder`` and what is above it, up to the first whose name is known to be on disk."""
@@ -235,8 +230,9 @@ class FolderCache:
             folder = _above(folder)
 
     def _inode(self, folder: bytes) -> int:
-        with self._entry(folder) as entry:
-            return entry.inode
+        entry = self._take(folder) or self._add(folder, self._open_or_make(folder))
+        self._give_back(entry)
+        return entry.inode
 
     def _open_or_make(self, folder: bytes) -> int:
         try:

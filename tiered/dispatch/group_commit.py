@@ -12,7 +12,10 @@ objects at once (a folder), a thread takes several small commits that wait.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
+import math
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +40,35 @@ if TYPE_CHECKING:
 _TOGETHER_BYTES_MAX = 4 * 1024 * 1024
 """Of several objects put at once; a larger one goes alone."""
 _BATCHING_THREADS_MAX = 4
+_LOCKED_S = 0.05
+"""After which a queue is looked at again whose lock was taken."""
 
 _LOG = logging.getLogger("tiered.dispatch")
+
+
+class Alarms:
+    """When to look at which queue again; one alarm each. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._at_s: dict[CompositeFlatFile, float] = {}
+        self._heap: list[tuple[float, int, CompositeFlatFile]] = []
+        self._sequence = itertools.count()
+
+    def set(self, file: CompositeFlatFile, at_s: float) -> None:
+        """Set the alarm of a queue, or leave it as it is when it has an earlier one."""
+        if at_s < self._at_s.get(file, math.inf):
+            self._at_s[file] = at_s
+            heapq.heappush(self._heap, (at_s, next(self._sequence), file))
+
+    def take_until(self, now_s: float) -> list[CompositeFlatFile]:
+        """The queues whose alarm is due, in order; their alarms are gone then."""
+        due: list[CompositeFlatFile] = []
+        while self._heap and self._heap[0][0] <= now_s:
+            at_s, _, file = heapq.heappop(self._heap)
+            if self._at_s.get(file) == at_s:  # else an earlier one has taken its place
+                del self._at_s[file]
+                due.append(file)
+        return due
 
 
 class GroupCommitter:
@@ -87,10 +117,13 @@ class GroupCommitter:
         self._stop = stop
         self._guard = guard
         self._room = room
-        self._pool = ThreadPoolExecutor(_threads(settings, uploader), "tiered-upload")
+        threads = _threads(settings, uploader)
+        self._open_max = threads * uploader.objects_per_put
+        self._pool = ThreadPoolExecutor(threads, "tiered-upload")
         self._throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._lock = threading.Lock()
-        self._active: set[CompositeFlatFile] = set()
+        self._buffering: set[CompositeFlatFile] = set()
+        self._alarms = Alarms()
         self._waiting: deque[tuple[CompositeFlatFile, GroupCommit]] = deque()
         self._open = 0
         self.flush = False
@@ -98,43 +131,56 @@ class GroupCommitter:
 
     def appended(self, file: CompositeFlatFile) -> None:
         """Note that a queue's buffer has grown. With the queue's lock held."""
-        with self._lock:
-            self._active.add(file)
+        if file not in self._buffering:
+            with self._lock:
+                self._buffering.add(file)
         self.upload_if_due(file)
 
     def scan(self) -> None:
         """Take what has become due by age, by pressure or by flushing."""
-        with self._lock:
-            files = list(self._active)
-        if self._budget.under_pressure:
-            files.sort(key=lambda file: -file.buffered_bytes)
-        for file in files:
+        for file in self._candidates(self._clock.monotonic_s()):
             if file.lock.acquire(blocking=False):
                 try:
-                    self._scan_one(file)
+                    pressed = (
+                        self._budget.under_pressure and self._open < self._settings.uploads_max
+                    )
+                    self.upload_if_due(file, flush=self.flush or pressed)
                 finally:
                     file.lock.release()
+            else:
+                with self._lock:
+                    self._alarms.set(file, self._clock.monotonic_s() + _LOCKED_S)
 
     def upload_if_due(self, file: CompositeFlatFile, *, flush: bool = False) -> None:
-        """Hand a due group commit to the pool. With the queue's lock held."""
-        if file.is_due(self._clock.monotonic_s(), flush=flush) and not self._stop.is_set():
-            commit = file.take(self._clock.now_ms())
-            with self._lock:
-                self._open += 1
-                self._waiting.append((file, commit))
-            with suppress(RuntimeError):  # the pool was closed meanwhile: the commit is given up
-                self._pool.submit(self._guard, self._upload_some)
+        """Hand a due group commit to the pool, or note when it will be due. With the queue's lock held."""
+        if not file.is_due(self._clock.monotonic_s(), flush=flush) or self._stop.is_set():
+            due_s = file.due_at_s()
+            if due_s is not None:
+                with self._lock:
+                    self._alarms.set(file, due_s)
+            return
+        commit = file.take(self._clock.now_ms())
+        with self._lock:
+            self._open += 1
+            self._waiting.append((file, commit))
+            if not file.has_buffered:
+                self._buffering.discard(file)
+        with suppress(RuntimeError):  # the pool was closed meanwhile: the commit is given up
+            self._pool.submit(self._guard, self._upload_some)
+
+    def _candidates(self, now_s: float) -> list[CompositeFlatFile]:
+        with self._lock:
+            due = self._alarms.take_until(now_s)
+            if self.flush:
+                return list(self._buffering)
+            if not self._budget.under_pressure:
+                return due
+            files = [file for file in self._buffering if file.due_at_s() is not None]
+        return due + heapq.nlargest(self._open_max, files, lambda file: file.buffered_bytes)
 
     def close(self) -> None:
         """Wait for the uploads that run; those that wait are given up."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _scan_one(self, file: CompositeFlatFile) -> None:
-        pressed = self._budget.under_pressure and self._open < self._settings.uploads_max
-        self.upload_if_due(file, flush=self.flush or pressed)
-        if not file.has_buffered:
-            with self._lock:
-                self._active.discard(file)
 
     def _upload_some(self) -> None:
         """Upload what waits, as much as is best done at once; perhaps another thread has taken it."""
@@ -179,8 +225,7 @@ class GroupCommitter:
         with file.lock:
             file.log_failed(self._clock.monotonic_s(), self._backoff_s)
             failures = file.failures
-        with self._lock:
-            self._active.add(file)
+            self.appended(file)  # what failed waits again
         if not error.retriable:
             raise refused(error)
         if failures == 1:
