@@ -4,8 +4,8 @@ Memory of a dispatcher = ``buffer_bytes_max`` (records in buffers and in uploads
 written) + one window of the local log, twice (as read, and as batches) + one record beyond the limit, since a record is
 taken however large it is + one copy of each part that a store must have in one piece (``uploads_max`` times ``part_bytes``).
 
-Beside that, while a segment is sealed: one merged object of at most ``SealPolicy.merged_bytes_max`` (32 MiB, and a quarter
-of ``buffer_bytes_max``), one small part, and once more the merged object for a store that must have it in one piece.
+Beside that, while a segment is sealed: one merged object of at most ``SealPolicy.merged_bytes_max`` (32 MiB, no more than
+``buffer_bytes_max``), one small part, and once more the merged object for a store that must have it in one piece.
 """
 
 from __future__ import annotations

@@ -75,6 +75,6 @@ class DispatchSettings:
 
     @property
     def seal_policy(self) -> SealPolicy:
-        """For ``tiered.log.seal``: merged parts of at most 32 MiB, and of a quarter of the buffer."""
-        merged_bytes_max = min(MERGED_BYTES_MAX, self.buffer_bytes_max // 4)
+        """For ``tiered.log.seal``: merged parts of at most 32 MiB, and no larger than the buffer."""
+        merged_bytes_max = min(MERGED_BYTES_MAX, self.buffer_bytes_max)
         return SealPolicy(min(self.small_part_bytes, merged_bytes_max // 2), merged_bytes_max)
