@@ -12,6 +12,9 @@ Contract
     locks. Replacing is a rename. The version is a hash of the bytes, so that going back to
     equal bytes goes back to an equal version.
 
+    Once it is on disk, a large object is dropped from the page cache, where a broker on the same machine needs the
+    room; whoever reads it soon reads what is on the disk.
+
     Deletion is not forced to disk: after a power loss a deleted object may be back. Folders that
     became empty are removed.
 

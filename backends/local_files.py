@@ -27,6 +27,8 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hang the r
 _PREFIX = b"new-"
 _LEFT_OVER_S = 24 * 3600.0  # no write takes so long
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
+_UNCACHED_BYTES_MIN = 64 * 1024
+_HAS_ADVICE = hasattr(os, "posix_fadvise")
 _TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 
@@ -71,8 +73,10 @@ class Draft:
         self._path = path
 
     def force(self) -> None:
-        """Force its bytes to disk."""
+        """Force its bytes to disk, and let go of a large one's pages: those of a broker beside us are worth more."""
         os.fsync(self.fd)
+        if _HAS_ADVICE and os.fstat(self.fd).st_size >= _UNCACHED_BYTES_MIN:
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def publish(self, name: bytes) -> None:
         """Give it its name, which is not on disk yet.

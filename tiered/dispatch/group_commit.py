@@ -141,9 +141,7 @@ class GroupCommitter:
         for file in self._candidates(self._clock.monotonic_s()):
             if file.lock.acquire(blocking=False):
                 try:
-                    pressed = (
-                        self._budget.under_pressure and self._open < self._settings.uploads_max
-                    )
+                    pressed = self._budget.under_pressure and self._open < self._open_max
                     self.upload_if_due(file, flush=self.flush or pressed)
                 finally:
                     file.lock.release()
