@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue, QueueOffset
 
 _LOG = logging.getLogger("tiered.dispatch")
+_FEW = 8
+"""A look at the store that gives less than this part of a window has come near the end: the next one can wait."""
 
 
 class TieredDispatcher:
@@ -230,11 +232,15 @@ class TieredDispatcher:
                 batches = follower.poll(self._settings.step_bytes)
                 for batch in batches:
                     self.dispatch(batch)
-                self._read_throttle.take(sum(memoryview(batch.data).nbytes for batch in batches))
-                if not batches and follower.is_idle:
-                    if until_idle:
-                        return
-                    self._clock.wait(self._stop, self._settings.poll_s)
+                taken = sum(memoryview(batch.data).nbytes for batch in batches)
+                self._read_throttle.take(taken)
+                if until_idle and not batches and follower.is_idle:
+                    return
+                is_near_end = follower.is_idle or (
+                    batches and taken < self._settings.step_bytes // _FEW
+                )
+                if is_near_end and not until_idle:
+                    self._clock.wait(self._stop, self._settings.pause_s)
         finally:
             follower.close()
 

@@ -23,7 +23,7 @@ class DispatchSettings:
         uploads_max: Uploads at once.
         segment_bytes_max: A segment of the commit log is rolled at this size.
         segment_age_hours_max: And at this age.
-        poll_s: Pause between two looks at an idle store.
+        poll_s: Pause between two looks at a store that grows slowly or not at all, at most; see ``pause_s``.
         backoff_s_min: First pause after a failed upload of a queue; doubled each time, with jitter.
         backoff_s_max: Greatest such pause.
         small_part_bytes: Neighbouring parts below this are merged when their segment has rolled; 0: none.
@@ -38,7 +38,7 @@ class DispatchSettings:
     uploads_max: int = 8
     segment_bytes_max: int = 1024 * MIB
     segment_age_hours_max: float = 24.0
-    poll_s: float = 0.1
+    poll_s: float = 0.5
     backoff_s_min: float = 0.1
     backoff_s_max: float = 30.0
     small_part_bytes: int = 4 * MIB
@@ -62,6 +62,14 @@ class DispatchSettings:
         So a step that does not fit any more means that memory is under pressure, and buffers are committed early.
         """
         return min(self.window_bytes, max(1, self.buffer_bytes_max // 4))
+
+    @property
+    def pause_s(self) -> float:
+        """Pause between two looks at the local store: a quarter of the freshness, and ``poll_s`` at most.
+
+        Each look costs about the same, however little is new; a broker beside us has a better use for the processor.
+        """
+        return min(self.poll_s, max(0.02, self.freshness_s / 4))
 
     @property
     def commit_policy(self) -> CommitPolicy:
