@@ -147,6 +147,10 @@ class _Follower:
         self._at = 0
         self.is_idle = False
 
+    @property
+    def is_at_end(self) -> bool:
+        return self.is_idle
+
     def poll(self, window_bytes: int) -> list[RecordBatch]:
         store = self._store
         found: dict[MessageQueue, list[int]] = {}

@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue, QueueOffset
 
 _LOG = logging.getLogger("tiered.dispatch")
-_FEW = 8
-"""A look at the store that gives less than this part of a window has come near the end: the next one can wait."""
 
 
 class TieredDispatcher:
@@ -236,10 +234,7 @@ class TieredDispatcher:
                 self._read_throttle.take(taken)
                 if until_idle and not batches and follower.is_idle:
                     return
-                is_near_end = follower.is_idle or (
-                    batches and taken < self._settings.step_bytes // _FEW
-                )
-                if is_near_end and not until_idle:
+                if follower.is_at_end and not until_idle:
                     self._clock.wait(self._stop, self._settings.pause_s)
         finally:
             follower.close()

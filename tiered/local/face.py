@@ -175,7 +175,12 @@ class Follower(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """The last poll reached the committed end."""
+        """The last poll reached the committed end, and found nothing more."""
+        ...
+
+    @property
+    def is_at_end(self) -> bool:
+        """The last poll took all that could be seen: another one at once would hardly find more."""
         ...
 
     def close(self) -> None:

@@ -43,6 +43,7 @@ class RocketMQFollower:
         self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
         self._has_ext = store.has_ext
         self._is_idle = False
+        self._is_at_end = False
         self._is_closed = False
         self._must_sweep = True
         self._view = store.current_view()
@@ -54,6 +55,11 @@ class RocketMQFollower:
     def is_idle(self) -> bool:
         """See ``Follower``."""
         return self._is_idle
+
+    @property
+    def is_at_end(self) -> bool:
+        """See ``Follower``."""
+        return self._is_at_end
 
     @property
     def position(self) -> int:
@@ -71,9 +77,12 @@ class RocketMQFollower:
         view = self._store.current_view()
         if view is not self._view:
             self._go_on_in(view)
+        self._is_at_end = False
         if self._position < view.log_end:
             self._is_idle = False
-            return self._follow(view, window_bytes)
+            batches = self._follow(view, window_bytes)
+            self._is_at_end = self._position >= view.log_end and not view.is_live
+            return batches
         if isinstance(view, LiveView):
             found = self._store.advance(view, self._position, window_bytes, self._take_advance)
             if found is not None:
@@ -171,6 +180,7 @@ class RocketMQFollower:
 
     def _take_advance(self, found: Advance) -> list[RecordBatch]:
         self._position = found.end
+        self._is_at_end = found.is_last
         return [
             batch
             for state, match_ in found.taken
@@ -233,7 +243,7 @@ class RocketMQFollower:
                         self._is_idle = False
                         return batches
             self._must_sweep = False
-        self._is_idle = not batches
+        self._is_idle = self._is_at_end = not batches
         return batches
 
 

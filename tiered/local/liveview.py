@@ -62,11 +62,13 @@ class Advance:
         block: The records; valid until the next step.
         taken: Their queues, each with its records; those that are listed count.
         end: Where the frontier stands now.
+        is_last: Nothing could be seen behind it.
     """
 
     block: RecordBlock
     taken: list[tuple[QueueState, Match]]
     end: int
+    is_last: bool
 
 
 class LiveView:
@@ -295,7 +297,8 @@ class LiveView:
             )
         for state, found in taken:
             self._extend(state, found)
-        return Advance(piece.block, taken, self.log_end)
+        is_last = cut < len(piece.block) or piece.follows not in {Next.MORE, Next.FILE}
+        return Advance(piece.block, taken, self.log_end, is_last)
 
     def _extend(self, state: QueueState, found: Match) -> None:
         """Set a queue's end behind its last listed record. A topic that was made anew begins at 0 again."""
