@@ -39,6 +39,9 @@ COMMANDS: Mapping[str, Entry] = {
     "ls": Entry("tiered.cli.ls", "Lists topics and queues, or the segments and their objects."),
     "cat": Entry("tiered.cli.cat", "Prints the messages of a topic, queue after queue."),
     "verify": Entry("tiered.cli.verify", "Checks that a tier is whole, or equal to a local store."),
+    "lease": Entry(
+        "tiered.cli.lease", "Says who writes a tier and until when, or frees its lease."
+    ),
     "bench": Entry("tiered.cli.bench", "Measures this machine against plain copying."),
     "config": Entry("tiered.cli.config", "Shows the settings in force."),
     "completion": Entry("tiered.cli.completion", "Prints the completion script of a shell."),

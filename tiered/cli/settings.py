@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 
 from tiered.cli.parsers import above_zero, address, not_below_zero, pair, start, whole
+from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.sizes import parse_size
 from tiered.cli.times import check_time
 from tiered.config import Setting, Shape
@@ -165,6 +166,12 @@ ATTACH: tuple[Setting, ...] = (
         default=10.0,
         metavar="SECONDS",
         parse=not_below_zero,
+    ),
+    _count(
+        section="attach",
+        name="nice",
+        help="how far to step back behind the broker when the processors are busy: niceness, 0 to 19",
+        default=10,
     ),
     _seconds(
         section="attach",
@@ -358,6 +365,7 @@ def all_settings() -> tuple[Setting, ...]:
         *LS,
         *CAT,
         *VERIFY,
+        *RECLAIM,
         *DEMO,
         *MAKE_STORE,
         *BENCH_DISPATCH,

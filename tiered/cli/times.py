@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 _NOW = re.compile(r"now(?:([+-])((?:\d+(?:ms|[smhdw]))+))?", re.IGNORECASE)
 _STEP = re.compile(r"(\d+)(ms|[smhdw])", re.IGNORECASE)
+_DURATION = re.compile(r"(?:\d{1,12}(?:ms|[smhdw]))+", re.IGNORECASE | re.ASCII)
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
@@ -42,6 +43,26 @@ def parse_time(text: str, now_ms: int) -> int:
     raise ValueError(
         f"{text!r} is no time: write 2026-07-01T12:00:00Z, now-2h, or milliseconds since 1970"
     )
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds that ``text`` stands for: ``36h``, ``7d``, ``1d12h``; units ms s m h d w.
+
+    Raises:
+        ValueError: It is no duration.
+    """
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is no duration: write 36h or 7d")
+    return sum(int(count) * _UNIT_MS[unit.lower()] for count, unit in _STEP.findall(text))
+
+
+def format_duration(duration_ms: int) -> str:
+    """As ``1d12h``; ``0s`` for nothing."""
+    left, text = duration_ms, ""
+    for unit in ("w", "d", "h", "m", "s", "ms"):
+        count, left = divmod(left, _UNIT_MS[unit])
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
 
 
 def check_time(text: str) -> str:

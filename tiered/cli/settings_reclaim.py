@@ -1,0 +1,90 @@
+"""Options of the commands that delete (``gc``, ``expire``, ``delete-topic``), and of ``lease``."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tiered.cli.parsers import whole
+from tiered.cli.times import parse_duration
+from tiered.config import Setting, Shape
+
+_HOUR_MS = 3_600_000
+_flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
+_duration = partial(Setting, metavar="DURATION", parse=parse_duration)
+
+LEASE: tuple[Setting, ...] = (
+    _flag(section="lease", name="break", help="free the lease, whoever holds it"),
+)
+
+
+def _planned(section: str, *, unit: str) -> tuple[Setting, ...]:
+    """The options of everything that plans first."""
+    return (
+        Setting(
+            section=section,
+            name="plan",
+            help="save the plan in this file, and change nothing",
+            default_text="the plan is only shown",
+            metavar="FILE",
+        ),
+        Setting(
+            section=section,
+            name="apply",
+            help="carry out exactly the plan in this file; -: plan and carry out in one go",
+            default_text="nothing is changed",
+            metavar="FILE",
+        ),
+        _flag(section=section, name="exit-code", help="end with code 1 when the plan has work"),
+        Setting(
+            section=section,
+            name="max-deletions",
+            help=f"{unit} in one run, at most",
+            default=10_000,
+            metavar="N",
+            parse=partial(whole, low=1),
+        ),
+    )
+
+
+GC: tuple[Setting, ...] = (
+    *_planned("gc", unit="objects deleted"),
+    _duration(
+        section="gc",
+        name="grace",
+        help="delete only what nobody has been able to read for so long, as 24h or 7d; longer than the longest read",
+        default=24 * _HOUR_MS,
+        default_text="24h",
+    ),
+)
+
+EXPIRE: tuple[Setting, ...] = (
+    *_planned("expire", unit="objects given up"),
+    Setting(
+        section="expire",
+        name="topics",
+        help="topics whose messages expire, as globs",
+        default_text="all",
+        default=(),
+        metavar="GLOB,...",
+        shape=Shape.LIST,
+    ),
+    _duration(
+        section="expire",
+        name="ttl",
+        help="a segment expires when its newest message is older than this, as 7d",
+        default_text="none: only topics with a --topic-ttl expire",
+    ),
+    Setting(
+        section="expire",
+        name="topic-ttl",
+        help="time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
+        default_text="none",
+        default=(),
+        metavar="GLOB=DURATION,...",
+        shape=Shape.LIST,
+    ),
+)
+
+DELETE_TOPIC: tuple[Setting, ...] = _planned("delete-topic", unit="objects given up")
+
+RECLAIM: tuple[Setting, ...] = (*LEASE,)
