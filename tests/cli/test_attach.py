@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -301,3 +302,18 @@ def test_a_tier_that_cannot_be_written_is_3(tiered: CommandLine, basic: Path, tm
     ran = tiered("attach", basic, "--to", f"file://{tmp_path}/file/tier", "--once")
     assert ran.code in {2, 3}
     assert "file/tier" in ran.error
+
+
+def test_attach_steps_back_behind_the_broker(
+    start: Start, tiered: CommandLine, basic: Path, tmp_path: Path
+):
+    assert tiered("attach", basic, "--to", f"file://{tmp_path}", "--nice", "20").code == 2
+    process = start("attach", basic, "--to", f"file://{tmp_path}/tier", "--nice", "7")
+    try:
+        deadline = time.monotonic() + 30
+        while os.getpriority(os.PRIO_PROCESS, process.pid) != 7:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)

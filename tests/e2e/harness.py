@@ -67,7 +67,7 @@ def here(*arguments: str | Path) -> Ran:
     words = tuple(map(str, arguments))
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run(words, Surroundings({}))
+        code = run(words, Surroundings({"TIERED_ATTACH_NICE": "0"}))
         out.flush()
     buffer = out.detach()
     assert isinstance(buffer, io.BytesIO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +33,7 @@ S3_FRESHNESS_S = 60.0
 SYSTEM_TOPIC = "system topic"
 """The reason of ``LeftOut`` that even ``--strict`` does not count: such topics are never tiered."""
 _MIB = 1024 * 1024
+_NICENESS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def run(call: Call) -> int:
     from tiered.plugin.attach import Attachment
 
     settings = read_settings(call)
+    step_back(call.whole("nice"))
     output = Output(call)
     with contextlib.ExitStack() as stack:
         stack.enter_context(logging_to_stderr(call))
@@ -78,6 +81,18 @@ def run(call: Call) -> int:
     if output.form != "table":
         output.emit(document, [document], list(document))
     return exit_code(call, ending, document, stopper)
+
+
+def step_back(niceness: int) -> None:
+    """Let everybody else on this machine go first; a niceness that was given from outside is only ever raised.
+
+    Raises:
+        InvalidError: It is out of range.
+    """
+    if niceness > _NICENESS_MAX:
+        raise InvalidError(f"--nice goes from 0 to {_NICENESS_MAX}, not {niceness}")
+    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 def follow(call: Call, attachment: Attachment, stopper: Stopper) -> Ending:
