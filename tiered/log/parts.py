@@ -60,6 +60,7 @@ class Part:
         holes: Items without a message.
         store_min_ms: Smallest store time; -1 when all items are holes.
         store_max_ms: Greatest store time; -1 likewise.
+        last: Mark of the last item's record (``tiered.log.marks``); 0: not known, or a hole.
     """
 
     log: ObjectRange
@@ -70,6 +71,7 @@ class Part:
     holes: int
     store_min_ms: int
     store_max_ms: int
+    last: int = 0
 
     @property
     def log_end(self) -> LogOffset:
@@ -185,7 +187,10 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
 
 
 def part_json(part: Part) -> list[Any]:
-    """A part as a JSON row: log range (6), index range (6), log offset, queue offset, count, holes, times (2)."""
+    """A part as a JSON row: log range (6), index range (6), log offset, queue offset, count, holes, times (2), mark.
+
+    A mark of 0 is left out, so a row has 18 values or 19; who knows only 18 does not look at the mark.
+    """
     return [
         *_range_json(part.log),
         *_range_json(part.index),
@@ -195,12 +200,13 @@ def part_json(part: Part) -> list[Any]:
         part.holes,
         part.store_min_ms,
         part.store_max_ms,
+        *([part.last] if part.last else []),
     ]
 
 
 def part_of(row: list[Any]) -> Part:
     """Undo ``part_json``."""
-    return Part(ObjectRange(*row[0:6]), ObjectRange(*row[6:12]), *row[12:18])
+    return Part(ObjectRange(*row[0:6]), ObjectRange(*row[6:12]), *row[12:19])
 
 
 def _range_json(place: ObjectRange) -> list[Any]:

@@ -6,7 +6,7 @@ recovery, verify, gc and archive use it.
 Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
 of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A seal whose parts
 are not the segment's own with neighbours joined changes nothing either, but is not counted: it may honestly come too late,
-when the queue has begun anew or another has sealed the segment.
+when the queue has begun anew or another has sealed the segment. So it is with a take_back that does not fit.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tiered.log.parts import (
     queue_action,
 )
 from tiered.log.seal import is_joined
+from tiered.log.takeback import cut
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 __all__ = [
@@ -59,6 +60,7 @@ class TierMachine:
                   the last, only the reigning writer may, since it would go on in it
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     quarantine    ``count``: so many records went into quarantine
+    take_back     ``end``, ``was``, ``part``, ``reason``: see ``tiered.log.takeback``
     incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
     meta          ``store``: identity of the local store
     ============= ============================================================================================
@@ -233,6 +235,23 @@ def _gap(work: _Work, action: Action) -> None:
     )
 
 
+def _take_back(work: _Work, action: Action) -> None:
+    life = work.life(action)
+    if life is None or not work.reigns:
+        work.refuse()
+        return
+    divided = cut(
+        life,
+        end=QueueOffset(action["end"]),
+        was=QueueOffset(action["was"]),
+        head=part_of(action["part"]) if action["part"] else None,
+        reason=action["reason"],
+    )
+    if divided:
+        queue = _queue(action)
+        work.queues[queue] = (*work.queues[queue][:-1], *divided)
+
+
 def _quarantine(work: _Work, action: Action) -> None:
     life = work.life(action)
     if life and work.reigns:
@@ -259,6 +278,7 @@ _HANDLERS = {
     "part": _part,
     "seal": _seal,
     "gap": _gap,
+    "take_back": _take_back,
     "quarantine": _quarantine,
     "incarnation": _incarnation,
 }
