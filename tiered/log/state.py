@@ -6,7 +6,7 @@ recovery, verify, gc and archive use it.
 Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
 of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A seal whose parts
 are not the segment's own with neighbours joined changes nothing either, but is not counted: it may honestly come too late,
-when the queue has begun anew or another has sealed the segment. So it is with a take_back that does not fit.
+when the queue has begun anew or another has sealed the segment. So it is with a take_back or expire that does not fit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.journal.entry import REIGN, Action, Entry
+from tiered.log.expiry import expired
 from tiered.log.parts import (
     Gap,
     ObjectRange,
@@ -59,6 +60,8 @@ class TierMachine:
     seal          ``segment``, ``parts``: the segment's parts from now on (fewer, larger ones), sealed; when it is
                   the last, only the reigning writer may, since it would go on in it
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
+    expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
+                  anybody, but an open segment only from the reigning writer
     quarantine    ``count``: so many records went into quarantine
     take_back     ``end``, ``was``, ``part``, ``reason``: see ``tiered.log.takeback``
     incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
@@ -252,6 +255,16 @@ def _take_back(work: _Work, action: Action) -> None:
         work.queues[queue] = (*work.queues[queue][:-1], *divided)
 
 
+def _expire(work: _Work, action: Action) -> None:
+    lives = work.queues.get(_queue(action), ())
+    at = action["life"]
+    if not 0 <= at < len(lives) or lives[at].incarnation != action["incarnation"]:
+        return
+    left = expired(lives[at], action, with_open=work.reigns)
+    if left and (work.reigns or work.entry.generation == 0):
+        work.queues[_queue(action)] = (*lives[:at], left, *lives[at + 1 :])
+
+
 def _quarantine(work: _Work, action: Action) -> None:
     life = work.life(action)
     if life and work.reigns:
@@ -279,6 +292,7 @@ _HANDLERS = {
     "seal": _seal,
     "gap": _gap,
     "take_back": _take_back,
+    "expire": _expire,
     "quarantine": _quarantine,
     "incarnation": _incarnation,
 }

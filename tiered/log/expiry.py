@@ -1,0 +1,175 @@
+"""Expiry: whole sealed segments at a queue's beginning are given up, and its minimum moves. Pure.
+
+``plan_expiry`` and ``plan_removal`` decide; ``expired`` is the rule by which replay accepts an ``expire`` action. Nothing
+here deletes: what no entry names any more is deleted by a later gc, after its grace, so that readers that hold an older
+state get to the end of what they read.
+
+The life itself stays, however little is left of it: its commit offset and log end say where the queue goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tiered.log.parts import queue_action
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tiered.journal.entry import Action
+    from tiered.log.parts import QueueLife, Segment, TierState
+    from tiered.model import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryStep:
+    """What one life of a queue gives up.
+
+    Attributes:
+        queue: Whose.
+        incarnation: Which life.
+        life: Its place among the queue's lives, since those that were taken back have the same number.
+        min_from: Its minimum as the plan met it.
+        min_to: The minimum from then on.
+        segments: How many.
+        objects: How many objects they name.
+        messages: Without holes.
+        size_bytes: Of these objects.
+        newest_ms: Newest store time among them; -1 when there is none.
+    """
+
+    queue: MessageQueue
+    incarnation: int
+    life: int
+    min_from: int
+    min_to: int
+    segments: int
+    objects: int
+    messages: int
+    size_bytes: int
+    newest_ms: int
+
+    def action(self) -> Action:
+        """For the journal."""
+        place = {"life": self.life, "min_from": self.min_from, "min_to": self.min_to}
+        return queue_action("expire", self.queue, self.incarnation, **place)
+
+
+def expired(life: QueueLife, action: Action, *, with_open: bool) -> QueueLife | None:
+    """The life after an ``expire`` action; None when the action presumes what does not hold.
+
+    Args:
+        life: The one that the action speaks of.
+        action: With ``min_from``, the minimum that it met, and ``min_to``, where a segment begins or the queue ends.
+        with_open: It may take a segment that is not sealed: only from the reigning writer, who would go on in it.
+    """
+    low = QueueOffset(action["min_to"])
+    if life.min_offset != action["min_from"] or not life.min_offset < low <= life.commit_offset:
+        return None
+    gone = [segment for segment in life.segments if segment_end(segment) <= low]
+    kept = life.segments[len(gone) :]
+    may_go = with_open or bool(life.ended) or all(segment.sealed for segment in gone)
+    begins = kept[0].base_queue_offset if kept else life.commit_offset
+    if not may_go or begins != low:
+        return None
+    gaps = tuple(gap for gap in life.gaps if gap.end > low)
+    return replace(life, min_offset=low, segments=kept, gaps=gaps)
+
+
+def segment_end(segment: Segment) -> int:
+    """One past the segment's last queue offset."""
+    return segment.parts[-1].queue_end
+
+
+def newest_ms(segment: Segment) -> int:
+    """Newest store time in a segment; -1 when it has nothing but holes."""
+    return max(part.store_max_ms for part in segment.parts)
+
+
+def plan_expiry(
+    state: TierState,
+    now_ms: int,
+    ttl_ms: Callable[[str], int | None],
+    *,
+    objects_max: int,
+) -> tuple[list[ExpiryStep], bool]:
+    """What is to expire now: of each life the sealed segments at its beginning whose newest message is too old.
+
+    Args:
+        state: What the journal says.
+        now_ms: The time against which ages are held.
+        ttl_ms: Time to live of a topic; None: for ever.
+        objects_max: Give up at most so many objects; whole segments.
+
+    Returns:
+        The steps, in order of queues and lives; and whether ``objects_max`` has cut anything off.
+    """
+    planner = _Planner(objects_max)
+    for queue in sorted(state.queues):
+        ttl = ttl_ms(queue.topic)
+        if ttl is None:
+            continue
+        for number, life in enumerate(state.queues[queue]):
+            planner.add(queue, number, life, list(_too_old(life, now_ms - ttl)))
+    return planner.steps, planner.is_cut
+
+
+def plan_removal(
+    state: TierState, topic: str, *, objects_max: int
+) -> tuple[list[ExpiryStep], bool]:
+    """What removes a topic: everything of every life of its queues, open segments too. See ``plan_expiry``."""
+    planner = _Planner(objects_max)
+    for queue in sorted(q for q in state.queues if q.topic == topic):
+        for number, life in enumerate(state.queues[queue]):
+            planner.add(queue, number, life, list(life.segments))
+    return planner.steps, planner.is_cut
+
+
+def _too_old(life: QueueLife, before_ms: int) -> Iterator[Segment]:
+    for segment in life.segments:
+        newest = newest_ms(segment)
+        age_ms = newest if newest >= 0 else segment.created_ms  # of holes only: by when it came
+        if not (segment.sealed or life.ended) or age_ms >= before_ms:
+            return
+        yield segment
+
+
+class _Planner:
+    def __init__(self, objects_max: int) -> None:
+        self.steps: list[ExpiryStep] = []
+        self.is_cut = False
+        self._left = objects_max
+
+    def add(self, queue: MessageQueue, number: int, life: QueueLife, going: list[Segment]) -> None:
+        """Plan to give up the first segments of a life, as far as the limit goes."""
+        taken: list[Segment] = []
+        keys: set[str] = set()
+        for segment in going:
+            named = {key for part in segment.parts for key in (part.log.key, part.index.key)}
+            if len(keys | named) > self._left:
+                self.is_cut = True
+                break
+            keys |= named
+            taken.append(segment)
+        behind = life.segments[len(taken) :]
+        low = behind[0].base_queue_offset if behind else life.commit_offset
+        if not taken or low <= life.min_offset:
+            return
+        self._left -= len(keys)
+        parts = [part for segment in taken for part in segment.parts]
+        self.steps.append(
+            ExpiryStep(
+                queue=queue,
+                incarnation=life.incarnation,
+                life=number,
+                min_from=life.min_offset,
+                min_to=low,
+                segments=len(taken),
+                objects=len(keys),
+                messages=sum(part.count - part.holes for part in parts),
+                size_bytes=sum(p.log.object_bytes + p.index.object_bytes for p in parts),
+                newest_ms=max((part.store_max_ms for part in parts), default=-1),
+            )
+        )
