@@ -658,7 +658,7 @@ class Fixed(SyntheticStore):
         return {QUEUE: QueueBounds(self._batch.base_offset, self._batch.end_offset)}
 
     def read(self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int) -> Any:
-        from tiered.log.composite import trim
+        from tiered.log.trim import trim
 
         return trim(self._batch, QueueOffset(start))
 

@@ -144,7 +144,8 @@ class Sealer:
         )
         index = self._put(key, items, {**description, **more, "holes": holes})
         log, job.log = job.log, None
-        return Part(log, index, first.log_offset, first.queue_offset, count, holes, low, high)
+        start = first.log_offset, first.queue_offset
+        return Part(log, index, *start, count, holes, low, high, run[-1].last)
 
     def _join(self, places: Sequence[ObjectRange], stop: Callable[[], bool]) -> bytearray | None:
         """The places' bytes; None when told to stop."""

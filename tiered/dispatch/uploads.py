@@ -206,6 +206,7 @@ def _part(stored: StoredLog, index: ObjectRange) -> Part:
         stored.holes,
         stored.store_min_ms,
         stored.store_max_ms,
+        commit.last,
     )
 
 

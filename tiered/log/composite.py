@@ -31,15 +31,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import Buffer
 
-from tiered.local.face import Quarantined, RecordBatch
 from tiered.log.commit_log import TieredCommitLog
 from tiered.log.consume_queue import ITEM_BYTES, TieredConsumeQueue, encode_items
 from tiered.log.flat_file import load_segment
+from tiered.log.marks import mark_of_item
+from tiered.log.trim import size_of, trim
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tiered.local.face import Quarantined, RecordBatch
     from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
     from tiered.log.state import ObjectRange, Part, QueueLife, Segment
 
@@ -86,6 +88,7 @@ class GroupCommit:
         batches: Its records.
         data_bytes: Bytes of its records.
         count: Its items.
+        last: Mark of its last record (``tiered.log.marks``); 0 when the last item is a hole.
     """
 
     queue: MessageQueue
@@ -96,6 +99,7 @@ class GroupCommit:
     batches: tuple[RecordBatch, ...]
     data_bytes: int
     count: int
+    last: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -113,7 +117,7 @@ class GroupCommit:
 
     def items(self) -> bytes:
         """The payload of the consume-queue object."""
-        starts = itertools.accumulate((_size(batch) for batch in self.batches), initial=0)
+        starts = itertools.accumulate((size_of(batch) for batch in self.batches), initial=0)
         positions = [
             batch.positions + start for batch, start in zip(self.batches, starts, strict=False)
         ]
@@ -169,6 +173,7 @@ class CompositeFlatFile:
         self._is_held = False
         parts = life.segments[-1].parts if life.segments else ()
         self._roll_next = bool(parts) and parts[-1].queue_end != life.commit_offset  # behind a gap
+        self._last = (QueueOffset(parts[-1].queue_end - 1), parts[-1].last) if parts else None
 
     @property
     def commit_offset(self) -> QueueOffset:
@@ -195,6 +200,22 @@ class CompositeFlatFile:
         """Nothing is buffered or under way."""
         return self._commit_offset == self._append_offset
 
+    @property
+    def last_taken(self) -> tuple[QueueOffset, int] | None:
+        """The last item taken (in front of a gap, when that is the last thing known), and its mark.
+
+        The mark is 0 when the item is a hole, or when the journal does not say; None: nothing has been taken.
+        """
+        if not self._buffer:
+            return self._last
+        batch = self._buffer[-1][0]
+        return QueueOffset(batch.end_offset - 1), mark_of_item(batch, -1)
+
+    @property
+    def is_held(self) -> bool:
+        """Nothing is taken until an entry is durable."""
+        return self._is_held
+
     def append(self, batch: RecordBatch, now_s: float) -> AppendResult:
         """Take a batch that continues the queue; what it repeats is cut off.
 
@@ -208,14 +229,18 @@ class CompositeFlatFile:
             return AppendResult.DUPLICATE
         rest = trim(batch, self._append_offset)
         self._buffer.append((rest, now_s))
-        self._buffered += _size(rest)
+        self._buffered += size_of(rest)
         self._append_offset = rest.end_offset
         return AppendResult.APPENDED
 
     def hold(self) -> None:
-        """Take nothing until ``skip_to``: an entry that records a gap is on its way. Nothing may be in hand."""
+        """Take nothing until ``skip_to`` or ``release``: an entry that moves the queue is on its way, nothing in hand."""
         assert self.is_settled
         self._is_held = True
+
+    def release(self) -> None:
+        """Go on as before ``hold``."""
+        self._is_held = False
 
     def skip_to(self, queue_offset: QueueOffset) -> None:
         """Go on behind a gap that an entry has recorded; nothing may be buffered or under way."""
@@ -250,7 +275,7 @@ class CompositeFlatFile:
         while self._buffer and (not batches or size < self._policy.part_bytes):
             batch, _ = self._buffer.popleft()
             batches.append(batch)
-            size += _size(batch)
+            size += size_of(batch)
         self._buffered -= size
         if self._must_roll(now_ms):
             self._open_segments(now_ms)
@@ -263,7 +288,9 @@ class CompositeFlatFile:
             tuple(batches),
             size,
             sum(batch.count for batch in batches),
+            mark_of_item(batches[-1], -1),
         )
+        self._last = QueueOffset(batches[-1].end_offset - 1), commit.last
         self.commit_log.segments[-1].append(size)
         self.consume_queue.segments[-1].append(commit.count * ITEM_BYTES)
         self._log_taken = LogOffset(self._log_taken + size)
@@ -358,30 +385,6 @@ class CompositeFlatFile:
         self._roll_next = False
 
 
-def trim(batch: RecordBatch, start: QueueOffset) -> RecordBatch:
-    """The batch from queue offset ``start`` on (which lies in it), without the bytes before."""
-    skip = start - batch.base_offset
-    if skip <= 0:
-        return batch
-    kept = batch.sizes[skip:] > 0
-    first = int(batch.positions[skip:][kept].min()) if kept.any() else _size(batch)
-    return RecordBatch(
-        queue=batch.queue,
-        base_offset=start,
-        data=memoryview(batch.data).cast("B")[first:],
-        positions=np.maximum(batch.positions[skip:] - first, 0),
-        sizes=batch.sizes[skip:],
-        tag_codes=batch.tag_codes[skip:],
-        store_timestamps_ms=batch.store_timestamps_ms[skip:],
-        physical_offsets=batch.physical_offsets[skip:],
-        quarantined=[q for q in batch.quarantined if q.queue_offset >= start],
-    )
-
-
 def _segment(flat: TieredFlatFile, offset: int) -> TieredFileSegment:
     """The last segment that begins at or before ``offset``."""
     return next(s for s in reversed(flat.segments) if s.base_offset <= offset)
-
-
-def _size(batch: RecordBatch) -> int:
-    return memoryview(batch.data).nbytes

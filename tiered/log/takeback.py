@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiered.format.consume_queue import ITEM_BYTES
-from tiered.log.parts import Gap, ObjectRange, Part, QueueLife, Segment
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tiered.log.parts import Gap, ObjectRange, Part, QueueLife, Segment
 
 
 def cut(
@@ -68,9 +69,7 @@ def cut(
         quarantined=0,
         ended=reason,
     )
-    rest = replace(
-        life, commit_offset=end, log_end=log_end, segments=tuple(kept), gaps=gaps_kept
-    )
+    rest = replace(life, commit_offset=end, log_end=log_end, segments=tuple(kept), gaps=gaps_kept)
     return tail, rest
 
 
