@@ -155,8 +155,19 @@ def parse_trailer(tail: bytes, *, where: str) -> Trailer:
             do="use a newer version of tiered",
         )
     crcs = struct.unpack_from(f">{count}I", tail, start + text_size)
-    description = json.loads(tail[start : start + text_size])
+    description = _description(tail[start : start + text_size], where)
     return Trailer(size, len(tail) - start, block_bytes, crcs, payload_crc, description)
+
+
+def _description(text: bytes, where: str) -> Mapping[str, Any]:
+    """A right checksum proves no good will: whoever may write into a bucket can compute it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _damaged("the description is no JSON object", where)
+    return found
 
 
 def aligned_range(start: int, end: int, trailer: Trailer) -> tuple[int, int]:

@@ -9,6 +9,8 @@ from tiered.errors import InvalidError
 from tiered.keys import JOURNAL, PREFIX_BYTES_MAX, broker_prefix, unescape_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backends.base import ObjectStore
 
 
@@ -64,8 +66,13 @@ def _key_path(url: str) -> str:
     return f"{path}/" if path else ""
 
 
-def find_places(store: ObjectStore) -> list[Place]:
-    """All brokers under the URL, by skipping from journal to journal (two requests a broker, one at the end)."""
+def find_places(store: ObjectStore, folders: Sequence[str] = (JOURNAL,)) -> list[Place]:
+    """All brokers under the URL, by skipping from one to the next (two requests a broker, one at the end).
+
+    Args:
+        store: The tier's.
+        folders: A broker has its data where one of these has an object.
+    """
     found: list[Place] = []
     after = ""
     while True:
@@ -78,9 +85,14 @@ def find_places(store: ObjectStore) -> list[Place]:
                 info.key.split("/", 1)[0] + "0"
             )  # '0' follows '/': behind all keys of that folder
             continue
-        if next(iter(store.list(place.prefix + JOURNAL)), None) is not None:
+        if _has_any(store, place, folders):
             found.append(place)
         after = place.prefix[:-1] + "0"
+
+
+def _has_any(store: ObjectStore, place: Place, folders: Sequence[str]) -> bool:
+    listings = (store.list(place.prefix + folder) for folder in folders)
+    return any(next(iter(listing), None) is not None for listing in listings)
 
 
 def _place_of(key: str) -> Place | None:
@@ -101,20 +113,32 @@ def _place_of(key: str) -> Place | None:
     return place if key.startswith(place.prefix) else None
 
 
-def choose_place(store: ObjectStore, cluster: str | None, broker: str | None) -> Place:
+def choose_place(
+    store: ObjectStore,
+    cluster: str | None,
+    broker: str | None,
+    *,
+    folders: Sequence[str] = (JOURNAL,),
+) -> Place:
     """The only broker there that fits the names given.
+
+    Args:
+        store: The tier's.
+        cluster: Its name; None: any.
+        broker: Likewise.
+        folders: See ``find_places``.
 
     Raises:
         InvalidError: There is none, or more than one.
     """
     if cluster is not None and broker is not None:
         place = Place(cluster, broker)
-        if next(iter(store.list(place.prefix + JOURNAL)), None) is None:
+        if not _has_any(store, place, folders):
             raise InvalidError(f"no tier of broker {broker} of cluster {cluster}", where=store.url)
         return place
     fitting = [
         place
-        for place in find_places(store)
+        for place in find_places(store, folders)
         if cluster in {None, place.cluster} and broker in {None, place.broker}
     ]
     if not fitting:

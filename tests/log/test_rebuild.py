@@ -1,0 +1,420 @@
+"""A rebuilt journal says what the lost one said, as far as objects can tell; and never what no one wrote."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.journals import PREFIX
+from support.tiers import QUEUE, TierBuilder, batch_of, put_index, put_log
+
+from backends.memory import MemoryStore
+from tiered.clock import ManualClock
+from tiered.errors import DataError, FencedError, InvalidError
+from tiered.journal.lease import Holder, Lease
+from tiered.journal.reader import JournalReader
+from tiered.keys import entry_key
+from tiered.log.reader import TierReader
+from tiered.log.state import TierMachine, queue_action
+from tiered.log.verify import verify_tier
+from tiered.model import MessageQueue, QueueOffset
+from tiered.plugin.place import Place
+from tiered.plugin.rebuild import EPOCH, RebuildPlan, apply_rebuild, plan_rebuild
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.log.parts import QueueLife, TierState
+
+OTHER = MessageQueue("other", 0)
+
+
+class OnePlace(Place):
+    """The place whose prefix the builders use."""
+
+    prefix = PREFIX  # type: ignore[assignment]
+
+
+PLACE = OnePlace("c", "b")
+
+
+POOL = ThreadPoolExecutor(4)
+
+
+def lose_journal(store: ObjectStore) -> None:
+    for info in list(store.list(PREFIX + "journal/")):
+        store.delete(info.key)
+
+
+def plan_of(store: ObjectStore) -> RebuildPlan:
+    return plan_rebuild(store, PREFIX, POOL)
+
+
+def rebuild(store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5) -> RebuildPlan:
+    plan = plan_of(store)
+    apply(plan, store, accept_gaps=accept_gaps, seed=seed)
+    return plan
+
+
+def apply(
+    plan: RebuildPlan, store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5
+) -> None:
+    rng = random.Random(seed)
+    apply_rebuild(plan, store, PLACE, accept_gaps=accept_gaps, clock=ManualClock(), rng=rng)
+
+
+def state_of(store: ObjectStore) -> TierState:
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    return reader.state
+
+
+def told(state: TierState) -> dict[MessageQueue, tuple[QueueLife, ...]]:
+    """What objects can tell."""
+    return {
+        queue: tuple(
+            replace(
+                life,
+                gaps=tuple(replace(gap, reason="") for gap in life.gaps),
+                ended="over" if life.ended else "",
+                quarantined=0,  # the builder's journal does not count
+                segments=tuple(
+                    replace(
+                        segment,
+                        created_ms=0,
+                        parts=tuple(replace(part, last=0) for part in segment.parts),
+                    )
+                    for segment in life.segments
+                ),
+            )
+            for life in lives
+        )
+        for queue, lives in state.queues.items()
+    }
+
+
+def assert_whole(store: ObjectStore) -> None:
+    report = verify_tier(store, PREFIX, deep=True)
+    assert report.problems == []
+
+
+# -- the same again -----------------------------------------------------------------------------
+
+
+def small_tier() -> TierBuilder:
+    builder = TierBuilder()
+    builder.add([b"a", (3, b"inner"), b"c" * 200])
+    builder.add([b"d", None, b"e"], roll=True)
+    builder.add([b"x"], queue=OTHER, first=7)
+    builder.gap(4)
+    builder.add([b"after"])
+    builder.add([b"last", None], queue=OTHER)
+    return builder
+
+
+def test_a_lost_journal_comes_back():
+    builder = small_tier()
+    lose_journal(builder.store)
+    before = builder.journal.state
+    plan = rebuild(builder.store)
+    assert plan.damage == "there is no journal"
+    assert (plan.proposal.losses, plan.proposal.orphans, plan.refused) == ([], [], [])
+    after = state_of(builder.store)
+    assert told(after) == told(before)
+    assert after.generation == before.generation + 1
+    assert [lives[0].quarantined for lives in after.queues.values()] == [1, 1]
+    assert_whole(builder.store)
+
+
+def test_a_journal_that_can_be_read_is_left_alone():
+    builder = small_tier()
+    plan = plan_of(builder.store)
+    assert plan.damage == ""
+    lose_journal(builder.store)
+    rebuild(builder.store)
+    assert plan_of(builder.store).damage == ""
+
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "life", "reign"]),
+        st.integers(0, 2),
+        st.integers(1, 4),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def play(steps: list[Step]) -> TierBuilder:
+    """A tier without orphans, whose queues end with messages."""
+    builder = TierBuilder()
+    touched: dict[MessageQueue, bool] = {}
+    for number, (what, which, size) in enumerate(steps):
+        queue = MessageQueue("topic", which)
+        if what == "reign":
+            builder = TierBuilder(builder.store, writer=f"{number:08x}")
+            continue
+        if what in {"gap", "life"}:
+            if not touched.get(queue):
+                continue  # neither a gap at the beginning nor an empty life leaves an object
+            if what == "gap":
+                builder.gap(size, queue=queue)
+            else:
+                life = builder.journal.state.life(queue)
+                assert life
+                incarnation = life.incarnation + 1
+                builder.say(
+                    queue_action("incarnation", queue, incarnation, start=size, reason="new")
+                )
+                builder._files.pop(queue, None)
+            touched[queue] = False
+            continue
+        items = [None if what == "hole" and n % 2 else b"%d-%d" % (number, n) for n in range(size)]
+        builder.add(items, queue=queue, first=3 * which, roll=what == "roll")
+        touched[queue] = True
+    for queue, is_whole in touched.items():
+        if not is_whole:
+            builder.add([b"end"], queue=queue)
+    return builder
+
+
+@settings(deadline=None, max_examples=60)
+@given(STEPS)
+def test_without_orphans_the_rebuilt_state_is_the_lost_one(steps: list[Step]):
+    builder = play(steps)
+    before = builder.journal.state
+    lose_journal(builder.store)
+    plan = plan_of(builder.store)
+    if not before.queues:
+        assert plan.damage == ""
+        return
+    apply(plan, builder.store)
+    assert plan.proposal.orphans == []
+    assert told(state_of(builder.store)) == told(before)
+    assert_whole(builder.store)
+
+
+@settings(deadline=None, max_examples=60)
+@given(STEPS, st.data())
+def test_with_a_damaged_entry_too(steps: list[Step], draw: st.DataObject):
+    builder = play(steps)
+    before, store = builder.journal.state, builder.store
+    number = draw.draw(st.integers(1, builder.journal.number))
+    key = entry_key(PREFIX, number)
+    store.delete(key)
+    store.put_if_absent(key, b"damaged")
+    plan = plan_of(store)
+    assert plan.damage
+    apply(plan, store)
+    assert told(state_of(store)) == told(before)
+
+
+# -- what the readable beginning tells ----------------------------------------------------------
+
+
+def test_reasons_and_times_of_the_readable_beginning_are_kept():
+    builder = small_tier()
+    builder.add([b"more"])
+    store, number = builder.store, builder.journal.number
+    store.delete(entry_key(PREFIX, number))
+    store.put_if_absent(entry_key(PREFIX, number), b"{}")
+    before = builder.journal.state
+    rebuild(store)
+    after = state_of(store)
+    assert after.queues[QUEUE][0].gaps == before.queues[QUEUE][0].gaps
+    assert after.store == before.store
+    assert [s.created_ms for s in after.queues[QUEUE][0].segments] == [
+        s.created_ms for s in before.queues[QUEUE][0].segments
+    ]
+
+
+# -- orphans ------------------------------------------------------------------------------------
+
+
+def unnamed_part(builder: TierBuilder, items: list[bytes | None]) -> None:
+    """Both objects of a part, which no entry names."""
+    file = builder.file()
+    batch = batch_of(file.append_offset, items)
+    twin = TierBuilder.__new__(TierBuilder)
+    twin.__dict__ = {**builder.__dict__, "_files": {}}
+    other = twin.file()
+    other.append(batch, 0.0)
+    put_index(builder.uploader, put_log(builder.uploader, other.take(0)))
+
+
+def test_what_a_later_writer_wrote_rules_over_what_an_older_one_left():
+    builder = TierBuilder()
+    builder.add([b"a", b"b"])
+    unnamed_part(builder, [b"c", b"d", b"e"])
+    later = TierBuilder(builder.store, writer="11111111")
+    later.add([b"c", b"d"])
+    later.add([b"e", b"f"])
+    before = later.journal.state
+    lose_journal(builder.store)
+    plan = rebuild(builder.store)
+    assert len(plan.proposal.orphans) == 2
+    assert told(state_of(builder.store)) == told(before)
+    assert_whole(builder.store)
+
+
+def test_a_second_try_of_the_same_part_rules():
+    builder = TierBuilder()
+    unnamed_part(builder, [b"a", b"b"])
+    builder.add([b"a", b"b"])
+    before = builder.journal.state
+    lose_journal(builder.store)
+    rebuild(builder.store)
+    assert told(state_of(builder.store)) == told(before)
+
+
+def test_a_log_without_its_index_is_an_orphan():
+    builder = small_tier()
+    file = builder.file()
+    file.append(batch_of(file.append_offset, [b"z"]), 0.0)
+    stored = put_log(builder.uploader, file.take(0))
+    lose_journal(builder.store)
+    plan = rebuild(builder.store)
+    assert plan.proposal.orphans == [stored.log.key]
+
+
+# -- losses -------------------------------------------------------------------------------------
+
+
+def test_missing_objects_are_a_gap_only_if_the_person_says_so():
+    builder = TierBuilder()
+    for body in (b"a", b"b", b"c"):
+        builder.add([body] * 3)
+    middle = builder.journal.state.queues[QUEUE][0].parts()[1]
+    builder.store.delete(PREFIX + middle.index.key)
+    lose_journal(builder.store)
+    plan = plan_of(builder.store)
+    (loss,) = plan.proposal.losses
+    assert (loss.queue, loss.start, loss.end) == (QUEUE, 3, 6)
+    assert loss.log_bytes == middle.log.size_bytes
+    with pytest.raises(InvalidError, match="accept-gaps"):
+        apply(plan, builder.store)
+    apply(plan, builder.store, accept_gaps=True)
+    life = state_of(builder.store).queues[QUEUE][0]
+    assert [(gap.start, gap.end) for gap in life.gaps] == [(3, 6)]
+    assert_whole(builder.store)
+
+
+def test_a_lost_beginning_is_said():
+    builder = TierBuilder()
+    first = builder.add([b"a", b"b"])
+    builder.add([b"c"])
+    builder.store.delete(PREFIX + first.log.key)
+    lose_journal(builder.store)
+    plan = rebuild(builder.store)
+    assert "expired or are lost" in plan.proposal.notes[0]
+    assert state_of(builder.store).queues[QUEUE][0].min_offset == 2
+    assert_whole(builder.store)
+
+
+# -- fencing ------------------------------------------------------------------------------------
+
+
+def test_a_writer_of_the_old_history_is_fenced():
+    builder = small_tier()
+    lose_journal(builder.store)
+    rebuild(builder.store)
+    after = state_of(builder.store)
+    with pytest.raises(FencedError):
+        builder.say(queue_action("gap", QUEUE, 0, start=12, end=13, reason="zombie"))
+    assert state_of(builder.store) == after
+
+
+def test_a_writer_goes_on_after_a_rebuild():
+    builder = small_tier()
+    lose_journal(builder.store)
+    rebuild(builder.store)
+    later = TierBuilder(builder.store, writer="22222222")
+    assert later.journal.number == EPOCH + 1
+    later.add([b"more"])
+    later.journal.write_checkpoint(force=True)
+    assert state_of(builder.store).queues[QUEUE][0].commit_offset == 14
+    assert_whole(builder.store)
+
+
+def test_it_can_be_done_again():
+    builder = small_tier()
+    for _ in range(3):
+        lose_journal(builder.store)
+        before = rebuild(builder.store)
+    assert before.proposal.state.generation == 2
+    store = builder.store
+    store.delete(PREFIX + f"journal/{EPOCH:020d}.checkpoint")
+    store.put_if_absent(PREFIX + f"journal/{EPOCH:020d}.checkpoint", b"damaged")
+    assert rebuild(store).number == 2 * EPOCH
+    assert_whole(MemoryStore())
+
+
+def test_a_held_lease_and_a_tier_that_moved_on_are_refused():
+    builder = small_tier()
+    lose_journal(builder.store)
+    plan = plan_of(builder.store)
+    holder = Holder("elsewhere", "b", "s", 1, 1)
+    lease = Lease(
+        builder.store, PREFIX, writer="33333333", holder=holder, seconds=10, clock=ManualClock()
+    )
+    assert lease.try_acquire() is None
+    with pytest.raises(FencedError, match="lease"):
+        apply(plan, builder.store)
+    lease.release()
+    builder.store.put_if_absent(PREFIX + "queue/strange", b"")
+    with pytest.raises(InvalidError, match="moved on"):
+        apply(plan, builder.store)
+    assert list(builder.store.list(PREFIX + "journal/")) == []
+
+
+def test_of_two_rebuilds_one_wins():
+    builder = small_tier()
+    lose_journal(builder.store)
+    one, two = plan_of(builder.store), plan_of(builder.store)
+    apply(one, builder.store)
+    with pytest.raises(InvalidError, match="moved on"):
+        apply(two, builder.store, seed=6)
+
+
+# -- garbage ------------------------------------------------------------------------------------
+
+
+def test_garbage_is_named_and_harms_nothing():
+    builder = small_tier()
+    before = builder.journal.state
+    key = before.queues[QUEUE][0].parts()[0].log.key
+    bad = PREFIX + key.replace("-0badcafe-", "-deadbeef-")
+    builder.store.put_if_absent(bad, b"TIEREDOB" * 10)
+    far = key.replace(f"/{0:010d}/commitlog", f"/{9_999_999_999:010d}/commitlog")
+    builder.store.put_if_absent(PREFIX + far, builder.store.get(PREFIX + key))
+    lose_journal(builder.store)
+    plan = rebuild(builder.store)
+    assert {one.key for one in plan.refused} == {bad[len(PREFIX) :], far}
+    assert told(state_of(builder.store)) == told(before)
+
+
+def test_a_number_without_a_successor_is_said():
+    builder = small_tier()
+    builder.store.put_if_absent(PREFIX + "journal/" + "9" * 20, b"x")
+    with pytest.raises(DataError, match="delete that object"):
+        plan_of(builder.store)
+
+
+def test_readers_jump_to_the_rebuilt_state():
+    builder = small_tier()
+    reader = JournalReader(builder.store, PREFIX, TierMachine())
+    reader.catch_up()
+    number = builder.journal.number
+    builder.store.delete(entry_key(PREFIX, number))
+    builder.store.put_if_absent(entry_key(PREFIX, number), b"damaged")
+    rebuild(builder.store)
+    reader.catch_up()
+    assert reader.number == EPOCH
+    assert reader.state == state_of(builder.store)
+    assert QueueOffset(13) == reader.state.queues[QUEUE][0].commit_offset
