@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 
 from tiered.cli.parsers import above_zero, address, not_below_zero, pair, start, whole
+from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.sizes import parse_size
 from tiered.cli.times import check_time
@@ -365,6 +366,7 @@ def all_settings() -> tuple[Setting, ...]:
         *LS,
         *CAT,
         *VERIFY,
+        *MEND,
         *RECLAIM,
         *DEMO,
         *MAKE_STORE,

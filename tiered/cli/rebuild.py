@@ -1,0 +1,140 @@
+"""``tiered rebuild``: a lost or damaged journal, again from the objects; plan, then apply."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.output import Output
+from tiered.cli.progress import Progress, Progressed
+from tiered.cli.sizes import format_count
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.cli.call import Call
+    from tiered.plugin.place import Place
+    from tiered.plugin.rebuild import RebuildPlan
+
+THREADS = 16
+LISTED_MAX = 20
+
+
+def run(call: Call) -> int:
+    """Plan, and apply if told to."""
+    from tiered.cli.tiers import open_objects
+    from tiered.keys import JOURNAL, QUEUE
+    from tiered.plugin.place import choose_place
+    from tiered.plugin.rebuild import apply_rebuild
+    from tiered.plugin.rebuild_plan import load_plan, plan_document, save_plan
+    from tiered.plugin.stores import backend_errors
+
+    output = Output(call)
+    plan_file, apply_file = call.text("plan"), call.text("apply")
+    if plan_file and apply_file not in {None, "-"}:
+        raise InvalidError("--plan and --apply FILE contradict each other", do="give one of them")
+    with contextlib.ExitStack() as stack, backend_errors():
+        store = open_objects(call, call.argument("url"), stack)
+        folders = (JOURNAL, QUEUE)
+        place = choose_place(store, call.text("cluster"), call.text("broker"), folders=folders)
+        if apply_file and apply_file != "-":
+            plan = load_plan(Path(apply_file), place, store.url)
+        else:
+            plan = _planned(call, store, place, stack)
+        if plan_file:
+            save_plan(plan, place, store.url, Path(plan_file))
+        document = plan_document(plan, place, store.url)
+        if apply_file and plan.damage:
+            apply_rebuild(
+                plan,
+                store,
+                place,
+                accept_gaps=call.flag("accept-gaps"),
+                clock=call.clock,
+                rng=random.SystemRandom(),
+            )
+            document["is_applied"] = True
+    if output.form == "table":
+        _show(output, document)
+    else:
+        output.emit(document, document["losses"], ["topic", "queue_id", "start", "end"])
+    has_work = document["is_needed"] and not document["is_applied"]
+    return NEEDS_A_PERSON if has_work and call.flag("exit-code") else DONE
+
+
+def _planned(
+    call: Call, store: ObjectStore, place: Place, stack: contextlib.ExitStack
+) -> RebuildPlan:
+    from tiered.plugin.rebuild import plan_rebuild
+
+    done = Progressed("reading the journal")
+
+    def told(count: int, total: int) -> None:
+        nonlocal done
+        text = f"{format_count(count)} of {format_count(total)} objects"
+        done = Progressed(text, count, total)
+
+    executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-rebuild"))
+    with Progress("planning", lambda: done, clock=call.clock, is_quiet=call.is_quiet):
+        return plan_rebuild(store, place.prefix, executor, told)
+
+
+def _show(output: Output, document: dict[str, Any]) -> None:
+    output.line(f"{document['cluster']}/{document['broker']}")
+    if not document["is_needed"]:
+        output.line("  result    the journal can be read; there is nothing to rebuild")
+        return
+    output.line(f"  damage    {document['damage']}")
+    output.line(
+        f"  found     {format_count(document['messages'])} messages in {document['queues']} queues,"
+        f" {format_count(document['parts'])} parts of {format_count(document['objects'])} objects"
+    )
+    named = {"losses": "stretches of messages lost", "gaps": "gaps", "refused": "objects refused"}
+    for name, text in {**named, "orphans": "objects not used"}.items():
+        count = document[name] if name == "gaps" else len(document[name])
+        if count:
+            output.line(f"  {name:<9} {format_count(count)} {text}")
+    for note in document["notes"][:LISTED_MAX]:
+        output.line(f"  note      {note}")
+    rows = {
+        "lost": [
+            f"{loss['topic']}/{loss['queue_id']} incarnation {loss['incarnation']}"
+            f" queue offsets [{loss['start']}, {loss['end']})"
+            for loss in document["losses"]
+        ],
+        "refused": [f"{one['key']}: {one['reason']}" for one in document["refused"]],
+        "not used": document["orphans"],
+    }
+    for title, lines in rows.items():
+        for line in lines[:LISTED_MAX]:
+            output.line(f"  {title:<9} {line}")
+        if len(lines) > LISTED_MAX:
+            output.line(f"  {title:<9} and {format_count(len(lines) - LISTED_MAX)} more (--json)")
+    output.line(f"  result    {_result(document)}")
+
+
+def _result(document: dict[str, Any]) -> str:
+    if document["is_applied"]:
+        number, generation = document["number"], document["generation"]
+        return f"rebuilt: checkpoint {number}, generation {generation}"
+    more = " --accept-gaps" if document["losses"] else ""
+    return f"nothing is changed; --apply -{more} carries this out"
+
+
+COMMAND = make_command(
+    "rebuild",
+    run,
+    summary=COMMANDS["rebuild"].summary,
+    arguments=[click.Argument(["url"])],
+    examples=[
+        "tiered rebuild file:///tmp/tier",
+        "tiered rebuild s3://bucket/prefix --apply -",
+    ],
+)

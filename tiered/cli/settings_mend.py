@@ -1,0 +1,44 @@
+"""Options of the commands that look for damage and mend it: ``rebuild`` and ``doctor``."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tiered.config import Setting, Shape
+
+_flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
+
+REBUILD: tuple[Setting, ...] = (
+    Setting(
+        section="rebuild",
+        name="plan",
+        help="save the plan in this file, and change nothing",
+        default_text="the plan is only shown",
+        metavar="FILE",
+    ),
+    Setting(
+        section="rebuild",
+        name="apply",
+        help="carry out exactly the plan in this file; -: plan and carry out in one go",
+        default_text="nothing is changed",
+        metavar="FILE",
+    ),
+    _flag(section="rebuild", name="exit-code", help="end with code 1 when the plan has work"),
+    _flag(
+        section="rebuild",
+        name="accept-gaps",
+        help="record messages whose objects are missing as gaps, for ever",
+    ),
+)
+
+DOCTOR: tuple[Setting, ...] = (
+    Setting(
+        section="doctor",
+        name="store",
+        help="local store directory to look at as well",
+        default_text="none",
+        metavar="DIR",
+    ),
+)
+
+MEND: tuple[Setting, ...] = (*REBUILD,)
