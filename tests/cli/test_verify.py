@@ -114,3 +114,31 @@ def test_the_tier_of_a_store_that_is_gone(tiered: CommandLine, unpacked: Unpack,
     url = attach(store, tmp_path / "tier")
     shutil.rmtree(store)
     assert tiered.good("verify", url, "--deep", "--json").document["checked_messages"] == 1150
+
+
+def test_repair_from_the_local_store(tiered: CommandLine, basic: Path, copied: Path):
+    url = f"file://{copied}"
+    for kind in ("commitlog", "consumequeue"):
+        for file in copied.rglob(f"queue/*/*/*/{kind}/*"):
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.chmod(0o600)
+            file.write_bytes(data)
+    said = tiered("verify", url, "--deep", "--repair", "--json")
+    assert said.code == 1  # only damaged trailers could be had again without the store
+    assert said.document["repair"]["unrepaired"][0]["reason"] == "no local store is given"
+    ran = tiered.good("verify", url, "--deep", "--store", basic, "--repair", "--json").document
+    assert ran["repair"]["unrepaired"] == []
+    assert (ran["is_clean"], ran["checked_messages"]) == (True, 2613)
+    again = tiered.good("verify", url, "--deep", "--store", basic, "--repair", "--json").document
+    assert again["repair"] is None
+    assert "repaired" not in tiered.good("verify", url, "--deep", "--repair").text
+
+
+def test_what_cannot_be_repaired_is_said(tiered: CommandLine, copied: Path):
+    file = largest(copied, "commitlog")
+    file.unlink()
+    text = tiered("verify", f"file://{copied}", "--deep", "--repair")
+    assert text.code == 1
+    (left,) = [line for line in text.text.splitlines() if line.startswith("  left")]
+    assert left.endswith("no local store is given")

@@ -299,6 +299,11 @@ VERIFY: tuple[Setting, ...] = (
         default_text="none",
         metavar="DIR",
     ),
+    _flag(
+        section="verify",
+        name="repair",
+        help="upload again what is damaged and the local store (or another object) still has, and check again",
+    ),
     _flag(section="verify", name="strict", help="end with code 1 also for what is recorded"),
 )
 

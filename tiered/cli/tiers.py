@@ -23,10 +23,18 @@ def open_objects(call: Call, url: str, stack: contextlib.ExitStack) -> ObjectSto
     Raises:
         InvalidError: The URL or an option is wrong.
     """
+    return open_both(call, url, stack)[1]
+
+
+def open_both(call: Call, url: str, stack: contextlib.ExitStack) -> tuple[ObjectStore, ObjectStore]:
+    """The object store that a URL names, without retries (for a journal's writer) and with.
+
+    Raises:
+        InvalidError: The URL or an option is wrong.
+    """
     meter = open_metered(url, call.s3_options())
     stack.callback(meter.close)
-    store: ObjectStore = with_retries(meter, call.clock, random.SystemRandom(), threading.Event())
-    return store
+    return meter, with_retries(meter, call.clock, random.SystemRandom(), threading.Event())
 
 
 def open_tier(call: Call, url: str, stack: contextlib.ExitStack) -> Tier:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
     from tiered.log.verify_report import VerifyReport
     from tiered.plugin.place import Place
+    from tiered.plugin.repair import RepairReport
 
 THREADS = 4
 _NEUTRAL = frozenset({"notes", "ended_lives", "unreferenced_bytes"})
@@ -27,9 +30,10 @@ _NEUTRAL = frozenset({"notes", "ended_lives", "unreferenced_bytes"})
 
 def run(call: Call) -> int:
     """Check and print."""
-    from tiered.cli.tiers import open_local, open_objects
+    from tiered.cli.tiers import open_both, open_local
     from tiered.log.verify import verify_tier
     from tiered.plugin.place import choose_place
+    from tiered.plugin.repair import Repairer
     from tiered.plugin.stores import backend_errors
 
     output = Output(call)
@@ -41,7 +45,7 @@ def run(call: Call) -> int:
         done = Progressed(text, done_bytes, total_bytes)
 
     with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, call.argument("url"), stack)
+        raw, store = open_both(call, call.argument("url"), stack)
         directory = call.text("store")
         local = open_local(call, directory, stack) if directory else None
         place = choose_place(store, call.text("cluster"), call.text("broker"))
@@ -49,15 +53,22 @@ def run(call: Call) -> int:
         stack.enter_context(
             Progress("verifying", lambda: done, clock=call.clock, is_quiet=call.is_quiet)
         )
-        report = verify_tier(
-            store,
-            place.prefix,
-            deep=call.flag("deep"),
-            local=local,
-            executor=executor,
-            progress=told,
-        )
-    document = report_document(report, place, store.url, is_deep=call.flag("deep"))
+
+        def verified() -> VerifyReport:
+            is_deep = call.flag("deep")
+            return verify_tier(
+                store, place.prefix, deep=is_deep, local=local, executor=executor, progress=told
+            )
+
+        report, repair = verified(), None
+        if call.flag("repair") and report.damaged:
+            rng, stop = random.SystemRandom(), threading.Event()
+            repairer = Repairer(
+                raw, store, place.prefix, local, clock=call.clock, rng=rng, stop=stop
+            )
+            repair = _document_of(repairer.run(report.damaged))
+            report = verified()
+    document = report_document(report, place, store.url, is_deep=call.flag("deep"), repair=repair)
     if output.form == "table":
         _show(output, document)
     else:
@@ -66,11 +77,22 @@ def run(call: Call) -> int:
     return DONE if is_fine else NEEDS_A_PERSON
 
 
+def _document_of(done: RepairReport) -> dict[str, Any]:
+    unrepaired = [{"where": one.where, "reason": one.reason} for one in done.unrepaired]
+    return {"parts": done.parts, "repaired_bytes": done.repaired_bytes, "unrepaired": unrepaired}
+
+
 def report_document(
-    report: VerifyReport, place: Place, url: str, *, is_deep: bool
+    report: VerifyReport,
+    place: Place,
+    url: str,
+    *,
+    is_deep: bool,
+    repair: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document of ``tiered verify --json``."""
     fields = asdict(report)
+    fields.pop("damaged")
     problems, recorded = fields.pop("problems"), fields.pop("recorded")
     return {
         "format": 1,
@@ -83,6 +105,7 @@ def report_document(
         **fields,
         "problem_counts": dict(report.problem_counts),
         "recorded": recorded,
+        "repair": repair,
         "problems": problems,
     }
 
@@ -112,12 +135,21 @@ def _show(output: Output, document: dict[str, Any]) -> None:
         output.line(f"  recorded  {', '.join(recorded)}")
     for note in document["recorded"]["notes"]:
         output.line(f"  note      {note}")
+    if document["repair"]:
+        _show_repair(output, document["repair"])
     if document["is_clean"]:
         output.line("  result    whole" + ("" if document["is_deep"] else " (--deep reads all)"))
         return
     output.line(f"  result    {format_count(document['problem_count'])} problems")
     output.line()
     output.table(document["problems"], ["kind", "where", "detail"])
+
+
+def _show_repair(output: Output, repair: dict[str, Any]) -> None:
+    size = format_size(repair["repaired_bytes"])
+    output.line(f"  repaired  {format_count(repair['parts'])} parts, {size}")
+    for one in repair["unrepaired"]:
+        output.line(f"  left      {one['where']}: {one['reason']}")
 
 
 def _counts(fields: dict[str, Any]) -> list[str]:

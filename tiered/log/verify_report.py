@@ -25,6 +25,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+OBJECT_KINDS = frozenset(
+    {"missing", "size", "trailer", "block", "payload", "description", "index", "record", "foreign"}
+)
+"""Problems whose ``where`` is the key of a damaged or missing data object."""
 PROBLEMS_LISTED_MAX = 1000
 """So many problems are listed; the rest is only counted."""
 NOTES_MAX = 100
@@ -145,6 +149,7 @@ class VerifyReport:
     Attributes:
         problems: The first ``PROBLEMS_LISTED_MAX``.
         problem_counts: All of them, by kind.
+        damaged: Keys of all data objects that are damaged or missing; some perhaps more than once.
         recorded: What is no failure.
         queues: Queues in the tier.
         parts: Parts that entries name.
@@ -160,6 +165,7 @@ class VerifyReport:
 
     problems: list[Problem] = field(default_factory=list)
     problem_counts: Counter[str] = field(default_factory=Counter)
+    damaged: list[str] = field(default_factory=list)
     recorded: Recorded = field(default_factory=Recorded)
     queues: int = 0
     parts: int = 0
@@ -180,6 +186,8 @@ class VerifyReport:
     def add(self, problem: Problem) -> None:
         """Count a problem, and list it unless many are listed already."""
         self.problem_counts[problem.kind] += 1
+        if problem.kind in OBJECT_KINDS:
+            self.damaged += [problem.where] if self.damaged[-1:] != [problem.where] else []
         if len(self.problems) < PROBLEMS_LISTED_MAX:
             self.problems.append(problem)
 
