@@ -8,6 +8,7 @@ Layout, relative to the URL of the tier::
         lease                                         the one mutable object
         queue/<topic>/<queue_id>/<incarnation>/commitlog/<log_offset>-<generation>-<writer>-<sequence>
         queue/<topic>/<queue_id>/<incarnation>/consumequeue/<queue_offset>-<generation>-<writer>-<sequence>
+        ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
 
 Offsets have 20 decimal digits, other numbers 10. ``writer`` is a random 8-hex-digit id of the process and ``sequence``
@@ -36,6 +37,7 @@ LEASE = "lease"
 JOURNAL = "journal/"
 QUEUE = "queue/"
 QUARANTINE = "quarantine/"
+LEDGER = "ledger/"
 _CHECKPOINT = ".checkpoint"
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%|")
 _SEGMENT_BYTES_MAX = 240
@@ -144,6 +146,11 @@ def parse_journal_key(prefix: str, key: str) -> tuple[int, bool] | None:
     if name == key or len(digits) != OFFSET_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
     return int(digits), digits != name
+
+
+def ledger_key(prefix: str, time_ms: int, run: str, step: int) -> str:
+    """Key of a record of what a run did; ``run`` is a random id of 8 hex digits, ``step`` counts its records."""
+    return f"{prefix}{LEDGER}{time_ms:0{OFFSET_DIGITS}d}-{run}-{step:0{NUMBER_DIGITS}d}"
 
 
 def queue_prefix(prefix: str, queue: MessageQueue) -> str:

@@ -39,6 +39,14 @@ COMMANDS: Mapping[str, Entry] = {
     "ls": Entry("tiered.cli.ls", "Lists topics and queues, or the segments and their objects."),
     "cat": Entry("tiered.cli.cat", "Prints the messages of a topic, queue after queue."),
     "verify": Entry("tiered.cli.verify", "Checks that a tier is whole, or equal to a local store."),
+    "gc": Entry("tiered.cli.gc", "Deletes what no reader can reach any more: plan, then apply."),
+    "expire": Entry(
+        "tiered.cli.expire:EXPIRE",
+        "Gives up messages older than a time to live: plan, then apply.",
+    ),
+    "delete-topic": Entry(
+        "tiered.cli.expire:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
+    ),
     "lease": Entry(
         "tiered.cli.lease", "Says who writes a tier and until when, or frees its lease."
     ),

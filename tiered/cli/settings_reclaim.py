@@ -87,4 +87,4 @@ EXPIRE: tuple[Setting, ...] = (
 
 DELETE_TOPIC: tuple[Setting, ...] = _planned("delete-topic", unit="objects given up")
 
-RECLAIM: tuple[Setting, ...] = (*LEASE,)
+RECLAIM: tuple[Setting, ...] = (*LEASE, *GC, *EXPIRE, *DELETE_TOPIC)

@@ -102,6 +102,29 @@ class JournalReader(Generic[S]):
                 raise self._missing(self.number + 1)
         return applied
 
+    def jump_to(self, number: int) -> bool:
+        """Go to the state of a checkpoint; whether it is there and passes its checks.
+
+        Raises:
+            InvalidError: It is of a newer version.
+            BackendError: It could not be read.
+        """
+        return self._jump(number)
+
+    def step(self) -> Entry | None:
+        """Apply the next entry, by its number alone; None when there is none, which need not be the head.
+
+        Raises:
+            DataError: It is damaged, or not the successor of the last one.
+            InvalidError: It is of a newer version.
+            BackendError: It could not be read.
+        """
+        found = self.read_entry(self.number + 1)
+        if found is None:
+            return None
+        self.apply(*found)
+        return found[0]
+
     def behind(self, number: int) -> tuple[list[int], list[int]]:
         """Numbers of the entries behind ``number``, and of the checkpoints behind it or of that very entry."""
         after = entry_key(self._prefix, number) if number else ""

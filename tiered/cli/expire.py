@@ -1,0 +1,139 @@
+"""``tiered expire`` and ``tiered delete-topic``: retention, and a topic's removal."""
+
+from __future__ import annotations
+
+import contextlib
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.planned import (
+    Document,
+    ending_code,
+    get_plan,
+    open_workplace,
+    require_within,
+    show_result,
+)
+from tiered.cli.sizes import format_count, format_size
+from tiered.cli.times import format_time, parse_duration
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tiered.cli.call import Call
+    from tiered.plugin.plans import Plan
+    from tiered.plugin.workplace import Workplace
+
+_COLUMNS = ["topic", "queue_id", "incarnation", "min_from", "min_to", "messages", "segments"]
+
+
+def run_expire(call: Call) -> int:
+    """Plan, and apply if told to."""
+    from tiered.plugin.expire import plan_expire
+
+    ttl_of = times_to_live(call)
+    limit = call.whole("max-deletions")
+    return _run(call, "expire", lambda at: plan_expire(at, ttl_of, objects_max=limit))
+
+
+def run_delete(call: Call) -> int:
+    """Plan, and apply if told to."""
+    from tiered.plugin.expire import plan_delete_topic
+
+    topic, limit = call.argument("topic"), call.whole("max-deletions")
+    return _run(
+        call, "delete-topic", lambda at: plan_delete_topic(at, topic, objects_max=limit), topic
+    )
+
+
+def times_to_live(call: Call) -> Callable[[str], int | None]:
+    """What the options say of a topic: its time to live in milliseconds, or None.
+
+    Raises:
+        InvalidError: They do not name any time to live, or none that can be understood.
+    """
+    rules: list[tuple[str, int]] = []
+    for text in call.texts("topic-ttl"):
+        glob, _, duration = text.rpartition("=")
+        try:
+            rules.append((glob.strip(), parse_duration(duration.strip())))
+        except ValueError as error:
+            raise InvalidError(f"--topic-ttl {text}: {error}") from None
+    default = call.whole_or_none("ttl")
+    topics = call.texts("topics")
+    if default is None and not rules and call.text("apply") in {None, "-"}:
+        raise InvalidError(
+            "no time to live is given", where=call.path, do="give --ttl or --topic-ttl, as --ttl 7d"
+        )
+
+    def ttl_ms(topic: str) -> int | None:
+        if topics and not any(fnmatchcase(topic, glob) for glob in topics):
+            return None
+        return next((ttl for glob, ttl in rules if fnmatchcase(topic, glob)), default)
+
+    return ttl_ms
+
+
+def _run(call: Call, what: str, make: Callable[[Workplace], Plan], topic: str | None = None) -> int:
+    from tiered.plugin.expire import apply_steps
+    from tiered.plugin.stores import backend_errors
+
+    applied = None
+    with contextlib.ExitStack() as stack, backend_errors():
+        at = open_workplace(call, call.argument("url"), stack)
+        plan = get_plan(call, what, at, lambda: make(at))
+        if plan["topic"] != topic:
+            raise InvalidError(f"this plan is of the topic {plan['topic']}", do="plan again")
+        if call.text("apply") and plan["steps"]:
+            require_within(call.whole("max-deletions"), plan["objects"])
+            applied = apply_steps(at, plan)
+    document = {**plan, "applied": applied}
+    show_result(call, document, rows="steps", columns=_COLUMNS, lines=_lines)
+    return ending_code(call, document, has_work=bool(plan["steps"]))
+
+
+def _lines(document: Document) -> Iterator[str]:
+    yield (
+        f"plan      {format_count(document['messages'])} messages"
+        f" in {format_count(document['segments'])} segments of {len(document['steps'])} queues,"
+        f" {format_size(document['size_bytes'])} in {format_count(document['objects'])} objects"
+    )
+    if document["steps"]:
+        newest = max(step["newest_ms"] for step in document["steps"])
+        yield f"newest    {format_time(newest)}"
+    if document["is_cut"]:
+        yield "limit     there is more than --max-deletions allows in one run"
+    applied = document["applied"]
+    if applied is not None:
+        yield (
+            f"done      {applied['steps']} queues (done before: {applied['already_done']});"
+            " `tiered gc` deletes the objects after its grace"
+        )
+    elif document["steps"]:
+        yield "nothing is changed; --apply - does it"
+
+
+EXPIRE = make_command(
+    "expire",
+    run_expire,
+    summary=COMMANDS["expire"].summary,
+    arguments=[click.Argument(["url"])],
+    examples=[
+        "tiered expire s3://bucket/prefix --ttl 30d",
+        "tiered expire s3://bucket/prefix --ttl 30d --topic-ttl audit*=3650d --apply -",
+    ],
+)
+DELETE_TOPIC = make_command(
+    "delete-topic",
+    run_delete,
+    summary=COMMANDS["delete-topic"].summary,
+    arguments=[click.Argument(["url"]), click.Argument(["topic"])],
+    examples=[
+        "tiered delete-topic s3://bucket/prefix orders",
+        "tiered delete-topic s3://bucket/prefix orders --apply -",
+    ],
+)

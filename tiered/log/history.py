@@ -1,0 +1,198 @@
+"""The recent history of a tier: not only what is named now, but also what was named within a grace.
+
+A reader may hold any state that was the newest at most one grace ago. So a base is found, an entry that was there before
+that, and every key that is named by the state after it, or by any later entry, is *protected*. Ages are told by the
+store's own times of the journal's objects.
+
+When the journal was trimmed so that no base is left, nothing is known about the grace, and ``covers`` is False.
+
+Threads: one. ``follow`` moves it on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tiered.errors import DataError
+from tiered.journal.reader import JournalReader
+from tiered.journal.trimming import replay_starts, trim_bound
+from tiered.keys import QUEUE, entry_key, parse_data_key, parse_journal_key
+from tiered.log.state import TierMachine
+from tiered.log.verify_listing import named_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from backends.base import ObjectInfo, ObjectStore
+    from tiered.journal.entry import Action
+    from tiered.log.state import TierState
+
+
+class TierHistory:
+    """A journal, replayed entry by entry.
+
+    Attributes:
+        covers: Whether the history reaches back over the whole grace.
+        base: The state at its beginning, or before; None unless ``covers``.
+        once_named: Keys below the prefix that were part of history before the grace: whoever made them, none of them that
+            is not named now will ever be named again.
+        bound: The journal may be trimmed up to this checkpoint; 0: not at all.
+        problems: What is strange about checkpoints that would be relied on.
+    """
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, journal: Sequence[ObjectInfo], old_ms: int
+    ) -> None:
+        """Replay to the head.
+
+        Args:
+            store: The tier's store.
+            prefix: Of the broker.
+            journal: A listing of its journal.
+            old_ms: What was written at this time of the store or before is older than the grace.
+
+        Raises:
+            DataError: The journal is damaged, or was trimmed while we read it.
+            InvalidError: It is of a newer version.
+            BackendError: It could not be read.
+        """
+        self._prefix = prefix
+        self._reader = JournalReader(store, prefix, TierMachine())
+        self._entries: dict[int, int] = {}
+        self._checkpoints: dict[int, int] = {}
+        for info in journal:
+            parsed = parse_journal_key(prefix, info.key)
+            if parsed:
+                (self._checkpoints if parsed[1] else self._entries)[parsed[0]] = info.modified_ms
+        self._old_ms = old_ms
+        self._names: set[str] = set()
+        self._checksums: dict[int, int] = {}
+        self.problems: list[str] = []
+        self.once_named: set[str] = set()
+        self.base: TierState | None = None
+        self._replay()
+
+    @property
+    def state(self) -> TierState:
+        """After the last entry that was applied."""
+        return self._reader.state
+
+    @property
+    def number(self) -> int:
+        """Of that entry."""
+        return self._reader.number
+
+    @property
+    def checksum(self) -> int:
+        """Of that entry."""
+        return self._reader.last
+
+    @property
+    def covers(self) -> bool:
+        """See the class."""
+        return self.base is not None
+
+    def checksum_of(self, number: int) -> int | None:
+        """Checksum of an entry; None when the history does not reach back so far, or forward."""
+        return self._checksums.get(number)
+
+    def protected(self) -> set[str]:
+        """Keys, below the prefix, that are named or were within the grace."""
+        bases = [self.state] if self.base is None else [self.base, self.state]
+        return self._names.union(*({key for key, _ in named_objects(state)} for state in bases))
+
+    def follow(self) -> set[str]:
+        """Go on to the head; the keys that new entries name.
+
+        Raises:
+            DataError: An entry is damaged, or missing though later ones are there.
+            BackendError: The journal could not be read.
+        """
+        new: set[str] = set()
+        while (entry := self._reader.step()) is not None:
+            self._checksums[self.number] = self.checksum
+            for action in entry.actions:
+                new.update(keys_of(action))
+        entries, checkpoints = self._reader.behind(self.number)
+        if entries or any(number > self.number for number in checkpoints):
+            raise DataError(
+                f"journal entry {self.number + 1} is missing, and later ones are there",
+                where=entry_key(self._prefix, self.number + 1),
+                do="run `tiered verify`; if another gc is running, wait for it",
+            )
+        self._names |= new
+        return new
+
+    def _replay(self) -> None:
+        start = self._begin()
+        base = self._base_number(start)
+        self.bound = trim_bound(self._checkpoints, base) if base else 0
+        checked = {*sorted(self._checkpoints)[-2:], self.bound} - {0}
+        if start == 0 or 0 <= self._checkpoints[start] <= self._old_ms:
+            self.base = self.state
+            self.once_named = {key for key, _ in named_objects(self.state)}
+        self._check(checked)
+        while self.number < max([*self._entries, *self._checkpoints], default=0):
+            refused = self.state.refused_parts
+            entry = self._reader.step()
+            if entry is None:
+                break  # `follow` says what is wrong
+            self._checksums[self.number] = self.checksum
+            if self.number <= base:
+                self.base = self.state
+                if self.state.refused_parts == refused:
+                    for action in entry.actions:
+                        self.once_named.update(keys_of(action) if action["do"] == "part" else ())
+            else:
+                for action in entry.actions:
+                    self._names.update(keys_of(action))
+            self._check(checked)
+        self.follow()
+
+    def _begin(self) -> int:
+        """Go to where the history begins; its number."""
+        for start in replay_starts(self._entries, self._checkpoints):
+            if start == 0 or self._reader.jump_to(start):
+                self._checksums[self.number] = self.checksum
+                return start
+            self.problems.append(f"checkpoint {start} cannot be read")
+        raise DataError(
+            "neither the first journal entry nor a checkpoint is there to begin with",
+            where=self._prefix,
+            do="rebuild the journal: `tiered rebuild`",
+        )
+
+    def _base_number(self, start: int) -> int:
+        """The last entry in a row of such as are all older than the grace; 0 when there is none."""
+        number = start
+        while 0 <= self._entries.get(number + 1, -1) <= self._old_ms:
+            number += 1
+        return number if number in self._entries else 0
+
+    def _check(self, checked: set[int]) -> None:
+        """Hold a checkpoint that is to be relied on against replay."""
+        if self.number not in checked:
+            return
+        try:
+            found = self._reader.read_checkpoint(self.number)
+        except DataError as error:
+            self.problems.append(f"checkpoint {self.number} is damaged: {error.what}")
+            return
+        if found is not None and found != (self.state, self.checksum):
+            self.problems.append(f"checkpoint {self.number} is not what replay gives")
+
+
+def keys_of(action: Action) -> Iterator[str]:
+    """Every key of a data object that an action mentions, whatever its kind."""
+    yield from _keys_in(list(action.values()))
+
+
+def _keys_in(value: Any) -> Iterator[str]:  # noqa: ANN401 (JSON values)
+    if isinstance(value, str):
+        if value.startswith(QUEUE) and parse_data_key("", value):
+            yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys_in(inner)
+    elif isinstance(value, dict):
+        yield from _keys_in(list(value.values()))

@@ -1,0 +1,231 @@
+"""What gc may delete. Pure: from one listing and the history behind it to a list of keys, in the order of deletion.
+
+Rules, all of which must hold for a data object:
+    * no entry names it, nor did any within the grace (``TierHistory.protected``);
+    * its generation is below the reign, so that nobody can name it any more; or it was named once (and merged, or has
+      expired): no writer names an object twice;
+    * it was written longer ago than the grace, by the store's own time.
+
+Quarantined records go when their queue offset has expired; entries and checkpoints when the journal is trimmed behind them
+(``tiered.journal.trimming``); probe objects, left by a crash in the middle of a probe, by their age alone. What this program
+does not know is never deleted, only named.
+
+When anything is missing or strange (``OrphanPlan.refusals``) nothing at all is to be deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tiered import keys
+from tiered.journal.trimming import is_trimmed
+from tiered.log.verify_listing import named_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backends.base import ObjectInfo
+    from tiered.keys import DataKey
+    from tiered.log.parts import ObjectRange, TierState
+
+KINDS = ("consumequeue", "commitlog", "quarantine", "probe", "entry", "checkpoint")
+"""In the order of deletion: index before data, data before what the journal says of it."""
+_PROBE = re.compile(r"probe-[0-9a-f]{16}-(?:put|set)")
+_OTHERS = ("index/", "timer/", "meta/", keys.LEDGER)
+NAMES_MAX = 100
+"""So many unknown keys are named; all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """One object that is to be deleted.
+
+    Attributes:
+        key: Relative to the store (with the broker's prefix).
+        kind: One of ``KINDS``.
+        size_bytes: As listed.
+        modified_ms: As listed.
+    """
+
+    key: str
+    kind: str
+    size_bytes: int
+    modified_ms: int
+
+
+@dataclass(slots=True)
+class Left:
+    """What is not named and stays; counts of objects.
+
+    Attributes:
+        present_reign: Of the present reign: its writer may be about to name it.
+        within_grace: Was named, or was written, within the grace.
+        uncovered: The journal's history does not reach back over the grace.
+        unknown_age: The store does not say when it was written.
+        over_limit: Beyond the limit of one run.
+        quarantine: Damaged records that were put aside.
+        others: Of other features; the ledger.
+        unknown: Keys that this program does not know.
+        unknown_keys: The first of them.
+    """
+
+    present_reign: int = 0
+    within_grace: int = 0
+    uncovered: int = 0
+    unknown_age: int = 0
+    over_limit: int = 0
+    quarantine: int = 0
+    others: int = 0
+    unknown: int = 0
+    unknown_keys: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OrphanPlan:
+    """What gc would do.
+
+    Attributes:
+        deletions: In the order of deletion.
+        left: What stays.
+        refusals: What is missing or strange; when there is any, there are no deletions.
+        missing: Keys below the prefix that are named and were not listed, for the caller to look at again.
+    """
+
+    deletions: list[Deletion] = field(default_factory=list)
+    left: Left = field(default_factory=Left)
+    refusals: list[str] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the journal says, for the planner.
+
+    Attributes:
+        prefix: Of the broker.
+        state: At the head, replayed after the listing.
+        base: The state before the grace; None when the history does not reach back so far.
+        protected: Keys below the prefix that are named or were within the grace.
+        once_named: Keys below the prefix that were named once, before the grace.
+        bound: Trim the journal up to this checkpoint; 0: not at all.
+        reign: Objects of a generation below this one can be named by nobody any more.
+        old_ms: What was written at this time of the store or before is older than the grace.
+    """
+
+    prefix: str
+    state: TierState
+    base: TierState | None
+    protected: set[str]
+    once_named: set[str]
+    bound: int
+    reign: int
+    old_ms: int
+
+
+def plan_orphans(
+    listed: Iterable[ObjectInfo], probes: Iterable[ObjectInfo], known: Known, *, limit: int
+) -> OrphanPlan:
+    """Decide on every object.
+
+    Args:
+        listed: All that lies below the broker's prefix.
+        probes: All whose key begins with ``probe-``, beside the brokers.
+        known: What the journal says.
+        limit: Delete at most so many.
+    """
+    planner = _Planner(known)
+    previous = ""
+    for info in listed:
+        if info.key <= previous:
+            planner.plan.refusals.append(f"the listing has {info.key} behind {previous}")
+        previous = info.key
+        planner.look(info)
+    for info in probes:
+        if _PROBE.fullmatch(info.key):
+            planner.take_if_old(info, "probe")
+    return planner.done(limit)
+
+
+class _Planner:
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._named: dict[str, ObjectRange] = dict(named_objects(known.state))
+        self._seen: set[str] = set()
+        self.plan = OrphanPlan()
+
+    def look(self, info: ObjectInfo) -> None:
+        """Sort one object in."""
+        key = info.key[len(self._known.prefix) :]
+        left = self.plan.left
+        data = keys.parse_data_key("", key)
+        journal = keys.parse_journal_key(self._known.prefix, info.key)
+        if key in self._named:
+            self._hold(key, info)
+        elif data:
+            self._data(key, data, info)
+        elif journal:
+            if is_trimmed(journal[0], self._known.bound):
+                self.take_if_old(info, "checkpoint" if journal[1] else "entry")
+        elif key.startswith(_OTHERS):
+            left.others += 1
+        elif key != keys.LEASE:
+            left.unknown += 1
+            left.unknown_keys += [info.key] * (left.unknown <= NAMES_MAX)
+
+    def done(self, limit: int) -> OrphanPlan:
+        """The plan, once everything was looked at."""
+        plan = self.plan
+        plan.missing = self._named.keys() - self._seen
+        plan.deletions.sort(key=lambda one: (KINDS.index(one.kind), one.key))
+        plan.left.over_limit = max(0, len(plan.deletions) - limit)
+        del plan.deletions[limit:]
+        if plan.refusals:
+            plan.deletions.clear()
+        return plan
+
+    def take_if_old(self, info: ObjectInfo, kind: str) -> None:
+        """Plan to delete it, when it was written before the grace."""
+        if info.modified_ms < 0:
+            self.plan.left.unknown_age += 1
+        elif info.modified_ms > self._known.old_ms:
+            self.plan.left.within_grace += 1
+        else:
+            self.plan.deletions.append(Deletion(info.key, kind, info.size_bytes, info.modified_ms))
+
+    def _hold(self, key: str, info: ObjectInfo) -> None:
+        self._seen.add(key)
+        wanted = self._named[key].object_bytes
+        if info.size_bytes != wanted:
+            self.plan.refusals.append(
+                f"{info.key} has {info.size_bytes} bytes; the journal says {wanted}"
+            )
+
+    def _data(self, key: str, data: DataKey, info: ObjectInfo) -> None:
+        known, left = self._known, self.plan.left
+        generation = data.object_id.generation
+        if generation > known.state.generation:
+            self.plan.refusals.append(
+                f"{info.key} is of generation {generation}, and {known.state.generation} reigns:"
+                " the journal may have lost its end"
+            )
+        elif data.kind == "quarantine" and not _is_expired(known, data):
+            left.quarantine += 1
+        elif generation >= known.reign and key not in known.once_named:
+            left.present_reign += 1
+        elif known.base is None:
+            left.uncovered += 1
+        elif key in known.protected:
+            left.within_grace += 1
+        else:
+            self.take_if_old(info, data.kind)
+
+
+def _is_expired(known: Known, data: DataKey) -> bool:
+    """Whether the queue offset of a quarantined record has expired, and had before the grace."""
+    lives = known.base.queues.get(data.queue, ()) if known.base else ()
+    mine = [life for life in lives if life.incarnation == data.incarnation]
+    return any(data.offset < life.min_offset for life in mine) and not any(
+        life.min_offset <= data.offset < life.commit_offset for life in mine
+    )

@@ -1,0 +1,317 @@
+"""gc: deletes what no reader can reach any more. Plan, then apply.
+
+Overview: ``plan_gc`` lists the broker's prefix, then replays the recent history, and so sees every name that was there
+before the listing; ``tiered.log.orphans`` decides. ``apply_gc`` writes a ledger record (whose time of writing is the clock
+by which ages are held), looks again, takes a reign when the plan needs one, and deletes in batches.
+
+Ordering: indexes before data before journal. Before each batch the journal is followed, so that nothing that an entry
+has named meanwhile is touched. A batch ends before the next begins.
+
+Retries and errors: a deletion that fails ends the run behind its batch; what was deleted is in the ledger. When anything
+is missing or strange, nothing is deleted.
+
+After a crash: the ledger has the plan; each object is there or gone. The same plan can be applied again (what is gone is
+counted as gone), or a new one be made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from backends.errors import BackendError, ObjectNotFoundError
+from backends.probe import PREFIX as PROBES
+from tiered.errors import DataError
+from tiered.keys import JOURNAL
+from tiered.log.history import TierHistory
+from tiered.log.orphans import Deletion, Known, OrphanPlan, plan_orphans
+from tiered.log.verify_listing import named_objects
+from tiered.plugin.lease import report_lease
+from tiered.plugin.ledger import Ledger
+from tiered.plugin.plans import FORMAT, Plan, moved_on
+from tiered.plugin.reign import reign_and
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
+
+    from backends.base import ObjectInfo, ObjectStore
+    from tiered.clock import Clock
+    from tiered.plugin.place import Place
+    from tiered.plugin.workplace import Workplace
+
+BATCH = 200
+"""Deletions between two looks at the journal."""
+MISSING_LOOKED_AT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found at one look.
+
+    Attributes:
+        history: The journal.
+        orphans: The decision.
+        takes_reign: It presumes that a reign is taken first.
+        is_held: A writer is alive.
+        listed: Every object that could be deleted, as listed.
+    """
+
+    history: TierHistory
+    orphans: OrphanPlan
+    takes_reign: bool
+    is_held: bool
+    listed: dict[str, ObjectInfo]
+
+
+def survey(
+    store: ObjectStore, prefix: str, clock: Clock, *, now_ms: int, grace_ms: int, limit: int
+) -> Survey:
+    """Look at a tier.
+
+    Args:
+        store: With retries.
+        prefix: Of the broker.
+        clock: For the lease.
+        now_ms: Against which ages are held.
+        grace_ms: The grace.
+        limit: Deletions at most.
+
+    Raises:
+        DataError: The journal is damaged.
+        BackendError: The store could not be read.
+    """
+    is_held = report_lease(store, prefix, clock).is_held
+    listed = list(store.list(prefix))
+    probes = list(store.list(PROBES))
+    journal = [info for info in listed if info.key.startswith(prefix + JOURNAL)]
+    history = TierHistory(store, prefix, journal, now_ms - grace_ms)
+
+    def planned(reign: int) -> OrphanPlan:
+        known = Known(
+            prefix=prefix,
+            state=history.state,
+            base=history.base,
+            protected=history.protected(),
+            once_named=history.once_named,
+            bound=history.bound,
+            reign=reign,
+            old_ms=now_ms - grace_ms,
+        )
+        return plan_orphans(listed, probes, known, limit=limit)
+
+    orphans = planned(history.state.generation)
+    takes_reign = False
+    if not is_held and orphans.left.present_reign and not orphans.refusals:
+        beyond = planned(history.state.generation + 1)
+        takes_reign = len(beyond.deletions) > len(orphans.deletions)
+        orphans = beyond if takes_reign else orphans
+    orphans.refusals += history.problems
+    orphans.refusals += _truly_missing(store, prefix, history, orphans.missing)
+    if orphans.refusals:
+        orphans.deletions.clear()
+    seen = {info.key: info for info in (*listed, *probes)}
+    return Survey(history, orphans, takes_reign and bool(orphans.deletions), is_held, seen)
+
+
+def plan_gc(
+    store: ObjectStore, place: Place, clock: Clock, *, grace_ms: int, max_deletions: int
+) -> Plan:
+    """What gc would do now, as a plan document. Changes nothing; ages are held by our own clock until it is applied.
+
+    Raises:
+        DataError: The journal is damaged.
+        BackendError: The store could not be read.
+    """
+    now_ms = clock.now_ms()
+    found = survey(
+        store, place.prefix, clock, now_ms=now_ms, grace_ms=grace_ms, limit=max_deletions
+    )
+    orphans, history = found.orphans, found.history
+    kinds = {kind: list(group) for kind, group in groupby(orphans.deletions, lambda d: d.kind)}
+    return {
+        "format": FORMAT,
+        "what": "gc",
+        "url": store.url,
+        "cluster": place.cluster,
+        "broker": place.broker,
+        "store": dict(history.state.store),
+        "journal_number": history.number,
+        "journal_checksum": history.checksum,
+        "generation": history.state.generation,
+        "made_ms": now_ms,
+        "grace_ms": grace_ms,
+        "max_deletions": max_deletions,
+        "is_writer_alive": found.is_held,
+        "takes_reign": found.takes_reign,
+        "is_history_covered": history.covers,
+        "refusals": orphans.refusals,
+        "left": asdict(orphans.left),
+        "deletion_count": len(orphans.deletions),
+        "deletion_bytes": sum(one.size_bytes for one in orphans.deletions),
+        "kinds": {kind: len(ones) for kind, ones in kinds.items()},
+        "deletions": [asdict(one) for one in orphans.deletions],
+    }
+
+
+def apply_gc(
+    at: Workplace,
+    plan: Plan,
+    *,
+    executor: Executor | None = None,
+    told: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[str, Any]:
+    """Carry out a plan.
+
+    Args:
+        at: The tier.
+        plan: As ``plan_gc`` made it.
+        executor: For deletions at once; None: one after another.
+        told: Of deletions done, and of how many.
+
+    Returns:
+        What was done: ``deleted``, ``deleted_bytes``, ``already_gone``, ``left_young``, ``generation``, ``run``.
+
+    Raises:
+        InvalidError: The tier has moved on in a way that matters.
+        DataError: Something is missing or strange; nothing was deleted.
+        FencedError: The plan needs a reign, and a writer is at work.
+        BackendError: The store does not answer. Applying again goes on.
+    """
+    return _Run(at, plan).run(executor, told)
+
+
+class _Run:
+    def __init__(self, at: Workplace, plan: Plan) -> None:
+        self._at = at
+        self._plan = plan
+        self._deletions = [Deletion(**one) for one in plan["deletions"]]
+        self._done = dict.fromkeys(("deleted", "deleted_bytes", "already_gone", "left_young"), 0)
+
+    def run(self, executor: Executor | None, told: Callable[[int, int], None]) -> dict[str, Any]:
+        at = self._at
+        ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="gc")
+        now_ms = ledger.begin({"plan": self._plan})
+        error = ""
+        generation = self._plan["generation"]
+        try:
+            history, due = self._look_again(now_ms)
+            generation = history.state.generation
+            if self._plan["takes_reign"] and due and generation == self._plan["generation"]:
+                generation = reign_and(at).generation
+            total = len(due)
+            for batch in _batches(due):
+                self._require_unnamed(history, batch)
+                self._delete(batch, executor)
+                told(self._done["deleted"], total)
+        except BaseException as caught:
+            error = f"{type(caught).__name__}: {caught}"
+            raise
+        finally:
+            self._close(ledger, {**self._done, "error": error})
+        return {**self._done, "generation": generation, "run": ledger.run, "store_now_ms": now_ms}
+
+    def _close(self, ledger: Ledger, fields: dict[str, Any]) -> None:
+        try:
+            ledger.note("end", fields)
+        except BackendError:
+            if not fields["error"]:
+                raise
+
+    def _look_again(self, now_ms: int) -> tuple[TierHistory, list[Deletion]]:
+        """Everything that the plan presumes must hold still; what is left to do."""
+        plan = self._plan
+        found = survey(
+            self._at.store,
+            self._at.prefix,
+            self._at.clock,
+            now_ms=now_ms,
+            grace_ms=plan["grace_ms"],
+            limit=1 << 60,
+        )
+        history = found.history
+        if found.orphans.refusals:
+            raise refused(found.orphans.refusals, self._at.store.url)
+        if plan["takes_reign"] and found.is_held and history.state.generation == plan["generation"]:
+            raise moved_on("a writer has begun")
+        if dict(history.state.store) != plan["store"]:
+            raise moved_on("it belongs to another store")
+        if history.checksum_of(plan["journal_number"]) != plan["journal_checksum"]:
+            raise moved_on(f"journal entry {plan['journal_number']} is another, or was trimmed")
+        fresh = {one.key: one for one in found.orphans.deletions}
+        due: list[Deletion] = []
+        for one in self._deletions:
+            listed = found.listed.get(one.key)
+            if listed is None:
+                self._done["already_gone"] += 1
+            elif (listed.size_bytes, listed.modified_ms) != (one.size_bytes, one.modified_ms):
+                raise moved_on(f"{one.key} is another object")
+            elif one.key[len(self._at.prefix) :] in history.protected():
+                raise moved_on(f"{one.key} is named")
+            elif one.key in fresh:
+                due.append(one)
+            elif listed.modified_ms > now_ms - plan["grace_ms"]:
+                self._done["left_young"] += 1  # by the store's clock, which rules
+            else:
+                raise moved_on(f"{one.key} is to stay")
+        return history, due
+
+    def _require_unnamed(self, history: TierHistory, batch: list[Deletion]) -> None:
+        named = history.follow()
+        for one in batch:
+            if one.key[len(self._at.prefix) :] in named:
+                raise moved_on(f"{one.key} has just been named")
+
+    def _delete(self, batch: list[Deletion], executor: Executor | None) -> None:
+        def delete(one: Deletion) -> BackendError | None:
+            try:
+                self._at.store.delete(one.key)
+            except BackendError as error:
+                return error
+            return None
+
+        failures = list((executor.map if executor else map)(delete, batch))
+        for one, failure in zip(batch, failures, strict=True):
+            if failure is None:
+                self._done["deleted"] += 1
+                self._done["deleted_bytes"] += one.size_bytes
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+
+def refused(reasons: list[str], where: str) -> Exception:
+    """Nothing is deleted, and why."""
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return DataError(
+        f"nothing is deleted, since something is missing or strange: {reasons[0]}{more}",
+        where=where,
+        do="run `tiered verify --deep`",
+    )
+
+
+def _batches(deletions: list[Deletion]) -> Iterator[list[Deletion]]:
+    """Of one kind each."""
+    for _, group in groupby(deletions, lambda one: one.kind):
+        ones = list(group)
+        for start in range(0, len(ones), BATCH):
+            yield ones[start : start + BATCH]
+
+
+def _truly_missing(
+    store: ObjectStore, prefix: str, history: TierHistory, missing: set[str]
+) -> Iterator[str]:
+    """What an entry names and is not there: what came behind the listing is, and what was unnamed meanwhile may go."""
+    gone: list[str] = []
+    for key in sorted(missing)[:MISSING_LOOKED_AT]:
+        try:
+            store.head(prefix + key)
+        except ObjectNotFoundError:
+            gone.append(key)
+    if gone:
+        history.follow()
+        named = {key for key, _ in named_objects(history.state)}
+        for key in gone:
+            if key in named:
+                yield f"{prefix}{key} is named by the journal and is gone"

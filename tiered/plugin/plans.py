@@ -1,0 +1,84 @@
+"""Plan files: what a command that deletes was going to do, saved, shown, and carried out exactly so or not at all.
+
+A plan is one JSON object: ``format``, ``what`` (the command), the tier (``cluster``, ``broker``, ``store``), the journal's
+last entry (``journal_number``, ``journal_checksum``), what is to be done, and over all of it a ``checksum``, so that a file
+that was edited or cut is refused. What else has to hold when it is carried out is each command's own business.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zlib_ng import zlib_ng
+
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tiered.plugin.place import Place
+
+FORMAT = 1
+Plan = dict[str, Any]
+
+
+def save_plan(path: str, plan: Plan) -> None:
+    """Write a plan file, readable for people.
+
+    Raises:
+        InvalidError: It cannot be written.
+    """
+    try:
+        Path(path).write_text(
+            json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n", "utf-8"
+        )
+    except OSError as error:
+        raise InvalidError(f"the plan cannot be written: {error.strerror}", where=path) from error
+
+
+def load_plan(path: str, what: str, place: Place) -> Plan:
+    """Read a plan file.
+
+    Args:
+        path: Of the file.
+        what: The command that it must be of.
+        place: The broker that it must be of.
+
+    Raises:
+        InvalidError: It cannot be read, was changed, or is of something else.
+    """
+    plan = _parsed(path)
+    wrong = ""
+    if plan.pop("checksum", None) != _checksum(plan):
+        wrong = "it was changed or cut"
+    elif plan.get("format") != FORMAT:
+        wrong = f"its format {plan.get('format')} is not {FORMAT}"
+    elif plan.get("what") != what:
+        wrong = f"it is of `tiered {plan.get('what')}`"
+    elif (plan.get("cluster"), plan.get("broker")) != (place.cluster, place.broker):
+        wrong = f"it is of the tier of {plan.get('cluster')}/{plan.get('broker')}"
+    if wrong:
+        raise InvalidError(f"this plan cannot be used: {wrong}", where=path, do="plan again")
+    return plan
+
+
+def moved_on(why: str) -> InvalidError:
+    """The tier is not any more what the plan was made of."""
+    return InvalidError(f"the tier has moved on since this was planned: {why}", do="plan again")
+
+
+def _parsed(path: str) -> Plan:
+    try:
+        plan = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise InvalidError(f"the plan cannot be read: {error.strerror}", where=path) from error
+    except ValueError:
+        plan = None
+    if not isinstance(plan, dict):
+        raise InvalidError("this is no plan", where=path, do="give a file that --plan has written")
+    return plan
+
+
+def _checksum(plan: Plan) -> int:
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
+    return zlib_ng.crc32(text.encode())
