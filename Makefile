@@ -3,6 +3,8 @@
 #
 #   PYTHON=...       the interpreter that .venv is made from; else python3 or a newer one by name, 3.11 at least
 #   PYTEST_ARGS=...  more options for pytest, as PYTEST_ARGS="-k journal -x"
+#   SEEDS=... FIRST=...   for `make simulate`: how many seeds, from which
+#   KILLS=...        for `make torture`
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -19,7 +21,7 @@ BIN := .venv/bin
 INSTALL := pyproject.toml requirements/install.sh requirements/uv.sh
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-all system lint format lock bench minio localstack docs clean
+.PHONY: help setup demo test test-all simulate torture system lint format lock bench minio localstack docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +36,12 @@ test: .venv/.installed-test system ## every test but the slow ones, with what th
 
 test-all: .venv/.installed-test system ## the slow tests too
 	@$(PYTEST) $(PYTEST_ARGS)
+
+simulate: .venv/.installed-test ## SEEDS=100000 seeded runs of writers, faults and crashes on a virtual clock, in parallel
+	@$(BIN)/python -m tests.simulation $(or $(FIRST),0) --seeds $(or $(SEEDS),1000)
+
+torture: .venv/.installed-test system ## KILLS=500 kills of real processes, at named points and at random, on a folder and S3 servers
+	@TIERED_TORTURE_KILLS=$(or $(KILLS),500) $(PYTEST) tests/torture $(PYTEST_ARGS)
 
 system: ## JDK and Maven (with apt, as root), the RocketMQ oracle, MinIO; says what it has to leave out
 	@requirements/system.sh

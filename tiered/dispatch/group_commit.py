@@ -122,7 +122,7 @@ class GroupCommitter:
         self._pool = ThreadPoolExecutor(threads, "tiered-upload")
         self._throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._lock = threading.Lock()
-        self._buffering: set[CompositeFlatFile] = set()
+        self._buffering: dict[CompositeFlatFile, None] = {}  # in the order in which they came
         self._alarms = Alarms()
         self._waiting: deque[tuple[CompositeFlatFile, GroupCommit]] = deque()
         self._open = 0
@@ -133,7 +133,7 @@ class GroupCommitter:
         """Note that a queue's buffer has grown. With the queue's lock held."""
         if file not in self._buffering:
             with self._lock:
-                self._buffering.add(file)
+                self._buffering[file] = None
         self.upload_if_due(file)
 
     def scan(self) -> None:
@@ -162,7 +162,7 @@ class GroupCommitter:
             self._open += 1
             self._waiting.append((file, commit))
             if not file.has_buffered:
-                self._buffering.discard(file)
+                self._buffering.pop(file, None)
         with suppress(RuntimeError):  # the pool was closed meanwhile: the commit is given up
             self._pool.submit(self._guard, self._upload_some)
 

@@ -131,7 +131,7 @@ class SealThread:
         while not self._stop.is_set():
             with self._lock:
                 rolled, self._rolled = self._rolled, set()
-            self._plan(rolled)
+            self._plan(sorted(rolled))
             if not self._jobs:
                 self._clock.wait(self._wake, 1.0)
                 self._wake.clear()

@@ -1,0 +1,287 @@
+"""Deliberate defects. Each must be found by some seed: this is what shows that the checker can fail.
+
+Still to come with what they break: gc without grace, gc of the running reign's objects, a tail that is not held against the
+local store.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from zlib_ng import zlib_ng
+
+from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
+from tiered.dispatch import rounds, uploads
+from tiered.dispatch.group_commit import GroupCommitter
+from tiered.dispatch.rounds import RoundBuilder
+from tiered.dispatch.uploads import Uploader
+from tiered.journal import checkpoint
+from tiered.journal.entry import Entry, encode_entry
+from tiered.journal.reader import JournalReader
+from tiered.journal.writer import JournalWriter
+from tiered.keys import checkpoint_key, entry_key
+from tiered.log import composite, state
+from tiered.log.composite import CompositeFlatFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Patches = list[Any]
+
+
+def _index_before_data() -> Patches:
+    put_logs, put_indexes = Uploader.put_logs, Uploader.put_indexes
+
+    def index_first(self: Uploader, commits: Any) -> Any:
+        for commit in commits:
+            times = commit.times()
+            new = self._new_log(commit, times)
+            put_indexes(self, [uploads._stored(commit, new.place, *times)])
+        return put_logs(self, commits)
+
+    return [mock.patch.object(Uploader, "put_logs", index_first)]
+
+
+def _entry_before_index() -> Patches:
+    def built(self: RoundBuilder, some: Any) -> Any:
+        made = [self._uploader._new_index(one) for one in some]
+
+        def later() -> None:
+            self._uploader._put_all(made)
+
+        self._late_indexes = [*getattr(self, "_late_indexes", []), later]  # type: ignore[attr-defined]
+        return [
+            rounds._Built(one, uploads._part(one, new.place), 0)
+            for one, new in zip(some, made, strict=True)
+        ]
+
+    append = RoundBuilder._append
+
+    def appended(self: RoundBuilder, actions: Any) -> None:
+        append(self, actions)
+        for later in getattr(self, "_late_indexes", []):
+            later()
+
+    return [
+        mock.patch.object(RoundBuilder, "_build_some", built),
+        mock.patch.object(RoundBuilder, "_append", appended),
+    ]
+
+
+def _recut_while_unknown() -> Patches:
+    def make_history(self: JournalWriter[Any], entry: Entry) -> bool:
+        key = entry_key(self._prefix, entry.number)
+        data = encode_entry(entry)
+        while True:
+            try:
+                self._store.put_if_absent(key, data)
+                break
+            except AlreadyExistsError:
+                if not self._is_ours(entry, data):
+                    return False
+                break
+            except UnknownOutcomeError as error:
+                self._pause(0.1, "", error)
+                entry = replace(entry, time_ms=self._clock.now_ms())
+                data = encode_entry(entry)
+            except BackendError as error:
+                self._pause(0.1, "", error)
+        self._reader.apply(entry, data)
+        return True
+
+    return [mock.patch.object(JournalWriter, "_make_history", make_history)]
+
+
+def _exists_is_done() -> Patches:
+    return [mock.patch.object(JournalWriter, "_is_ours", return_value=True)]
+
+
+def _unknown_is_failed() -> Patches:
+    """An unknown outcome of an entry ends the round, and its parts go into the next one."""
+    settle = JournalWriter._settle
+
+    def impatient(self: JournalWriter[Any], entry: Entry, data: bytes) -> bool:
+        try:
+            self._store.put_if_absent(entry_key(self._prefix, entry.number), data)
+        except UnknownOutcomeError:
+            return False
+        except BackendError:
+            return settle(self, entry, data)
+        return True
+
+    return [mock.patch.object(JournalWriter, "_settle", impatient)]
+
+
+def _commit_too_early() -> Patches:
+    early = property(lambda self: self._taken_offset)
+    return [mock.patch.object(CompositeFlatFile, "commit_offset", early)]
+
+
+def _switch_base_off_by_one() -> Patches:
+    failed = CompositeFlatFile.log_failed
+
+    def off(self: Any, *arguments: Any) -> None:
+        failed(self, *arguments)
+        self._log_taken += 1
+
+    return [mock.patch.object(CompositeFlatFile, "log_failed", off)]
+
+
+def _switch_forgets() -> Patches:
+    """After a failed upload only what came since goes into the new segment."""
+    failed = CompositeFlatFile.log_failed
+
+    def forgets(self: Any, *arguments: Any) -> None:
+        commit = self._uploading
+        failed(self, *arguments)
+        for _ in commit.batches:
+            self._buffer.popleft()
+        self._buffered -= commit.data_bytes
+
+    return [mock.patch.object(CompositeFlatFile, "log_failed", forgets)]
+
+
+def _generation_not_raised() -> Patches:
+    def same(_self: Any, known: Any) -> int:
+        return max(0, int(known.generation) - 1)
+
+    return [mock.patch.object(state.TierMachine, "generation", same)]
+
+
+def _not_looked_behind() -> Patches:
+    return [mock.patch.object(JournalWriter, "_refuse_used_number", return_value=None)]
+
+
+def _checkpoint_believed() -> Patches:
+    def believed(self: JournalReader[Any], number: int) -> Any:
+        key = checkpoint_key(self._prefix, number)
+        line = self._store.get(key).partition(b"\n")[0]
+        text = b"%s\n%08x\n" % (line, zlib_ng.crc32(line))
+        found = checkpoint.decode_checkpoint(text, where=key)
+        return self._machine.load(found.state), found.last
+
+    return [mock.patch.object(JournalReader, "read_checkpoint", believed)]
+
+
+def _replay_is_lax() -> Patches:
+    part_of = state.part_of
+    part = state._part
+
+    def lax(work: Any, action: Any) -> None:
+        """Takes a part wherever it begins."""
+        life = work.life(action)
+        row = part_of(action["part"])
+        if life is not None and row.queue_offset > life.commit_offset:
+            moved = replace(life, commit_offset=row.queue_offset, log_end=row.log_offset)
+            work.put(action, moved)
+        part(work, action)
+
+    return [mock.patch.dict(state._HANDLERS, {"part": lax})]
+
+
+def _fenced_goes_on() -> Patches:
+    return [mock.patch.object(JournalWriter, "_refuse", return_value=None)]
+
+
+def _gap_not_recorded() -> Patches:
+    """What retention took is skipped without a word."""
+    from tiered.dispatch.compensation import Compensation
+
+    def silent(self: Compensation, file: CompositeFlatFile, end: Any) -> None:
+        self._take(file, None)
+        with file.lock:
+            if file.is_settled:
+                file.skip_to(end)
+
+    return [mock.patch.object(Compensation, "_record_gap", silent)]
+
+
+def _later_part_first() -> Patches:
+    """A part is named although the index of the one before it failed."""
+
+    def gather(self: RoundBuilder, row: Any, results: Any) -> Any:
+        built = []
+        for stored, result in zip(row, results, strict=True):
+            if isinstance(result, BackendError):
+                self._index_failed(stored, result)
+                self.submit(stored)
+            else:
+                built.append(result)
+        return built
+
+    return [mock.patch.object(RoundBuilder, "_gather", gather)]
+
+
+def _trim_off_by_one() -> Patches:
+    """What is repeated is not cut off exactly."""
+    trim = composite.trim
+
+    def off(batch: Any, start: Any) -> Any:
+        return replace(trim(batch, start), base_offset=batch.base_offset) if start else batch
+
+    return [mock.patch.object(composite, "trim", off)]
+
+
+def _merge_loses() -> Patches:
+    """Sealing leaves the last record of a run out."""
+    from tiered.dispatch.sealer import Sealer
+
+    join = Sealer._join
+
+    def loses(self: Sealer, places: Any, stop: Any) -> Any:
+        data = join(self, places, stop)
+        if data is not None and len(data) > 60:
+            data[-40:] = bytes(40)
+        return data
+
+    return [mock.patch.object(Sealer, "_join", loses)]
+
+
+def _memory_not_given_back() -> Patches:
+    report = GroupCommitter._report
+
+    def keeps(self: GroupCommitter, file: Any, commit: Any, result: Any) -> None:
+        with mock.patch.object(self._budget, "release", return_value=None):
+            report(self, file, commit, result)
+
+    return [mock.patch.object(GroupCommitter, "_report", keeps)]
+
+
+MUTANTS: dict[str, Callable[[], Patches]] = {
+    "index before data": _index_before_data,
+    "entry before index": _entry_before_index,
+    "an entry re-cut while its outcome is unknown": _recut_while_unknown,
+    "unknown taken for failed": _unknown_is_failed,
+    "exists taken for done": _exists_is_done,
+    "commit moved too early": _commit_too_early,
+    "switch base off by one": _switch_base_off_by_one,
+    "a switch forgets what had failed": _switch_forgets,
+    "generation not raised at restart": _generation_not_raised,
+    "a won number counted without looking behind it": _not_looked_behind,
+    "checkpoint believed unchecked": _checkpoint_believed,
+    "replay takes a part wherever it begins": _replay_is_lax,
+    "a fenced writer goes on": _fenced_goes_on,
+    "a gap passed over in silence": _gap_not_recorded,
+    "a part named before the one before it": _later_part_first,
+    "repeated records taken twice": _trim_off_by_one,
+    "sealing loses bytes": _merge_loses,
+    "memory not given back": _memory_not_given_back,
+}
+QUICK = ("exists taken for done", "switch base off by one")
+"""Found within a few seeds, so that every run of the tests can afford them."""
+
+
+@contextmanager
+def defect(name: str) -> Iterator[None]:
+    """The product with one defect."""
+    patches = MUTANTS[name]()
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.stop()

@@ -1,0 +1,243 @@
+"""One ``tiered attach`` in the simulation: the real ``Attachment`` over a store that answers late, wrongly or not at all."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from simulation.history import ViolationError, require
+from simulation.scheduler import Owner, SimClock, SimLock
+
+from backends.buffers import as_pieces
+from backends.errors import BackendError, UnknownOutcomeError
+from backends.metered import MeteredStore
+from backends.testing.faulty import SimulatedCrash
+from backends.wrapping import WrappingStore
+from tiered.dispatch.settings import DispatchSettings
+from tiered.errors import ClosedError, FencedError, StoreUnavailableError
+from tiered.journal.entry import encode_entry
+from tiered.journal.lease import Holder
+from tiered.plugin.attach import Attachment, AttachSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simulation.world import World
+    from typing_extensions import Buffer
+
+    from backends.base import ByteRange, ObjectInfo, Version
+
+DISPATCH = DispatchSettings(
+    freshness_s=1.0, part_bytes=1500, buffer_bytes_max=12_000, window_bytes=3000, uploads_max=2,
+    segment_bytes_max=4000, segment_age_hours_max=0.005, poll_s=0.5, small_part_bytes=1000,
+    backoff_s_max=4.0,
+)  # fmt: skip
+_LATENCY_S = 0.04
+
+
+class SimStore(WrappingStore):
+    """A process's connection: each request takes time on its way, and the answer too; a kill may fall into either."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.world.faulty)
+        self._process = process
+        self._world = process.world
+
+    def _travel(self) -> None:
+        world = self._world
+        slow = 40 if world.rng.random() < world.slowness else 1
+        world.scheduler.park(world.rng.expovariate(1 / _LATENCY_S) * slow)
+
+    def _write(self, key: str, write: Any, late: Any) -> Any:
+        self._world.dramatise(self._process, key)
+        try:
+            self._travel()
+        except SimulatedCrash:
+            if self._world.rng.random() < 0.4:  # on its way all the same
+                self._world.leave_behind(self._process, late)
+            raise
+        try:
+            done = write()
+        except UnknownOutcomeError:
+            self._world.scheduler.park(self._world.rng.choice((0.2, 3.0)))  # a timeout
+            raise
+        self._travel()
+        return done
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        body, ledger = b"".join(as_pieces(data)), self._world.ledger
+        self._write(
+            key,
+            lambda: self._inner.put_if_absent(key, body),
+            lambda: ledger.put_if_absent(key, body),
+        )
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        ledger = self._world.ledger
+        version: Version = self._write(
+            key,
+            lambda: self._inner.compare_and_set(key, data, expected),
+            lambda: ledger.compare_and_set(key, data, expected),
+        )
+        return version
+
+    def delete(self, key: str) -> None:
+        self._write(key, lambda: self._inner.delete(key), lambda: self._world.ledger.delete(key))
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        self._travel()
+        return self._inner.get(key, byte_range)
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        self._travel()
+        return self._inner.get_versioned(key)
+
+    def head(self, key: str) -> ObjectInfo:
+        self._travel()
+        return self._inner.head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """In pages, each of which sees the present."""
+        page_keys = self._world.page_keys
+        while True:
+            self._travel()
+            page = []
+            for info in self._inner.list(prefix, start_after=start_after):
+                page.append(info)
+                if len(page) == page_keys:
+                    break
+            yield from page
+            if len(page) < page_keys:
+                return
+            start_after = page[-1].key
+
+    def close(self) -> None:
+        """The store stays for others."""
+
+
+class _Attachment(Attachment):
+    """With what is not ours left out: the probe, which only asks whether writes are conditional."""
+
+    def _require_conditional_writes(self) -> None:
+        pass
+
+
+class Process(Owner):
+    """A writer from start to end.
+
+    Attributes:
+        once: It ends when the present end is durable.
+        acknowledged: Commit offsets that it was sure of, by queue.
+        has_rivals: Another may have written at the same time: being fenced is just.
+        ended: It has.
+    """
+
+    def __init__(self, world: World, number: int, *, once: bool, seal: bool = False) -> None:
+        super().__init__(f"p{number}")
+        self.world = world
+        self.once = once
+        self.seal = seal
+        self.has_rivals = False
+        self.ended = False
+        self.fenced = False
+        self.result: Any = None
+        self.clock = SimClock(world.scheduler, world.rng.choice(world.skews_ms))
+        settings = AttachSettings(
+            lease_s=world.lease_s,
+            wait=once or world.rng.random() < 0.8,
+            dispatch=DISPATCH,
+            give_up_s=600.0,
+        )
+        self.attachment = _Attachment(
+            local=world.broker,
+            meter=MeteredStore(SimStore(self)),
+            place=world.place,
+            settings=settings,
+            clock=self.clock,
+            rng=random.Random(world.rng.getrandbits(64)),
+            announce=lambda _state: None,
+        )
+        self._prepare(world, number)
+
+    def _prepare(self, world: World, number: int) -> None:
+        attachment = self.attachment
+        journal = attachment._journal
+        journal._lock = SimLock(world.scheduler)  # type: ignore[assignment]
+        attachment._lease._holder = Holder(f"host{number}", "", "", number, 0)
+        if not world.has_lease:
+            attachment._lease._is_free = lambda _present: True  # type: ignore[method-assign]
+            attachment._lease.renew = lambda: None  # type: ignore[method-assign]
+        append = journal.append
+
+        def checked(actions: Any, **more: Any) -> Any:
+            entry = append(actions, **more)
+            data = encode_entry(entry)
+            if not world.history.is_history(entry.number, data):
+                world.scheduler.fail(
+                    ViolationError(
+                        f"I6: {self.name} counts entry {entry.number}, which is no history"
+                    )
+                )
+            return entry
+
+        journal.append = checked  # type: ignore[method-assign]
+
+    def live(self) -> None:
+        """Body of its main thread."""
+        try:
+            self._live()
+        except SimulatedCrash:
+            pass
+        except FencedError as error:
+            self.fenced = True
+            if not self.has_rivals and self.attachment.dispatcher is not None:
+                self._broken(f"fenced without a rival: {error}")
+        except (StoreUnavailableError, ClosedError, BackendError):
+            pass  # it could not begin, or gave up; an operator starts another
+        except BaseException as error:  # noqa: BLE001 (a defect)
+            self._broken(f"died of {error!r}", error)
+        finally:
+            self.ended = True
+
+    def _broken(self, what: str, cause: BaseException | None = None) -> None:
+        violation = ViolationError(f"{self.name} {what}")
+        violation.__cause__ = cause
+        self.world.scheduler.fail(violation)
+
+    def _live(self) -> None:
+        attachment = self.attachment
+        try:
+            attachment._begin()
+            self._share_locks()
+            self.result = attachment.run(once=self.once, seal=self.seal)
+        except SimulatedCrash:
+            raise
+        except BaseException:
+            attachment.close()
+            raise
+        attachment.close()
+        fault = attachment.fault
+        if fault is not None:
+            raise fault
+
+    def _share_locks(self) -> None:
+        dispatcher = self.attachment.dispatcher
+        assert dispatcher is not None
+        dispatcher._sealing._one = SimLock(self.world.scheduler)  # type: ignore[assignment]
+
+    def check(self) -> None:
+        """What it believes to be committed is (I5), and what it holds is bounded (I8)."""
+        dispatcher = self.attachment.dispatcher
+        if dispatcher is None:
+            return
+        for queue, offset in dispatcher.lag().items():
+            life = self.world.history.queues.get((queue.topic, queue.queue_id))
+            known = life.commit if life else self.world.broker.first((queue.topic, queue.queue_id))
+            require(
+                offset <= known, f"{self.name} counts {queue} up to {offset}, history to {known}"
+            )
+        fault = dispatcher.fault
+        if isinstance(fault, Exception) and not isinstance(
+            fault, (FencedError, StoreUnavailableError, ClosedError, BackendError)
+        ):
+            self._broken(f"has a fault: {fault!r}", fault)

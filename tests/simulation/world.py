@@ -1,0 +1,347 @@
+"""One run: a broker that grows and forgets, writers that come, crash, sleep and overlap, and a store with bad luck.
+
+Everything is decided by the seed. After the last operation the store is healed, everything is ended, and one more writer
+brings the tier level; then the whole of it is read as a stranger would.
+
+Room for more steps: each is one method in ``_operations``. Still to come with their features: expiry, gc, deletion from
+old plans, topics that are created again, tails that are taken back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from simulation.broker import Broker
+from simulation.checker import check_end, check_now
+from simulation.history import History, require
+from simulation.process import Process
+from simulation.scheduler import Scheduler
+
+from backends.errors import BackendError
+from backends.memory import MemoryStore
+from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
+from backends.wrapping import WrappingStore
+from tiered.journal.entry import Entry, checksum, encode_entry
+from tiered.keys import JOURNAL, LEASE, entry_key, parse_journal_key
+from tiered.log.state import queue_action
+from tiered.model import MessageQueue
+from tiered.plugin.place import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from simulation.history import Life
+    from typing_extensions import Buffer
+
+END_S = 30.0
+"""Virtual seconds of bad luck; what comes after is healing."""
+STUCK_S = 300.0
+"""Virtual seconds in which the last writer must have brought the tier level."""
+
+
+class Ledger(WrappingStore):
+    """Tells history of each object as it becomes visible."""
+
+    def __init__(self, inner: MemoryStore, world: World) -> None:
+        super().__init__(inner)
+        self._world = world
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        assert isinstance(data, bytes)
+        self._inner.put_if_absent(key, data)
+        world = self._world
+        if key.startswith(world.place.prefix):
+            try:
+                world.history.landed(key, data)
+            except AssertionError as error:
+                world.scheduler.fail(error)
+
+
+class World:
+    """One run; ``run`` raises a ``ViolationError`` when an invariant does not hold.
+
+    Attributes:
+        met: What happened how often, so that a test can say that the simulation meets what it is made for.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.scheduler = Scheduler(rng)
+        self.place = Place("c", "b")
+        self.memory = MemoryStore()
+        self.ledger = Ledger(self.memory, self)
+        self.faulty = FaultyStore(self.ledger, random.Random(seed + 1))
+        self.broker = Broker(rng, queues=rng.randrange(1, 5))
+        self.broker.pause = self.scheduler.pause
+        self.history = History(self.place.prefix, self.memory._objects, self.broker)
+        self.processes: list[Process] = []
+        self.late: list[tuple[Process, Callable[[], object]]] = []
+        self.met: dict[str, int] = {}
+        self.has_lease = rng.random() < 0.6
+        self.skews_ms = rng.choice(((0,), (0,), (-7_200_000, 0, 3_600_000)))
+        self.slowness = rng.choice((0.0, 0.02, 0.1))
+        self.page_keys = rng.choice((3, 1000, 1000))
+        self.lease_s = rng.choice((3.0, 10.0))
+        self._drama = rng.choice((0.0, 0.03, 0.15))
+        self._unhealthy = self._choose_rules()
+        self._operations = self._choose_operations()
+        self._last: Process | None = None
+        self._outage_until_s = 0.0
+        self.scheduler.operate = self._operate
+        self.scheduler.owners = self.processes  # type: ignore[assignment]
+
+    def run(self) -> None:
+        """From the first message to the last check.
+
+        Raises:
+            ViolationError: An invariant does not hold.
+        """
+        self.faulty.add(*self._unhealthy)
+        self.broker.store_some()
+        self._start()
+        with mock.patch("tiered.journal.writer.CHECKPOINT_ENTRIES", 3):
+            self.scheduler.run()
+        check_end(self)
+
+    def trace(self) -> str:
+        """Hash of every request with its key and fault, and of the last moment."""
+        digest = hashlib.sha256()
+        for event in self.faulty.events:
+            digest.update(f"{event.operation} {event.key} {event.fault}\n".encode())
+        digest.update(f"{self.scheduler.now_s:.6f} {self.scheduler.steps}".encode())
+        return digest.hexdigest()
+
+    # -- chance ---------------------------------------------------------------------------------
+
+    def _choose_rules(self) -> list[Rule]:
+        """Each seed has its own weather: some faults often, some never."""
+        rng, rules = self.rng, []
+        for fault, operations in (
+            (Fault.UNAVAILABLE, WRITES | READS),
+            (Fault.LOST_REQUEST, WRITES),
+            (Fault.LOST_ANSWER, WRITES),
+            (Fault.LATE, WRITES),
+            (Fault.CUT, READS),
+        ):
+            probability = rng.choice((0.0, 0.0, 0.03, 0.15))
+            if probability:
+                rules.append(Rule(fault, operations, times=None, probability=probability))
+        return rules
+
+    def _choose_operations(self) -> list[tuple[Callable[[], None], float]]:
+        rng = self.rng
+        collects = (
+            rng.random() < 0.5
+        )  # else checkpoints are damaged; both at once may lose a journal
+        some = [
+            (self.broker.store_some, 10.0),
+            (self.broker.forget_some, rng.choice((0.0, 1.0, 3.0))),
+            (self._kill, rng.choice((0.0, 1.0, 2.0))),
+            (self._pause, rng.choice((0.0, 1.0, 2.0))),
+            (self._resume, 1.5),
+            (self._stop, 0.3),
+            (self._start, 2.0),
+            (self._outage, rng.choice((0.0, 0.0, 1.0))),
+            (self._land, 3.0),
+            (self._jump, rng.choice((0.0, 0.5))),
+            (self._collect, rng.choice((1.0, 5.0)) if collects else 0.0),
+            (self._spoil_checkpoint, 0.0 if collects else rng.choice((0.0, 2.0))),
+            (self._misbehave, rng.choice((0.0, 0.0, 0.0, 0.3))),
+            (lambda: check_now(self), 1.0),
+        ]
+        return [(operation, weight) for operation, weight in some if weight]
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        scheduler = self.scheduler
+        for process in self.processes:
+            if not process.dead:
+                process.check()
+        if scheduler.now_s >= END_S:
+            self._finish()
+            return
+        if 0 < self._outage_until_s <= scheduler.now_s:
+            self._heal(self._unhealthy)
+        operations, weights = zip(*self._operations, strict=True)
+        self.rng.choices(operations, weights)[0]()
+        if not self._alive():
+            self._start()
+        scheduler.next_operation_s = scheduler.now_s + self.rng.expovariate(1.6)
+
+    def _count(self, what: str) -> None:
+        self.met[what] = self.met.get(what, 0) + 1
+
+    def _alive(self) -> list[Process]:
+        return [process for process in self.processes if not (process.dead or process.ended)]
+
+    def _start(self, *, once: bool = False, seal: bool = False) -> Process | None:
+        if len(self._alive()) >= 3 and not once:
+            return None
+        process = Process(self, len(self.processes), once=once, seal=seal)
+        process.has_rivals = bool(self._alive())
+        for other in self._alive():
+            other.has_rivals = True
+        self.processes.append(process)
+        self.scheduler.spawn(process, f"{process.name} main", process.live)
+        self._count("start")
+        return process
+
+    def _kill(self) -> None:
+        if alive := self._alive():
+            self.rng.choice(alive).dead = True
+            self._count("kill")
+
+    def _pause(self) -> None:
+        if alive := self._alive():
+            self.rng.choice(alive).paused = True
+            self._count("pause")
+
+    def _resume(self) -> None:
+        for process in self.processes:
+            process.paused = process.paused and self.rng.random() < 0.3
+
+    def _stop(self) -> None:
+        if alive := self._alive():
+            self.rng.choice(alive).attachment.stop()
+
+    def _outage(self) -> None:
+        self._outage_until_s = self.scheduler.now_s + self.rng.choice((1.0, 8.0))
+        self.faulty.heal()
+        fault = self.rng.choice((Fault.UNAVAILABLE, Fault.LOST_REQUEST, Fault.LATE))
+        self.faulty.add(Rule(fault, WRITES, times=None), Rule(Fault.UNAVAILABLE, READS, times=None))
+        self._count("outage")
+
+    def _heal(self, rules: Sequence[Rule]) -> None:
+        self._outage_until_s = 0.0
+        self.faulty.heal()
+        self.faulty.add(*rules)
+
+    def _jump(self) -> None:
+        if alive := self._alive():
+            self.rng.choice(alive).clock.skew_ms += self.rng.choice((-60_000, 20_000, 3_600_000))
+
+    def leave_behind(self, sender: Process, write: Callable[[], object]) -> None:
+        """A killed process's request, which may still land."""
+        self.late.append((sender, write))
+
+    def dramatise(self, process: Process, key: str) -> None:
+        """A process sends an entry of the journal: the best moment to stop or to kill it."""
+        if JOURNAL not in key or self.rng.random() >= self._drama:
+            return
+        if self.rng.random() < 0.7:
+            process.paused = True
+            self._count("pause")
+        else:
+            process.dead = True
+            self._count("kill")
+
+    def _land(self, count: int | None = 1) -> None:
+        """Some of what is on its way lands; those who live then have met a rival."""
+        landed = self.faulty.land_late(count)
+        self.rng.shuffle(self.late)
+        for _ in range(len(self.late) if count is None else min(count, len(self.late))):
+            _, write = self.late.pop()
+            with suppress(BackendError):
+                write()
+            landed += 1
+            for process in self._alive():
+                process.has_rivals = True
+        if landed:
+            self._count("late")
+
+    def _collect(self) -> None:
+        """Deletes some of what two checkpoints cover, as a collector that is slow or is interrupted."""
+        numbers = [
+            (parsed, info.key)
+            for info in self.memory.list(self.place.prefix + JOURNAL)
+            if (parsed := parse_journal_key(self.place.prefix, info.key))
+        ]
+        checkpoints = sorted(number for (number, is_checkpoint), _ in numbers if is_checkpoint)
+        if len(checkpoints) < 2:
+            return
+        old = [key for (number, _), key in numbers if number < checkpoints[-2]]
+        self.rng.shuffle(old)
+        whole = self.rng.random() < 0.7
+        for key in old if whole else old[: self.rng.randrange(len(old) + 1)]:
+            self.memory.delete(key)
+            self._count("collected")
+
+    def _misbehave(self) -> None:
+        """A copy of the reigning writer's process names a part again, or one that begins beyond the end (I1)."""
+        history, (key, life) = self.history, self._some_queue()
+        if life is None or not life.rows:
+            return
+        row = [*life.rows[-1]]
+        if self.rng.random() < 0.5:
+            row[12], row[13] = life.log_end + 1, life.commit + 1
+        action = queue_action("part", MessageQueue(*key), 0, segment=row[12], part=row)
+        last = checksum(history.texts[history.number])
+        data = encode_entry(
+            Entry(history.number + 1, history.generation, "c1c1c1c1", 0, [action], last)
+        )
+        for process in self._alive():
+            process.has_rivals = True
+        self.ledger.put_if_absent(entry_key(self.place.prefix, history.number + 1), data)
+        self._count("clone")
+
+    def _some_queue(self) -> tuple[tuple[str, int], Life | None]:
+        queues = sorted(self.history.queues.items(), key=lambda item: item[0])
+        return self.rng.choice(queues) if queues else (("", 0), None)
+
+    def _spoil_checkpoint(self) -> None:
+        """A checkpoint goes, or is damaged, or lies."""
+        objects = self.memory._objects
+        keys = [key for key in objects if key.endswith(".checkpoint")]
+        if not keys:
+            return
+        rng, keys = self.rng, sorted(keys)
+        key, how = rng.choice(keys), rng.random()
+        self._count("spoiled")
+        data = bytearray(objects[key].data)
+        if how < 0.2:
+            self.memory.delete(key)
+            return
+        if how < 0.6:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        else:
+            data = bytearray(objects[rng.choice(keys)].data)  # a stale one, under a newer name
+        objects[key] = objects[key]._replace(data=bytes(data))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Heal, end everybody, have one more writer bring the tier level, and wait for it."""
+        scheduler = self.scheduler
+        scheduler.next_operation_s = scheduler.now_s + 1.0
+        if self._last is None:
+            self._drama = 0.0
+            self._heal(())
+            self._land(1)
+            for process in self._alive():
+                process.paused = False
+                if self.rng.random() < 0.5:
+                    process.dead = True
+                else:
+                    process.attachment.stop()
+            if not self._alive():
+                self.memory.delete(
+                    self.place.prefix + LEASE
+                )  # as an operator breaks one of the dead
+                self._last = self._start(once=True, seal=self.rng.random() < 0.5)
+        elif self._last.ended:
+            scheduler.next_operation_s = float("inf")
+        require(
+            scheduler.now_s < END_S + STUCK_S, "I9: the tier was not brought level in five minutes"
+        )
+        if self._last is not None and self._last.ended:
+            result: Any = self._last.result
+            gone = sum(self.broker.gone_unseen(*each) for each in self.history.queues.items())
+            require(
+                result is not None and result.behind == gone,
+                f"the last writer did not bring the tier level: {result}",
+            )
