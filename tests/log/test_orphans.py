@@ -1,0 +1,299 @@
+"""What gc may delete (I11): never what is named or was within the grace, what is young, or of the present reign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.journals import PREFIX
+from support.tiers import QUEUE, TierBuilder
+
+from backends.base import ObjectInfo
+from backends.memory import MemoryStore
+from tiered.clock import ManualClock
+from tiered.errors import DataError
+from tiered.journal.trimming import replay_starts, trim_bound
+from tiered.keys import JOURNAL, ObjectId, commit_log_key, consume_queue_key, quarantine_key
+from tiered.log.expiry import plan_expiry
+from tiered.log.history import TierHistory
+from tiered.log.orphans import Known, OrphanPlan, plan_orphans
+from tiered.log.verify_listing import named_objects
+from tiered.model import LogOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from tiered.log.state import TierState
+
+OLD_MS = 1_000
+
+
+def known(state: TierState, **fields: object) -> Known:
+    rest: dict[str, object] = {
+        "prefix": PREFIX, "state": state, "base": state, "once_named": set(), "bound": 0,
+        "protected": {key for key, _ in named_objects(state)},
+        "reign": state.generation, "old_ms": OLD_MS,
+    }  # fmt: skip
+    return Known(**{**rest, **fields})  # type: ignore[arg-type]
+
+
+def listing(store: MemoryStore, *more: ObjectInfo) -> list[ObjectInfo]:
+    found = [ObjectInfo(i.key, i.size_bytes, OLD_MS) for i in store.list("")]
+    return sorted([*found, *more], key=lambda info: info.key)
+
+
+def orphan(generation: int, *, at: int = 0, modified_ms: int = OLD_MS, index: bool = False):
+    made = ObjectId(generation, "0badcafe", 4711)
+    key = (
+        consume_queue_key(PREFIX, QUEUE, 0, QueueOffset(at), made)
+        if index
+        else commit_log_key(PREFIX, QUEUE, 0, LogOffset(at), made)
+    )
+    return ObjectInfo(key, 10, modified_ms)
+
+
+def second_reign() -> TierBuilder:
+    """Two parts of generation 1, one of generation 2."""
+    first = TierBuilder()
+    first.add([b"a"])
+    first.add([b"b"])
+    tier = TierBuilder(first.store, writer="0000feed")
+    tier.add([b"c"])
+    return tier
+
+
+def plan(tier: TierBuilder, *more: ObjectInfo, limit: int = 99, **fields: object) -> OrphanPlan:
+    return plan_orphans(
+        listing(tier.store, *more),
+        [],
+        known(tier.journal.state, **fields),
+        limit=limit,  # type: ignore[arg-type]
+    )
+
+
+def test_what_is_named_stays():
+    found = plan(second_reign())
+    assert (found.deletions, found.refusals, found.missing) == ([], [], set())
+
+
+def test_an_old_orphan_of_an_earlier_reign_goes_index_before_data():
+    log, index = orphan(1), orphan(1, index=True)
+    found = plan(second_reign(), log, index)
+    assert [(one.key, one.kind) for one in found.deletions] == [
+        (index.key, "consumequeue"),
+        (log.key, "commitlog"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("info", "fields", "count"),
+    [
+        (orphan(2), {}, "present_reign"),
+        (orphan(1, modified_ms=OLD_MS + 1), {}, "within_grace"),
+        (orphan(1, modified_ms=-1), {}, "unknown_age"),
+        (orphan(1), {"base": None}, "uncovered"),
+    ],
+)
+def test_what_stays_and_why(info: ObjectInfo, fields: dict[str, object], count: str):
+    found = plan(second_reign(), info, **fields)
+    assert found.deletions == []
+    assert getattr(found.left, count) == 1
+    assert found.refusals == []
+
+
+def test_what_was_named_within_the_grace_stays():
+    info = orphan(1)
+    tier = second_reign()
+    protected = known(tier.journal.state).protected | {info.key.removeprefix(PREFIX)}
+    found = plan(tier, info, protected=protected)
+    assert (found.deletions, found.left.within_grace) == ([], 1)
+
+
+def test_the_present_reign_s_own_goes_when_it_was_named_once():
+    info = orphan(2)
+    found = plan(second_reign(), info, once_named={info.key.removeprefix(PREFIX)})
+    assert [one.key for one in found.deletions] == [info.key]
+
+
+def test_the_limit():
+    found = plan(second_reign(), *(orphan(1, at=at) for at in range(100, 105)), limit=3)
+    assert (len(found.deletions), found.left.over_limit) == (3, 2)
+
+
+def test_nothing_goes_when_anything_is_strange():
+    tier = second_reign()
+    victim = orphan(1)
+    assert plan(tier, victim).deletions
+    future = plan(tier, victim, orphan(3))
+    assert future.deletions == []
+    assert "generation 3" in future.refusals[0]
+    infos = listing(tier.store, victim)
+    named = next(
+        i
+        for i, info in enumerate(infos)
+        if info.key.endswith("0000000000") and "commitlog" in info.key
+    )
+    infos[named] = ObjectInfo(infos[named].key, 1, OLD_MS)
+    wrong_size = plan_orphans(infos, [], known(tier.journal.state), limit=9)
+    assert wrong_size.deletions == []
+    assert "the journal says" in wrong_size.refusals[0]
+    turned = plan_orphans(reversed(infos), [], known(tier.journal.state), limit=9)
+    assert turned.deletions == []
+    assert any("behind" in refusal for refusal in turned.refusals)
+
+
+def test_a_missing_object_is_told():
+    tier = second_reign()
+    key = next(key for key, _ in named_objects(tier.journal.state))
+    tier.store.delete(PREFIX + key)
+    assert plan(tier).missing == {key}
+
+
+def test_unknown_keys_are_named_and_stay_and_so_do_the_lease_and_other_features():
+    tier = second_reign()
+    names = ["foreign/file", "lease", "ledger/1", "index/1", "journal/hello", "queue/x"]
+    found = plan(tier, *(ObjectInfo(PREFIX + name, 1, 0) for name in names))
+    assert found.deletions == []
+    assert found.left.unknown_keys == [
+        PREFIX + n for n in ("foreign/file", "journal/hello", "queue/x")
+    ]
+    assert (found.left.unknown, found.left.others) == (3, 2)
+
+
+def test_probe_objects_go_by_age_alone():
+    tier = second_reign()
+    keys = ["probe-0123456789abcdef-put", "probe-0123456789abcdef-set", "probe-mine"]
+    probes = [ObjectInfo(key, 5, OLD_MS) for key in keys]
+    young = ObjectInfo("probe-1123456789abcdef-put", 5, OLD_MS + 1)
+    found = plan_orphans(listing(tier.store), [*probes, young], known(tier.journal.state), limit=9)
+    assert [one.key for one in found.deletions] == keys[:2]
+
+
+def test_quarantined_records_go_when_their_offset_has_expired():
+    tier = TierBuilder()
+    tier.add([None, b"a"])
+    tier.add([None, b"b"], roll=True)
+    assert len(list(tier.store.list(PREFIX + "quarantine/"))) == 2
+    ((step,), _) = plan_expiry(tier.journal.state, 1 << 60, lambda _: 0, objects_max=99)
+    before = tier.journal.state
+    tier.say(step.action())
+    new = TierBuilder(tier.store, writer="0000feed")
+    assert [d.kind for d in plan(new).deletions if d.kind == "quarantine"] == ["quarantine"]
+    assert not [d for d in plan(new, base=before).deletions if d.kind == "quarantine"]
+    later = ObjectInfo(
+        quarantine_key(PREFIX, QUEUE, 0, QueueOffset(50), ObjectId(1, "0badcafe", 9)), 4, 0
+    )
+    assert later.key not in [d.key for d in plan(new, later).deletions]
+
+
+# -- history ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Aged:
+    """A tier whose store has a clock that the test moves."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(now_ms=self.clock.now_ms)
+        self.tier = TierBuilder(self.store)
+
+    def history(self, grace_s: float) -> TierHistory:
+        journal = list(self.store.list(PREFIX + JOURNAL))
+        old_ms = self.clock.now_ms() - round(grace_s * 1000)
+        return TierHistory(self.store, PREFIX, journal, old_ms)
+
+
+def test_the_history_protects_what_was_named_within_the_grace():
+    aged = Aged()
+    for roll in (False, True, True):
+        aged.tier.add([b"a"], roll=roll)
+        aged.clock.advance(10)
+    named = {key for key, _ in named_objects(aged.tier.journal.state)}
+    ((step,), _) = plan_expiry(aged.tier.journal.state, 1 << 60, lambda _: 0, objects_max=99)
+    aged.tier.say(step.action())
+    left = {key for key, _ in named_objects(aged.tier.journal.state)}
+    assert len(left) < len(named)
+    aged.clock.advance(10)
+    assert aged.history(11).protected() == named  # unnamed 10 seconds ago
+    after = aged.history(9)
+    assert after.protected() == left
+    assert after.once_named == named
+
+
+def test_a_trimmed_history_says_that_it_does_not_reach_back():
+    aged = Aged()
+    aged.tier.add([b"a"])
+    aged.clock.advance(10)
+    aged.tier.journal.write_checkpoint(force=True)
+    number = aged.tier.journal.number
+    aged.tier.add([b"b"])
+    for info in list(aged.store.list(PREFIX + JOURNAL)):
+        if "checkpoint" not in info.key and int(info.key[-20:]) <= number:
+            aged.store.delete(info.key)
+    aged.clock.advance(10)
+    assert aged.history(5).covers
+    assert not aged.history(15).covers
+    assert aged.history(15).state == aged.tier.journal.state
+
+
+def test_a_checkpoint_that_is_wrong_is_told():
+    aged = Aged()
+    for _ in range(3):
+        aged.tier.add([b"a"])
+        aged.tier.journal.write_checkpoint(force=True)
+    assert aged.history(0).problems == []
+    last = [i.key for i in aged.store.list(PREFIX + JOURNAL) if "checkpoint" in i.key][-1]
+    data = aged.store.get(last)
+    aged.store.delete(last)
+    aged.store.put_if_absent(last, data[:-3] + b"00\n")
+    assert "is damaged" in aged.history(0).problems[0]
+
+
+def test_a_journal_with_a_hole_is_damage():
+    aged = Aged()
+    for _ in range(4):
+        aged.tier.add([b"a"])
+    aged.store.delete(f"{PREFIX}{JOURNAL}{3:020d}")
+    with pytest.raises(DataError):
+        aged.history(0)
+
+
+def test_follow_tells_what_is_named_since():
+    aged = Aged()
+    aged.tier.add([b"a"])
+    history = aged.history(0)
+    assert history.follow() == set()
+    part = aged.tier.add([b"b"])
+    assert history.follow() == {part.log.key, part.index.key}
+    assert part.log.key in history.protected()
+
+
+# -- trimming -----------------------------------------------------------------------------------
+
+
+def test_where_replay_can_begin():
+    assert replay_starts([1, 2, 3], [2]) == [0, 2]
+    assert replay_starts([3, 4], [2, 4]) == [2, 4]
+    assert replay_starts([1, 4], [2, 3]) == [3]
+    assert replay_starts([], [5]) == [5]
+    assert replay_starts([2], []) == []
+    assert replay_starts([], []) == [0]
+
+
+@given(st.sets(st.integers(1, 40), max_size=12), st.integers(0, 40), st.integers(1, 40))
+def test_two_checkpoints_stay_and_all_that_is_behind_them(
+    checkpoints: set[int], base: int, more: int
+):
+    head = max(checkpoints, default=0) + more
+    bound = trim_bound(checkpoints, base)
+    assert bound <= base
+    entries = [n for n in range(1, head + 1) if n >= bound]
+    left = {n for n in checkpoints if n >= bound}
+    assert replay_starts(entries, left)
+    if bound:
+        assert bound in checkpoints
+        assert len(left) >= 2
+        assert replay_starts(entries, left)[0] == bound

@@ -1,0 +1,460 @@
+"""gc as a whole: exactly the plan, never what is named, also after a crash in the middle and beside writers (I11)."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.journals import PREFIX
+from support.tiers import QUEUE, TierBuilder
+
+from backends.errors import UnavailableError
+from backends.memory import MemoryStore
+from backends.testing.faulty import Fault, FaultyStore, Rule, SimulatedCrash
+from tiered.clock import ManualClock
+from tiered.dispatch.sealer import Sealer, SealJob
+from tiered.errors import DataError, FencedError, InvalidError
+from tiered.journal.entry import open_text
+from tiered.journal.lease import Holder, Lease
+from tiered.keys import JOURNAL, LEDGER
+from tiered.log.seal import SealPolicy, plan_seals
+from tiered.log.state import part_json, queue_action
+from tiered.log.verify import verify_tier
+from tiered.log.verify_listing import named_objects
+from tiered.plugin import gc
+from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
+from tiered.plugin.gc import apply_gc, plan_gc
+from tiered.plugin.place import Place
+from tiered.plugin.workplace import Workplace
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.plugin.plans import Plan
+
+GRACE_S = 100
+PLACE = Place("c", "b")
+
+
+class Tier:
+    """A store with a clock of its own, writers, and gc."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(now_ms=self.clock.now_ms)
+        self.at = self.workplace(self.store)
+        self.builder = TierBuilder(self.store)
+        self.writers = 0
+
+    def workplace(self, store: ObjectStore, clock: ManualClock | None = None) -> Workplace:
+        return Workplace(store, store, Here(), clock or self.clock, random.Random(5))
+
+    def restart(self) -> TierBuilder:
+        self.writers += 1
+        self.builder = TierBuilder(self.store, writer=f"{self.writers:08x}")
+        return self.builder
+
+    def litter(self, generation: int, count: int = 1) -> list[str]:
+        """Objects of tries that came to nothing."""
+        keys = [
+            f"queue/t/0000000000/0000000000/{kind}/{at:020d}-{generation:010d}-0badcafe-{at:010d}"
+            for at in range(count)
+            for kind in ("commitlog", "consumequeue")
+        ]
+        for key in keys:
+            self.store.put_if_absent(PREFIX + key, b"litter")
+        return keys
+
+    def plan(self, grace_s: float = GRACE_S, limit: int = 10_000) -> Plan:
+        grace_ms = round(grace_s * 1000)
+        return plan_gc(
+            self.store, self.at.place, self.clock, grace_ms=grace_ms, max_deletions=limit
+        )
+
+    def apply(self, plan: Plan, store: ObjectStore | None = None) -> dict[str, Any]:
+        return apply_gc(self.workplace(store or self.store), plan)
+
+    def data(self) -> set[str]:
+        return {i.key[len(PREFIX) :] for i in self.store.list(PREFIX + "queue/")}
+
+    def named(self) -> set[str]:
+        return {key for key, _ in named_objects(self.builder.journal.state)}
+
+
+class Here(Place):
+    """The place where the builder writes."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("c", "b")
+
+    @property
+    def prefix(self) -> str:
+        return PREFIX
+
+
+def keys_of(plan: Plan) -> set[str]:
+    return {one["key"].removeprefix(PREFIX) for one in plan["deletions"]}
+
+
+def old_litter() -> tuple[Tier, list[str]]:
+    """A tier of two reigns, with old litter of the first."""
+    tier = Tier()
+    tier.builder.add([b"a"])
+    litter = tier.litter(1, 3)
+    tier.restart().add([b"b"])
+    tier.clock.advance(GRACE_S + 1)
+    return tier, litter
+
+
+def test_a_plan_changes_nothing_and_applying_does_exactly_the_plan():
+    tier, litter = old_litter()
+    before = {i.key for i in tier.store.list("")}
+    plan = tier.plan()
+    assert {i.key for i in tier.store.list("")} == before
+    assert keys_of(plan) == set(litter)
+    assert not plan["takes_reign"]
+    tier.litter(1, 0)
+    done = tier.apply(plan)
+    assert (done["deleted"], done["already_gone"]) == (6, 0)
+    assert tier.data() == tier.named()
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+    assert tier.plan()["deletions"] == []
+
+
+def test_the_ledger_says_what_was_to_be_done_and_what_was():
+    tier, _ = old_litter()
+    plan = tier.plan()
+    tier.apply(plan)
+    records = [
+        open_text(tier.store.get(i.key), where=i.key) for i in tier.store.list(PREFIX + LEDGER)
+    ]
+    assert [record["step"] for record in records] == ["begin", "end"]
+    assert records[0]["plan"] == plan
+    assert records[1]["deleted"] == 6
+    assert tier.plan(0)["left"]["others"] == 2  # and the ledger stays
+
+
+def test_nothing_young_goes_by_the_store_s_clock_whatever_ours_says():
+    tier = Tier()
+    tier.litter(1)
+    tier.restart()
+    ours = ManualClock(tier.clock.now_ms() + 10**9)  # we are eleven days ahead
+    at = tier.workplace(tier.store, ours)
+    plan = plan_gc(at.store, at.place, ours, grace_ms=GRACE_S * 1000, max_deletions=99)
+    assert len(plan["deletions"]) == 2
+    done = apply_gc(at, plan)
+    assert (done["deleted"], done["left_young"]) == (0, 2)
+    assert len(tier.data()) == 2
+
+
+def test_a_store_that_does_not_tell_times_is_refused():
+    store = MemoryStore()
+    tier = Tier()
+    TierBuilder(store)
+    at = tier.workplace(store)
+    plan = plan_gc(store, at.place, tier.clock, grace_ms=0, max_deletions=9)
+    with pytest.raises(InvalidError, match="does not tell"):
+        apply_gc(at, plan)
+
+
+def test_no_writer_alive_so_gc_takes_a_reign_for_what_the_last_one_left():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    litter = tier.litter(1)
+    tier.clock.advance(GRACE_S + 1)
+    plan = tier.plan()
+    assert plan["takes_reign"]
+    assert keys_of(plan) == set(litter)
+    done = tier.apply(plan)
+    assert (done["deleted"], done["generation"]) == (2, 2)
+    with pytest.raises(FencedError):  # the writer of before is fenced, whatever it thinks
+        tier.builder.add([b"b"])
+    assert tier.restart().add([b"b"]).queue_offset == 1
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
+def test_the_present_reign_s_litter_stays_while_its_writer_lives():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    tier.litter(1)
+    tier.clock.advance(GRACE_S + 1)
+    lease = Lease(
+        tier.store,
+        PREFIX,
+        writer="0badcafe",
+        holder=Holder.present(),
+        seconds=1000,
+        clock=tier.clock,
+    )
+    free = tier.plan()
+    assert lease.try_acquire() is None
+    held = tier.plan()
+    assert (held["deletions"], held["left"]["present_reign"]) == ([], 2)
+    assert held["is_writer_alive"]
+    with pytest.raises(InvalidError, match="a writer has begun"):  # between plan and apply
+        tier.apply(free)
+    assert len(tier.data() - tier.named()) == 2
+    tier.builder.add([b"b"])  # and it was not fenced
+
+
+def test_merged_parts_go_beside_the_writer_that_merged_them():
+    tier = Tier()
+    for _ in range(3):
+        tier.builder.add([b"a"])
+    small = tier.named()
+    tier.builder.add([b"b"], roll=True)
+    seal_all(tier)
+    assert not small & tier.named()
+    tier.clock.advance(GRACE_S / 2)
+    assert keys_of(tier.plan()) == set()
+    lease = Lease(
+        tier.store,
+        PREFIX,
+        writer="0badcafe",
+        holder=Holder.present(),
+        seconds=1000,
+        clock=tier.clock,
+    )
+    assert lease.try_acquire() is None
+    tier.clock.advance(GRACE_S)
+    plan = tier.plan()
+    assert keys_of(plan) == small
+    assert not plan["takes_reign"]
+    assert tier.apply(plan)["deleted"] == 6
+    tier.builder.add([b"c"])
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
+def seal_all(tier: Tier) -> None:
+    policy = SealPolicy()
+    for plan in plan_seals(tier.builder.journal.state, policy):
+        job = SealJob(plan)
+        assert Sealer(tier.builder.uploader, tier.store, PREFIX).advance(job)
+        parts = [part_json(part) for part in job.parts]
+        base = plan.segment.base_offset
+        tier.builder.say(
+            queue_action("seal", plan.queue, plan.incarnation, segment=base, parts=parts)
+        )
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_crash_in_the_middle_and_again(fault: Fault, at: int):
+    tier, _ = old_litter()
+    plan = tier.plan()
+    rule = Rule(fault, operations=frozenset({"delete"}), skip=at - 1, times=1)
+    with pytest.raises(SimulatedCrash):
+        tier.apply(plan, FaultyStore(tier.store, random.Random(1), rule))
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+    done = tier.apply(plan)
+    assert done["deleted"] + done["already_gone"] == 6
+    assert done["already_gone"] == at - (fault is Fault.CRASH_BEFORE)
+    assert tier.data() == tier.named()
+
+
+def test_a_deletion_that_fails_ends_the_run_and_is_in_the_ledger():
+    tier, _ = old_litter()
+    plan = tier.plan()
+    rule = Rule(Fault.UNAVAILABLE, operations=frozenset({"delete"}), skip=2, times=1)
+    with pytest.raises(UnavailableError):
+        tier.apply(plan, FaultyStore(tier.store, random.Random(1), rule))
+    last = list(tier.store.list(PREFIX + LEDGER))[-1].key
+    record = open_text(tier.store.get(last), where=last)
+    assert record["deleted"] == 2  # the batch of indexes, but for one
+    assert "Unavailable" in record["error"]
+    assert tier.apply(plan)["already_gone"] == 2
+
+
+def test_a_plan_is_refused_when_the_tier_has_moved_on():
+    tier, litter = old_litter()
+    plan = tier.plan()
+    key = PREFIX + litter[0]
+    tier.store.delete(key)
+    tier.store.put_if_absent(key, b"another")
+    with pytest.raises(InvalidError, match="is another object"):
+        tier.apply(plan)
+    wrong = {**plan, "journal_checksum": 1, "deletions": plan["deletions"][2:]}
+    with pytest.raises(InvalidError, match="journal entry"):
+        tier.apply(wrong)
+    with pytest.raises(InvalidError, match="another store"):
+        tier.apply({**plan, "store": {"cluster": "x"}})
+    assert len(tier.data() - tier.named()) == 6
+
+
+def test_a_plan_that_was_made_by_hand_deletes_nothing_that_is_named():
+    tier, _ = old_litter()
+    plan = tier.plan()
+    info = next(i for i in tier.store.list(PREFIX) if i.key.removeprefix(PREFIX) in tier.named())
+    one = {
+        "key": info.key,
+        "kind": "commitlog",
+        "size_bytes": info.size_bytes,
+        "modified_ms": info.modified_ms,
+    }
+    with pytest.raises(InvalidError, match="is named"):
+        tier.apply({**plan, "deletions": [one, *plan["deletions"]]})
+    assert tier.named() <= tier.data()
+
+
+def test_nothing_is_deleted_when_a_named_object_is_gone():
+    tier, _ = old_litter()
+    plan = tier.plan()
+    tier.store.delete(PREFIX + min(tier.named()))
+    refused = tier.plan()
+    assert refused["deletions"] == []
+    assert "is named by the journal and is gone" in refused["refusals"][0]
+    with pytest.raises(DataError, match="nothing is deleted"):
+        tier.apply(plan)
+    assert len(tier.data() - tier.named()) == 6
+
+
+def test_the_journal_is_trimmed_behind_two_checkpoints_and_the_grace():
+    tier = Tier()
+    for _ in range(4):
+        for _ in range(3):
+            tier.builder.add([b"a"])
+        tier.clock.advance(GRACE_S / 2)
+        tier.builder.journal.write_checkpoint(force=True)
+    # checkpoints after entries 4, 7, 10, 13; entry 10 is as old as the grace
+    plan = tier.plan(limit=10_000)
+    assert plan["kinds"] == {"entry": 9, "checkpoint": 2}
+    assert tier.plan(GRACE_S + 1)["kinds"] == {"entry": 6, "checkpoint": 1}
+    tier.apply(plan)
+    left = [i.key[-31:] for i in tier.store.list(PREFIX + JOURNAL)]
+    assert len(left) == 4 + 2
+    assert tier.restart().add([b"b"]).queue_offset == 12
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+    tier.clock.advance(10 * GRACE_S)
+    tier.apply(tier.plan())
+    assert tier.plan()["is_history_covered"]
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
+def test_expired_segments_go_in_two_phases():
+    tier = Tier()
+    for roll in (False, True, True):
+        tier.builder.add([b"a", b"b"], roll=roll)
+    tier.clock.advance(60)
+    plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
+    assert (plan["segments"], plan["objects"]) == (2, 4)
+    plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
+    done = apply_steps(tier.at, plan)
+    assert (done["steps"], done["entries"]) == (1, 1)
+    assert len(tier.data()) == 6  # nothing is deleted yet
+    tier.builder.add([b"c"])  # the writer met the entry and went on
+    assert tier.builder.journal.state.life(QUEUE).min_offset == 4
+    tier.clock.advance(GRACE_S / 2)
+    assert keys_of(tier.plan()) == set()
+    tier.clock.advance(GRACE_S)
+    gone = tier.plan()
+    assert len(gone["deletions"]) == 4
+    tier.apply(gone)
+    assert tier.data() == tier.named()
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+    again = apply_steps(tier.at, plan)
+    assert (again["steps"], again["already_done"]) == (0, 1)
+
+
+def test_expiry_is_refused_by_a_clock_that_is_ahead_and_after_the_tier_moved_on():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    tier.builder.add([b"b"], roll=True)
+    ours = ManualClock(tier.clock.now_ms() + 10**9)
+    at = tier.workplace(tier.store, ours)
+    with pytest.raises(InvalidError, match="ahead of the store's"):
+        apply_steps(at, plan_expire(at, lambda _: 0, objects_max=99))
+    assert tier.builder.journal.state.life(QUEUE).min_offset == 0
+    tier.clock.advance(10)
+    plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
+    plan["steps"][0]["segments"] = 7
+    with pytest.raises(InvalidError, match="moved on"):
+        apply_steps(tier.at, plan)
+
+
+def test_a_topic_s_removal_needs_that_nobody_writes():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    plan = plan_delete_topic(tier.at, QUEUE.topic, objects_max=99)
+    lease = Lease(
+        tier.store, PREFIX, writer="0badcafe", holder=Holder.present(), seconds=10, clock=tier.clock
+    )
+    assert lease.try_acquire() is None
+    with pytest.raises(FencedError, match="a writer is at work"):
+        apply_steps(tier.at, plan)
+    lease.release()
+    assert apply_steps(tier.at, plan)["steps"] == 1
+    state = tier.restart().journal.state
+    assert state.life(QUEUE).segments == ()
+    assert tier.builder.add([b"b"]).queue_offset == 1
+    tier.clock.advance(GRACE_S + 1)
+    tier.apply(tier.plan())
+    assert tier.data() == tier.named()
+    with pytest.raises(InvalidError, match="no topic"):
+        plan_delete_topic(tier.at, "nobody", objects_max=9)
+
+
+STEPS = st.lists(
+    st.sampled_from(
+        ["add", "add", "roll", "gap", "litter", "restart", "expire", "seal", "wait", "gc", "gc"]
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.integers(1, 9), st.sampled_from([0, 5, GRACE_S]))
+def test_whatever_happens_gc_deletes_nothing_that_anybody_may_need(
+    steps: list[str], limit: int, grace_s: int
+):
+    tier = Tier()
+    held: list[tuple[float, set[str]]] = []
+    deleted_any = False
+    for number, step in enumerate(steps):
+        builder = tier.builder
+        if step in {"add", "roll"}:
+            builder.add([b"m%d" % number], roll=step == "roll")
+        elif step == "gap":
+            builder.gap(2)
+        elif step == "litter":
+            generation = builder.journal.generation
+            key = f"queue/t/0000000000/0000000000/commitlog/{number:020d}-{generation:010d}-0badcafe-{number:010d}"
+            tier.store.put_if_absent(PREFIX + key, b"litter")
+        elif step == "restart":
+            tier.restart()
+        elif step == "expire":
+            apply_steps(tier.at, plan_expire(tier.at, lambda _: 0, objects_max=4))
+            builder.journal.catch_up()
+        elif step == "seal":
+            seal_all(tier)
+        elif step == "wait":
+            tier.clock.advance(GRACE_S / 2)
+            builder.journal.write_checkpoint(force=True)
+        else:
+            plan = tier.plan(grace_s, limit)
+            assert plan["refusals"] == []
+            assert len(plan["deletions"]) <= limit
+            held.append((tier.clock.monotonic_s(), tier.named()))
+            needed = set().union(
+                *(names for at, names in held if tier.clock.monotonic_s() - at < grace_s)
+            )
+            assert not keys_of(plan) & (needed | tier.named())
+            deleted_any |= tier.apply(plan)["deleted"] > 0
+            if plan["takes_reign"]:
+                tier.restart()
+        held.append((tier.clock.monotonic_s(), tier.named()))
+        assert tier.named() <= tier.data()
+    tier.restart()
+    tier.clock.advance(GRACE_S + 1)
+    tier.apply(tier.plan(grace_s))
+    assert tier.data() == tier.named()
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
+def test_batches_are_of_one_kind_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gc, "BATCH", 2)
+    tier, _ = old_litter()
+    assert tier.apply(tier.plan())["deleted"] == 6
