@@ -65,8 +65,9 @@ class SyntheticStore:
     def __init__(self, store_id: str = "synthetic") -> None:
         self._lock = threading.RLock()
         self._queues: dict[MessageQueue, _Queue] = {}
-        self._log: list[tuple[MessageQueue, int]] = []
+        self._log: list[tuple[MessageQueue, int, _Queue]] = []
         self._end = 0
+        self._count = 0
         self.identity = StoreIdentity("c", "b", store_id, "rocketmq", is_live=True)
 
     def append(self, topic: str, queue_id: int, body: bytes, *, first: int = 0) -> int:
@@ -75,11 +76,12 @@ class SyntheticStore:
         with self._lock:
             row = self._queues.setdefault(queue, _Queue(first, [], []))
             offset = row.base + len(row.records)
-            time_ms = 1_700_000_000_000 + len(self._log)
+            time_ms = 1_700_000_000_000 + self._count
+            self._count += 1
             raw = make_record(queue, offset, self._end, body, time_ms)
             row.records.append(raw)
             row.times.append(time_ms)
-            self._log.append((queue, offset))
+            self._log.append((queue, offset, row))
             self._end += len(raw)
             return offset
 
@@ -90,6 +92,19 @@ class SyntheticStore:
             drop = before - row.base
             del row.records[:drop], row.times[:drop]
             row.base = before
+
+    def delete(self, topic: str, queue_id: int) -> None:
+        """The topic is deleted; its records stay in the log, and no queue lists them."""
+        with self._lock:
+            del self._queues[MessageQueue(topic, queue_id)]
+
+    def cut(self, topic: str, queue_id: int, end: int) -> None:
+        """A power failure takes the queue's tail from ``end`` on."""
+        queue = MessageQueue(topic, queue_id)
+        with self._lock:
+            row = self._queues[queue]
+            del row.records[end - row.base :], row.times[end - row.base :]
+            self._log = [e for e in self._log if e[0] != queue or e[1] < end]
 
     def raw(self, queue: MessageQueue) -> dict[int, bytes]:
         """All records there are, by queue offset."""
@@ -141,11 +156,20 @@ class SyntheticStore:
 
 
 class _Follower:
+    """Walks the log in its order, as the real one does: a record that is listed, and whose queue offset was passed
+    already, says that its queue's offsets fell."""
+
     def __init__(self, store: SyntheticStore, starts: dict[MessageQueue, QueueOffset]) -> None:
         self._store = store
-        self._starts = starts
+        self._next: dict[MessageQueue, int] = dict(starts)
         self._at = 0
+        self._fallen: set[MessageQueue] = set()
+        self._last: dict[MessageQueue, int] = {}
         self.is_idle = False
+        with store._lock:
+            for at, (queue, offset, row) in enumerate(store._log):
+                if row is store._queues.get(queue) and offset == self._next.get(queue, 0) - 1:
+                    self._last[queue] = at
 
     @property
     def is_at_end(self) -> bool:
@@ -157,15 +181,27 @@ class _Follower:
         with store._lock:
             size = 0
             while self._at < len(store._log) and size < window_bytes:
-                queue, offset = store._log[self._at]
-                row = store._queues[queue]
+                queue, offset, row = store._log[self._at]
                 self._at += 1
-                if offset >= row.base:
-                    size += len(row.records[offset - row.base])
-                    if offset >= self._starts.get(queue, 0):
-                        found.setdefault(queue, []).append(offset)
+                if row is not store._queues.get(queue) or offset < row.base:
+                    continue
+                size += len(row.records[offset - row.base])
+                if offset >= self._next.get(queue, 0):
+                    found.setdefault(queue, []).append(offset)
+                    self._next[queue], self._last[queue] = offset + 1, self._at - 1
+                elif self._at - 1 > self._last.get(queue, -1):
+                    self._fallen.add(queue)
             self.is_idle = self._at == len(store._log)
             return [self._batch(queue, offsets) for queue, offsets in found.items()]
+
+    def take_fallen(self) -> set[MessageQueue]:
+        fallen, self._fallen = self._fallen, set()
+        return fallen
+
+    def seek(self, queue: MessageQueue, start: QueueOffset) -> None:
+        self._next[queue] = start
+        self._last.pop(queue, None)
+        self._at = 0
 
     def _batch(self, queue: MessageQueue, offsets: list[int]) -> RecordBatch:
         row = self._store._queues[queue]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from tiered.plugin.repair import RepairReport
 
 THREADS = 4
-_NEUTRAL = frozenset({"notes", "ended_lives", "unreferenced_bytes"})
+_NEUTRAL = frozenset(
+    {"notes", "ended_lives", "taken_back", "taken_back_messages", "unreferenced_bytes"}
+)
 """What ``--strict`` does not count: it is neither lost nor left over."""
 
 

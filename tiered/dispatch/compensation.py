@@ -2,7 +2,8 @@
 
 Overview: ``fall_behind`` notes a queue; ``begin`` starts a catch-up for each noted one; a catch-up ends when the queue is
 level with the local store, when memory is full (it is begun again at the next scan), or at a gap, which is recorded by the
-next journal entry as soon as everything before it is settled (invariant I12).
+next journal entry as soon as everything before it is settled (invariant I12). A queue that is suspect is decided on first
+(``tiered.dispatch.continuity``).
 
 Ordering: at most one catch-up a queue; what it reads and what dispatch offers meanwhile meet under the queue's lock, and
 what is repeated is cut off there.
@@ -15,12 +16,14 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from tiered.dispatch.continuity import Look
 from tiered.dispatch.rounds import Fact
 from tiered.log.state import queue_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tiered.dispatch.continuity import Continuity
     from tiered.dispatch.counters import DispatchCounters
     from tiered.local.face import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile
@@ -42,6 +45,7 @@ class Compensation:
         has_room: Callable[[], bool],
         file: Callable[[MessageQueue], CompositeFlatFile],
         state_fact: Callable[[Fact], None],
+        continuity: Continuity,
         counters: DispatchCounters,
         batch_bytes: int,
         stop: threading.Event,
@@ -54,6 +58,7 @@ class Compensation:
             has_room: Whether memory has room for another batch.
             file: Write side of a queue.
             state_fact: Has the next journal entry say something.
+            continuity: Says whether a queue goes on where it was.
             counters: Where to count.
             batch_bytes: How much to read at once.
             stop: Ends catch-ups early.
@@ -63,6 +68,7 @@ class Compensation:
         self._has_room = has_room
         self._file = file
         self._state_fact = state_fact
+        self._continuity = continuity
         self._counters = counters
         self._batch_bytes = batch_bytes
         self._stop = stop
@@ -88,7 +94,7 @@ class Compensation:
             chosen = self._behind - self._running - self._gaps
             self._behind -= chosen
             self._running |= chosen
-        for queue in chosen:
+        for queue in sorted(chosen):
             submit(functools.partial(self._catch_up, queue))
 
     def _catch_up(self, queue: MessageQueue) -> None:
@@ -103,8 +109,11 @@ class Compensation:
 
     def _bring_level(self, file: CompositeFlatFile) -> bool:
         """Whether the queue is level with the local store now."""
+        if not self._is_continuous(file):
+            return False
         while not self._stop.is_set() and self._has_room():
-            start = file.append_offset
+            with file.lock:
+                start, last = file.append_offset, file.last_taken
             batch = self._local.read(
                 file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
             )
@@ -113,9 +122,21 @@ class Compensation:
             if batch.base_offset > start:
                 self._record_gap(file, batch.base_offset)
                 return False
+            if self._continuity.look(file.queue, last) is not Look.SAME:
+                self._continuity.suspect(
+                    file.queue
+                )  # looked at behind the read: what was read may be another's
+                return False
             self._take(file, batch)
             self._counters.compensated += 1
         return False
+
+    def _is_continuous(self, file: CompositeFlatFile) -> bool:
+        """Whether the queue goes on where it was; what was taken of a suspect one is committed first."""
+        if not self._continuity.may_take(file, waits=True):
+            self._take(file, None)
+            return self._continuity.resolve(file)
+        return True
 
     def _record_gap(self, file: CompositeFlatFile, end: QueueOffset) -> None:
         """When all before it is settled, have the next entry say that local retention was faster."""

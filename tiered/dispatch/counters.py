@@ -19,6 +19,8 @@ class DispatchCounters:
         lock_misses: Batches that dispatch left to compensation because a queue was busy.
         compensated: Batches taken by compensation.
         gaps: Gaps recorded.
+        taken_back: Times that a queue was ended at an earlier offset, because the broker has other messages from there on.
+        begun_anew: Times that a queue began anew, because the broker has nothing of its history any more.
         quarantined: Damaged records put into quarantine.
         sealed_segments: Segments sealed by an entry: their small parts are merged.
         merged_parts: Small parts replaced by merging.
@@ -36,6 +38,8 @@ class DispatchCounters:
     lock_misses: int = 0
     compensated: int = 0
     gaps: int = 0
+    taken_back: int = 0
+    begun_anew: int = 0
     quarantined: int = 0
     sealed_segments: int = 0
     merged_parts: int = 0

@@ -6,7 +6,6 @@ Overview:
     2. *compensate threads*: a scanner takes due group commits and hands them to the upload pool; queues that fell behind
        are read in bulk from their own consume queue.
     3. *build thread*: ``tiered.dispatch.rounds``.
-
     Beside them the *seal thread* merges what has rolled (``tiered.dispatch.sealing``); none of the three waits for it.
 
 How to use it: ``start``; then ``dispatch`` from outside (plug-in way) or ``follow`` (attach way); ``drain``; ``close``.
@@ -32,10 +31,12 @@ from typing import TYPE_CHECKING
 from backends.errors import BackendError
 from tiered.dispatch.budget import MemoryBudget
 from tiered.dispatch.compensation import Compensation
+from tiered.dispatch.continuity import Continuity
 from tiered.dispatch.counters import DispatchCounters
 from tiered.dispatch.files import QueueFiles, Start
+from tiered.dispatch.following import Following, register
 from tiered.dispatch.group_commit import GroupCommitter, refused
-from tiered.dispatch.rounds import Fact, RoundBuilder
+from tiered.dispatch.rounds import RoundBuilder
 from tiered.dispatch.sealing import SealThread
 from tiered.dispatch.throttle import Throttle
 from tiered.dispatch.uploads import StoredLog, Uploader
@@ -45,7 +46,6 @@ from tiered.log.composite import (
     AppendResult,
     CompositeFlatFile,
 )
-from tiered.log.state import Part, TierState, queue_action
 
 if TYPE_CHECKING:
     import random
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from tiered.dispatch.settings import DispatchSettings
     from tiered.journal.writer import JournalWriter
     from tiered.local.face import LocalStore, RecordBatch
+    from tiered.log.state import Part, TierState
     from tiered.model import MessageQueue, QueueOffset
 
 _LOG = logging.getLogger("tiered.dispatch")
@@ -68,6 +69,7 @@ class TieredDispatcher:
         counters: What was done so far.
         budget: Memory held.
         uploader: Makes the objects.
+        continuity: Holds what was taken against the local store.
         fault: Why the dispatcher ended by itself; None while it runs.
     """
 
@@ -128,6 +130,7 @@ class TieredDispatcher:
             index_failed=self._index_failed,
         )
         self._commits = self._make_commits()
+        self.continuity = self._make_continuity(store, prefix)
         self._compensation = self._make_compensation()
         self._sealing = self._make_sealing(store, prefix)
         self._wake = threading.Event()
@@ -149,6 +152,19 @@ class TieredDispatcher:
             room=self._room,
         )
 
+    def _make_continuity(self, store: ObjectStore, prefix: str) -> Continuity:
+        return Continuity(
+            self._local,
+            store,
+            prefix,
+            state=lambda: self._journal.state,
+            known=self._files.known,
+            renew=self._files.renew,
+            say=self._rounds.state_fact,
+            counters=self.counters,
+            clock=self._clock,
+        )
+
     def _make_compensation(self) -> Compensation:
         batch_bytes = min(self._settings.part_bytes, self._settings.step_bytes)
         return Compensation(
@@ -157,6 +173,7 @@ class TieredDispatcher:
             has_room=lambda: self.budget.has_room(batch_bytes),
             file=self.file,
             state_fact=self._rounds.state_fact,
+            continuity=self.continuity,
             counters=self.counters,
             batch_bytes=batch_bytes,
             stop=self._stop,
@@ -182,7 +199,11 @@ class TieredDispatcher:
 
     def start(self) -> None:
         """Start the compensate, build and seal threads."""
-        bodies = {"compensate": self._compensate, "build": self._build, "seal": self._sealing.run}
+        bodies = {
+            "compensate": self._compensate,
+            "build": lambda: self._rounds.run(self._stop),
+            "seal": self._sealing.run,
+        }
         for name, body in bodies.items():
             thread = threading.Thread(target=self._guard, args=(body,), name=f"tiered-{name}")
             self._threads.append(thread)
@@ -197,11 +218,11 @@ class TieredDispatcher:
         if not self._selects(batch.queue):
             return True
         file = self.file(batch.queue)
+        if not self.continuity.may_take(file):
+            return self._leave(batch.queue)
         if not file.lock.acquire(blocking=False):
             self.counters.lock_misses += 1
-            self._compensation.fall_behind(batch.queue)
-            self._wake.set()
-            return False
+            return self._leave(batch.queue)
         try:
             return self._append(file, batch) is not AppendResult.GAP
         finally:
@@ -220,24 +241,26 @@ class TieredDispatcher:
             TieredStoreError: The local store cannot be read.
         """
         starts = self._files.starts()
-        self._register(starts)
-        follower = self._local.follow(starts)
+        register(self._files.unknown_and_empty(starts), self._rounds.state_fact)
+        following = Following(
+            self._local,
+            starts,
+            files=self._files,
+            continuity=self.continuity,
+            compensation=self._compensation,
+            dispatch=self.dispatch,
+            throttle=self._read_throttle,
+        )
         try:
             while not stop() and self.fault is None:
                 if not self.budget.has_room(self._settings.step_bytes):
                     self._wait_for_room()
-                    continue
-                batches = follower.poll(self._settings.step_bytes)
-                for batch in batches:
-                    self.dispatch(batch)
-                taken = sum(memoryview(batch.data).nbytes for batch in batches)
-                self._read_throttle.take(taken)
-                if until_idle and not batches and follower.is_idle:
-                    return
-                if follower.is_at_end and not until_idle:
+                elif following.step(self._settings.step_bytes, until_idle=until_idle):
+                    if until_idle:
+                        return
                     self._clock.wait(self._stop, self._settings.pause_s)
         finally:
-            follower.close()
+            following.close()
 
     def file(self, queue: MessageQueue) -> CompositeFlatFile:
         """The write side of a queue; made on first use from what the journal says."""
@@ -272,9 +295,7 @@ class TieredDispatcher:
         """How long nothing could be uploaded although there was something to upload; else 0."""
         if self.is_settled:
             self._last_success_s = self._clock.monotonic_s()
-        last_s = max(self._last_success_s, self._commits.last_success_s)
-        silent_s: float = self._clock.monotonic_s() - last_s
-        return silent_s
+        return self._clock.monotonic_s() - max(self._last_success_s, self._commits.last_success_s)
 
     def seal_all(self) -> int:
         """Seal every segment, also the open ones, of what is settled; what comes next opens new ones. While started.
@@ -294,26 +315,18 @@ class TieredDispatcher:
     def close(self) -> None:
         """End all threads; what is neither durable nor named is given up (it is still in the local store)."""
         self._stop.set()
-        self._wake.set()
-        self._rounds.wake()
-        self._sealing.wake()
+        for wake in (self._wake.set, self._rounds.wake, self._sealing.wake):
+            wake()
         self._commits.close()
         for thread in self._threads:
             thread.join()
         self._index_pool.shutdown(wait=True)
 
-    # -- inside ---------------------------------------------------------------------------------
-
-    def _register(self, starts: Mapping[MessageQueue, QueueOffset]) -> None:
-        """Have the journal know queues that begin above 0 and have nothing to take yet.
-
-        So their bounds are seen in the tier, and a restart goes on where they began, whatever came in between.
-        """
-        for queue, offset in self._files.unknown_and_empty(starts).items():
-            begin = {"start": offset, "reason": "begins here"}
-            self._rounds.state_fact(
-                Fact(queue_action("incarnation", queue, 0, **begin), lambda: None)
-            )
+    def _leave(self, queue: MessageQueue) -> bool:
+        """Leave a queue to compensation."""
+        self._compensation.fall_behind(queue)
+        self._wake.set()
+        return False
 
     def _append(self, file: CompositeFlatFile, batch: RecordBatch) -> AppendResult:
         """With the queue's lock held."""
@@ -324,8 +337,7 @@ class TieredDispatcher:
             self.budget.add(file.buffered_bytes - before[1] + items * ITEM_MEMORY_BYTES)
             self._commits.appended(file)
         elif result is AppendResult.GAP:
-            self._compensation.fall_behind(file.queue)
-            self._wake.set()
+            self._leave(file.queue)
         return result
 
     def _take_compensated(self, file: CompositeFlatFile, batch: RecordBatch | None) -> None:
@@ -342,9 +354,8 @@ class TieredDispatcher:
         self.counters.uploads_failed += 1
         if not error.retriable:
             raise refused(error)
-        _LOG.warning(
-            "upload of the index of %s failed, trying again: %s", stored.commit.queue, error
-        )
+        queue = stored.commit.queue
+        _LOG.warning("upload of the index of %s failed, trying again: %s", queue, error)
 
     def _committed(self, stored: StoredLog, part: Part, quarantined: int) -> None:
         file = self.file(stored.commit.queue)
@@ -366,8 +377,6 @@ class TieredDispatcher:
         self._clock.wait(self._room, 0.1)
         self._room.clear()
 
-    # -- compensation ---------------------------------------------------------------------------
-
     def _compensate(self) -> None:
         """Body of the scanner."""
         while not self._stop.is_set():
@@ -375,11 +384,6 @@ class TieredDispatcher:
             self._compensation.begin(lambda body: self._index_pool.submit(self._guard, body))
             self._clock.wait(self._wake, min(0.25, self._settings.freshness_s / 4))
             self._wake.clear()
-
-    # -- threads --------------------------------------------------------------------------------
-
-    def _build(self) -> None:
-        self._rounds.run(self._stop)
 
     def _guard(self, body: Callable[[], None]) -> None:
         """Run a thread's body; its error ends the dispatcher instead of vanishing."""

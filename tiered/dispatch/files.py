@@ -58,6 +58,12 @@ class QueueFiles:
                 self._files[queue] = file
             return file
 
+    def renew(self, queue: MessageQueue) -> None:
+        """Make a queue's write side anew from what the journal says; the old one must have nothing in hand."""
+        life = self._life(queue)
+        with self._lock:
+            self._files[queue] = CompositeFlatFile(queue, life, self._policy)
+
     def known(self, queue: MessageQueue) -> CompositeFlatFile | None:
         """The write side of a queue if there is one yet."""
         with self._lock:

@@ -19,7 +19,7 @@ from typing_extensions import Buffer
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -181,6 +181,19 @@ class Follower(Protocol):
     @property
     def is_at_end(self) -> bool:
         """The last poll took all that could be seen: another one at once would hardly find more."""
+        ...
+
+    def take_fallen(self) -> Collection[MessageQueue]:
+        """Queues that may not go on where they were, since the last call.
+
+        That is: a record of theirs with a lower queue offset stands behind one with a higher one, as when a topic was
+        deleted and created again (however far its offsets have risen since), or the store was looked at anew. The
+        caller holds what it has taken against the store, and says where to go on (``seek``) if that is elsewhere.
+        """
+        ...
+
+    def seek(self, queue: MessageQueue, start: QueueOffset) -> None:
+        """Go on with ``start`` in one queue, before or behind where it stands."""
         ...
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.resync import Resync
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from tiered.local.catalog import QueueState
     from tiered.local.entries import Entries, Longs
@@ -41,12 +41,15 @@ class RocketMQFollower:
     def __init__(self, store: FollowedStore, starts: Mapping[MessageQueue, QueueOffset]) -> None:
         self._store = store
         self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
+        self._last: dict[MessageQueue, int] = {}  # local physical offset of the record before it
+        self._fallen: set[MessageQueue] = set()
         self._has_ext = store.has_ext
         self._is_idle = False
         self._is_at_end = False
         self._is_closed = False
         self._must_sweep = True
         self._view = store.current_view()
+        self._note_places()
         self._position = self._first_position()
         self._pieces = LogPieces(self._view.log)
         self._resync = Resync(self._view.log, self._view.catalog)
@@ -92,7 +95,42 @@ class RocketMQFollower:
                 return []  # somebody else has moved the frontier
         return self._sweep(view, window_bytes)
 
+    def take_fallen(self) -> Collection[MessageQueue]:
+        """See ``Follower``."""
+        fallen, self._fallen = self._fallen, set()
+        return fallen
+
+    def seek(self, queue: MessageQueue, start: QueueOffset) -> None:
+        """See ``Follower``. What lies before the place in the log is taken through the consume queue."""
+        self._next[queue] = int(start)
+        state = self._view.catalog.states.get(queue)
+        if state is not None:
+            self._last[queue] = self._place_before(state)
+        self._must_sweep = True
+
     # -- where to begin --------------------------------------------------------------------------
+
+    def _note_places(self) -> None:
+        """Where in the log the record lies that was taken last of each queue, as far as the store has it."""
+        self._last = {
+            queue: self._place_before(state)
+            for queue, state in list(self._view.catalog.states.items())
+            if queue in self._next
+        }
+
+    def _place_before(self, state: QueueState) -> int:
+        offset = self._next[state.queue] - 1
+        if offset < 0:
+            return -1
+        entries = state.index.entries(offset, offset + 1)
+        return int(entries.physical_offsets[0]) if entries.is_written[0] else -1
+
+    def _note_fall(self, state: QueueState, block: RecordBlock, indices: Longs, start: int) -> None:
+        """Note a queue of which a record that was taken already comes again, behind the last one in the log."""
+        fell = block.queue_offsets[indices] < start
+        fell &= block.physical_offsets[indices] > self._last.get(state.queue, -1)
+        if fell.any() and state.queue in self._next:
+            self._fallen.add(state.queue)
 
     def _first_position(self) -> int:
         """The lowest place in the log where a queue goes on."""
@@ -122,6 +160,8 @@ class RocketMQFollower:
 
     def _go_on_in(self, view: View) -> None:
         self._view = view
+        self._note_places()
+        self._fallen.update(self._next)
         self._pieces = LogPieces(view.log)
         self._resync = Resync(view.log, view.catalog)
         self._position = min(self._position, self._first_position())
@@ -167,6 +207,8 @@ class RocketMQFollower:
         """The batches of one queue's records in a piece."""
         start = self._next_of(state)
         if block.queue_offsets[indices[0]] < start:
+            state.index.row.rescan()  # the files may be others now
+            self._note_fall(state, block, indices, start)
             indices = indices[block.queue_offsets[indices] >= start]
             if not len(indices):
                 return []
@@ -193,6 +235,8 @@ class RocketMQFollower:
         """Batches of the listed records from queue offset ``start`` on, the gaps between them filled."""
         if found.entries is not None and found.is_all_listed and int(found.offsets[0]) == start:
             return [self._batch(state, block, found)]
+        if int(found.offsets.min()) < start:
+            self._note_fall(state, block, found.indices[found.is_listed], start)
         listed = found.is_listed & (found.offsets >= start)
         indices = found.indices[listed]
         counts = None if found.counts is None else found.counts[listed]
@@ -217,6 +261,7 @@ class RocketMQFollower:
             _complete_last_tag(entries, block, found)
         batch = sound_batch(state.queue, block, found.indices, entries, found.counts)
         self._next[state.queue] = batch.end_offset
+        self._last[state.queue] = int(batch.physical_offsets[-1])
         return batch
 
     # -- what the log's order does not give ------------------------------------------------------
@@ -228,6 +273,8 @@ class RocketMQFollower:
             if batch is None:
                 return
             self._next[state.queue] = batch.end_offset
+            last = int(batch.physical_offsets.max())
+            self._last[state.queue] = max(last, self._last.get(state.queue, -1))
             yield batch
 
     def _sweep(self, view: View, window_bytes: int) -> list[RecordBatch]:

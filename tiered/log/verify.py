@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tiered.errors import DataError
 from tiered.log.reader import QueueReader, TierReader
+from tiered.log.takeback import is_tail
 from tiered.log.verify_journal import check_journal, check_lease
 from tiered.log.verify_listing import compare_listing, named_objects, record_listing
 from tiered.log.verify_local import QueueComparison
@@ -164,7 +165,12 @@ class _Run:
             report.named_objects += key not in listing.missing
             report.named_bytes += place.object_bytes
         for lives in state.queues.values():
-            recorded.ended_lives += len(lives) - 1
+            tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
+            recorded.ended_lives += len(lives) - 1 - len(tails)
+            recorded.taken_back += len(tails)
+            recorded.taken_back_messages += sum(
+                life.commit_offset - life.min_offset for life in tails
+            )
             for life in lives:
                 recorded.gaps += len(life.gaps)
                 recorded.gap_messages += sum(gap.end - gap.start for gap in life.gaps)

@@ -60,6 +60,8 @@ class Recorded:
         quarantined: Damaged records that were put aside.
         refused_parts: Actions in the journal that replay refused.
         ended_lives: Earlier incarnations of queues.
+        taken_back: Ends of queues that the broker took back; they are kept.
+        taken_back_messages: Their queue offsets.
         orphans: Data objects that no entry names (of the present reign: perhaps about to be named).
         orphan_bytes: Their bytes.
         orphans_of_present_reign: Those of them that the present reign's writer made.
@@ -74,6 +76,8 @@ class Recorded:
     quarantined: int = 0
     refused_parts: int = 0
     ended_lives: int = 0
+    taken_back: int = 0
+    taken_back_messages: int = 0
     orphans: int = 0
     orphan_bytes: int = 0
     orphans_of_present_reign: int = 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tiered import keys
 from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.takeback import is_tail
 from tiered.log.verify_report import Problem
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ def check_state(state: TierState) -> Iterator[Problem]:
         for number, life in enumerate(lives):
             where = f"{queue} incarnation {life.incarnation}"
             details = [*_check_life(life), *_check_parts(queue, life)]
-            if life.incarnation != number:
-                details.append(f"it is the life number {number} of its queue")
+            expected = number - sum(is_tail(lives, before) for before in range(number))
+            if life.incarnation != expected:
+                details.append(f"it is the life number {expected} of its queue")
             if bool(life.ended) != (number < len(lives) - 1):
                 details.append("only the last life of a queue may go on")
             yield from (Problem("state", where, detail) for detail in details)
@@ -35,17 +37,19 @@ def _check_life(life: QueueLife) -> Iterator[str]:
     for segment in life.segments[:-1]:
         if not segment.sealed:
             yield f"segment {segment.base_offset} is not the last, and is not sealed"
-    for segment in life.segments:
-        yield from _check_segment(segment)
+    for number, segment in enumerate(life.segments):
+        yield from _check_segment(segment, may_be_cut=bool(life.ended) and number == 0)
     yield from _check_order(life)
 
 
-def _check_segment(segment: Segment) -> Iterator[str]:
+def _check_segment(segment: Segment, *, may_be_cut: bool) -> Iterator[str]:
+    """A segment that the broker took back in part keeps its name, and may begin later (``tiered.log.takeback``)."""
     if not segment.parts:
         yield f"segment {segment.base_offset} has no part"
         return
-    first = segment.parts[0]
-    if (first.log_offset, first.queue_offset) != (segment.base_offset, segment.base_queue_offset):
+    first, base = segment.parts[0], (segment.base_offset, segment.base_queue_offset)
+    place = first.log_offset, first.queue_offset
+    if place != base and not (may_be_cut and place[0] >= base[0] and place[1] > base[1]):
         yield f"segment {segment.base_offset} does not begin with its first part"
     for one, two in pairwise(segment.parts):
         if one.queue_end != two.queue_offset:

@@ -1,0 +1,240 @@
+"""What the broker takes back: nothing of it is silent, and the present history is the local one again."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from support.dispatching import FAST, PREFIX, dispatching, read_back, run_once
+from support.synthetic import SyntheticStore
+
+from backends.memory import MemoryStore
+from tiered.log.reader import QueueReader, TierReader
+from tiered.log.state import Gap, QueueLife
+from tiered.log.verify import verify_tier
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiered.dispatch.dispatcher import TieredDispatcher
+
+QUEUE = MessageQueue("t", 0)
+OTHER = MessageQueue("t", 1)
+
+
+def stored(count: int, *, text: bytes = b"old") -> SyntheticStore:
+    local = SyntheticStore()
+    append(local, count, text)
+    for number in range(7):
+        local.append("t", 1, b"other %d" % number)
+    return local
+
+
+def append(local: SyntheticStore, count: int, text: bytes) -> None:
+    for number in range(count):
+        local.append("t", 0, text * 20 + b" %d" % number)
+
+
+def lives(store: MemoryStore) -> tuple[QueueLife, ...]:
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    return reader.state.queues[QUEUE]
+
+
+def check(store: MemoryStore, local: SyntheticStore) -> None:
+    """The tier has exactly what the local store has, and is sound."""
+    for queue in local.queues():
+        assert read_back(store, queue) == (local.raw(queue), [])
+    report = verify_tier(store, PREFIX, deep=True, local=local)
+    assert report.problems == []
+
+
+def counted(dispatcher: TieredDispatcher) -> tuple[int, int]:
+    return dispatcher.counters.taken_back, dispatcher.counters.begun_anew
+
+
+# -- between two runs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [1, 30, 59, 60, 61, 200])
+def test_a_topic_made_anew_between_two_runs_begins_anew(again: int):
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    old = local.raw(QUEUE)
+    local.delete("t", 0)
+    append(local, again, b"new")
+    assert counted(run_once(store, local, seed=2)) == (0, 1)
+    check(store, local)
+    before, now = lives(store)
+    assert (before.incarnation, before.commit_offset, now.incarnation) == (0, 60, 1)
+    assert "none in common" in before.ended
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    kept = reader.queue(QUEUE, 0).read(QueueOffset(0))
+    assert kept is not None
+    assert bytes(kept.records.data).startswith(old[0])
+    assert counted(run_once(store, local, seed=3)) == (0, 0)
+
+
+@pytest.mark.parametrize("end", [1, 13, 37, 59])
+@pytest.mark.parametrize("more", [1, 40])
+def test_a_tail_lost_and_written_anew_is_taken_back(end: int, more: int):
+    store, local = MemoryStore(), stored(40)
+    run_once(store, local)
+    append(local, 20, b"tail")
+    run_once(store, local, seed=2)
+    local.cut("t", 0, end)
+    append(local, more, b"new")
+    assert counted(run_once(store, local, seed=3)) == (1, 0)
+    check(store, local)
+    tail, now = lives(store)
+    assert (tail.incarnation, tail.min_offset, tail.commit_offset) == (0, end, 60)
+    assert f"from queue offset {end} on" in tail.ended
+    assert (now.incarnation, now.min_offset, now.commit_offset) == (0, 0, end + more)
+    assert counted(run_once(store, local, seed=4)) == (0, 0)
+    append(local, 5, b"later")
+    run_once(store, local, seed=5)
+    check(store, local)
+
+
+def test_what_was_taken_back_is_still_readable():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    old = local.raw(QUEUE)
+    local.cut("t", 0, 31)
+    append(local, 3, b"new")
+    run_once(store, local, seed=2)
+    tail, _ = lives(store)
+    found = b"".join(
+        bytes(batch.records.data)
+        for batch in QueueReader(store, PREFIX, QUEUE, tail).batches(QueueOffset(0))
+        if not isinstance(batch, Gap)
+    )
+    assert found == b"".join(old[offset] for offset in range(31, 60))
+
+
+def test_a_second_loss_behind_and_before_the_first():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    for seed, end in enumerate((50, 20, 25), 2):
+        local.cut("t", 0, end)
+        append(local, 12, b"after %d" % end)
+        assert counted(run_once(store, local, seed=seed)) == (1, 0)
+        check(store, local)
+    assert [life.ended != "" for life in lives(store)] == [True, True, True, False]
+
+
+def test_a_lagging_copy_is_waited_for():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    whole = local.raw(QUEUE)
+    local.cut("t", 0, 31)
+    second = run_once(store, local, seed=2)
+    assert counted(second) == (0, 0)
+    assert second.continuity.lagging == 1
+    assert len(lives(store)) == 1
+    assert read_back(store, QUEUE) == (whole, [])
+
+
+def test_a_copy_that_expired_before_it_could_be_compared_goes_on():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    append(local, 20, b"more")
+    local.expire("t", 0, 60)
+    assert counted(run_once(store, local, seed=2)) == (0, 0)
+    assert lives(store)[-1].commit_offset == 80
+
+
+def test_nothing_in_common_above_the_local_minimum_begins_anew_there():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    local.delete("t", 0)
+    append(local, 80, b"new")
+    local.expire("t", 0, 45)
+    assert counted(run_once(store, local, seed=2)) == (0, 1)
+    assert lives(store)[-1].min_offset == 45
+    check(store, local)
+
+
+def test_a_tier_without_marks_is_read_instead(monkeypatch: pytest.MonkeyPatch):
+    store, local = MemoryStore(), stored(60)
+    with monkeypatch.context() as patched:
+        patched.setattr("tiered.log.composite.mark_of_item", lambda batch, number: 0)
+        run_once(store, local)
+    assert all(part.last == 0 for part in lives(store)[0].parts())
+    assert counted(run_once(store, local, seed=2)) == (0, 0)
+    local.cut("t", 0, 31)
+    append(local, 29, b"new")
+    assert counted(run_once(store, local, seed=3)) == (1, 0)
+    check(store, local)
+
+
+def test_opening_reads_nothing_of_the_tier_when_all_is_well():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    keys: list[str] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("get"):
+                return lambda key, *more: (keys.append(key), getattr(store, name)(key, *more))[1]
+            return getattr(store, name)
+
+    append(local, 10, b"more")
+    run_once(Watched(), local, seed=2)  # type: ignore[arg-type]
+    assert [key for key in keys if "/queue/" in key] == []
+
+
+# -- while it runs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [3, 60, 61, 150])
+def test_a_topic_made_anew_while_it_is_followed(again: int):
+    store, local, done = MemoryStore(), stored(60), threading.Event()
+    with dispatching(store, local, FAST) as dispatcher:
+        thread = threading.Thread(target=dispatcher.follow, args=(done.is_set,))
+        thread.start()
+        try:
+            wait(lambda: dispatcher.lag().get(QUEUE) == 60, dispatcher)
+            with local._lock:  # between two looks
+                local.delete("t", 0)
+                append(local, again, b"new")
+            wait(lambda: dispatcher.counters.begun_anew == 1, dispatcher)
+            wait(lambda: dispatcher.lag().get(QUEUE) == again, dispatcher)
+            append(local, 20, b"later")
+            wait(lambda: dispatcher.lag().get(QUEUE) == again + 20, dispatcher)
+        finally:
+            done.set()
+            thread.join()
+    assert counted(dispatcher) == (0, 1)
+    check(store, local)
+
+
+def test_a_tail_taken_back_while_it_is_followed():
+    store, local, done = MemoryStore(), stored(60), threading.Event()
+    with dispatching(store, local, FAST) as dispatcher:
+        thread = threading.Thread(target=dispatcher.follow, args=(done.is_set,))
+        thread.start()
+        try:
+            wait(lambda: dispatcher.lag().get(QUEUE) == 60, dispatcher)
+            with local._lock:
+                local.cut("t", 0, 40)
+                append(local, 20, b"new")  # as many as were lost: nothing fell, nothing rose
+            wait(lambda: dispatcher.counters.taken_back == 1, dispatcher)
+            wait(lambda: dispatcher.lag().get(QUEUE) == 60, dispatcher)
+        finally:
+            done.set()
+            thread.join()
+    check(store, local)
+
+
+def wait(true: Callable[[], bool], dispatcher: TieredDispatcher) -> None:
+    pause = threading.Event()
+    for _ in range(2000):
+        if true():
+            return
+        assert dispatcher.fault is None
+        pause.wait(0.01)
+    raise AssertionError("it has not come to that")

@@ -1,0 +1,378 @@
+"""Continuity: what was taken last is held against the local store, so that nothing the broker took back is silent.
+
+Overview: a queue is *open* until its last record taken was met again in the local store at its queue offset (queue offset,
+store time, unique key, body CRC: ``tiered.log.marks``). It is looked at: when dispatch starts; when the follower says that
+its offsets fell or that the store was looked at anew; behind each bulk read of compensation; and now and then
+(``patrol``). Such a look costs one local read and no request to the tier, since the journal has the marks. A queue that
+does not fit is *suspect*: nothing of it is taken until a compensate thread has decided (``resolve``):
+
+- the local store has the same messages, but fewer: a lagging copy. Nothing is done; it is looked at again when it grows.
+- it has other messages from some offset on: ``take_back`` ends the queue there (power loss, truncation, a backup).
+- nothing is in common: ``incarnation`` begins the queue anew (its topic was deleted and created again).
+
+Ordering: the entry is written when all that was taken of the queue is durable and named; then the queue goes on from the
+journal's state, and the follower is told where (``take_moved``).
+
+Retries and errors: what could not be read of the tier is tried again at the next scan, for ever; a damaged tier record
+decides nothing.
+
+Threads: ``dispatch`` owns ``open`` and the patrol, compensate threads resolve; the sets are under one lock. After a crash
+nothing here survives: every queue is open again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from backends.errors import BackendError
+from tiered.dispatch.rounds import Fact
+from tiered.errors import DataError
+from tiered.log.marks import mark_of_item
+from tiered.log.parting import Change, mark_in_tier, measure, plan_change
+from tiered.log.reader import QueueReader
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
+    from tiered.dispatch.counters import DispatchCounters
+    from tiered.local.face import LocalStore
+    from tiered.log.composite import CompositeFlatFile
+    from tiered.log.parts import TierState
+
+_LOG = logging.getLogger("tiered.dispatch")
+_AT_ONCE = 256
+"""Open queues looked at in one step."""
+_PATROL_S = 0.25
+_PATROL_QUEUES = 16
+"""Every ``_PATROL_S`` so many queues at most: about one percent of a processor."""
+_AGAIN_S = 2.0
+"""A queue is patrolled at most so often; and so often one is resolved of which the journal has no mark."""
+_RIPE_S = 30.0
+"""A queue that is shorter than the tier is resolved at the latest after this time, if the follower lags so long."""
+
+
+class Look(Enum):
+    """What a look at the local store says of the last record taken."""
+
+    SAME = "same"
+    """It is there, or has expired, or cannot be compared there: go on."""
+    SHORTER = "shorter"
+    """The local queue ends before it."""
+    UNKNOWN = "unknown"
+    """The journal does not say what was taken last: the tier has to be read."""
+    DIFFERENT = "different"
+    """Another record is in its place."""
+
+
+class Continuity:
+    """See the module."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        state: Callable[[], TierState],
+        known: Callable[[MessageQueue], CompositeFlatFile | None],
+        renew: Callable[[MessageQueue], None],
+        say: Callable[[Fact], None],
+        counters: DispatchCounters,
+        clock: Clock,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            local: Held against what was taken.
+            store: Where tier records are read, when marks do not decide.
+            prefix: The broker's, ending in a slash.
+            state: What the journal says now.
+            known: The write side of a queue, if there is one yet.
+            renew: Makes a queue's write side anew from the journal's state.
+            say: Has the next entry say something.
+            counters: Where to count.
+            clock: Time.
+        """
+        self._local = local
+        self._store = store
+        self._prefix = prefix
+        self._state = state
+        self._known = known
+        self._renew = renew
+        self._say = say
+        self._counters = counters
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[MessageQueue, float] = {}
+        self._suspect: set[MessageQueue] = set()
+        self._said: set[MessageQueue] = set()
+        self._moved: dict[MessageQueue, QueueOffset] = {}
+        self._vouched: dict[MessageQueue, tuple[int, QueueOffset]] = {}
+        self._lagging: dict[MessageQueue, QueueOffset] = {}
+        self._ring: deque[MessageQueue] = deque()
+        self._ring_s = self._patrol_s = self._read_s = clock.monotonic_s()
+
+    # -- of the dispatch thread -----------------------------------------------------------------
+
+    def reopen(self, queues: Iterable[MessageQueue]) -> None:
+        """Have these queues looked at before anything more of them is taken."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            for queue in queues:
+                self._open.setdefault(queue, now_s)
+
+    def may_take(self, file: CompositeFlatFile, *, waits: bool = False) -> bool:
+        """Whether the queue goes on where it was; False: compensation has to decide. Cheap when it is not open.
+
+        Args:
+            file: Write side of the queue.
+            waits: Wait for its lock; else a queue whose lock is taken is left to compensation.
+        """
+        queue = file.queue
+        if queue not in self._open and queue not in self._suspect:
+            return True
+        if not waits and file.lock.locked():
+            self._counters.lock_misses += 1
+            return False
+        return self._is_fine(file, is_ripe=True, reads=True)
+
+    def patrol(self, *, is_at_end: bool, is_final: bool = False) -> list[MessageQueue]:
+        """Look at some queues.
+
+        Args:
+            is_at_end: The follower has come to the end, so a queue that is shorter is not just not followed yet.
+            is_final: Look at all that are open, and leave none undecided.
+
+        Returns:
+            Those that are suspect now.
+        """
+        now_s = self._clock.monotonic_s()
+        if now_s < self._patrol_s and not is_final:
+            return []
+        self._patrol_s = now_s + _PATROL_S
+        with self._lock:
+            queues = [*self._open.items()]
+        found = []
+        for queue, since_s in queues if is_final else queues[:_AT_ONCE]:
+            is_ripe = is_final or is_at_end or now_s >= since_s + _RIPE_S
+            if not self._is_fine_queue(
+                queue, is_ripe=is_ripe, reads=is_final or self._may_read(now_s)
+            ):
+                found.append(queue)
+        found += [queue for queue in self._next_in_ring(now_s) if not self._is_fine_queue(queue)]
+        return found
+
+    def take_moved(self) -> dict[MessageQueue, QueueOffset]:
+        """Queues that go on elsewhere since the last call, and where."""
+        if not self._moved:
+            return {}
+        with self._lock:
+            moved, self._moved = self._moved, {}
+        return moved
+
+    def _may_read(self, now_s: float) -> bool:
+        """Whether a queue may be resolved now only because the journal has no mark of it: one now and then."""
+        return now_s >= self._read_s
+
+    def _next_in_ring(self, now_s: float) -> list[MessageQueue]:
+        if not self._ring and now_s >= self._ring_s + _AGAIN_S:
+            self._ring_s = now_s
+            self._ring.extend(self._state().queues)
+        return [self._ring.popleft() for _ in range(min(_PATROL_QUEUES, len(self._ring)))]
+
+    def _is_fine_queue(
+        self, queue: MessageQueue, *, is_ripe: bool = True, reads: bool = False
+    ) -> bool:
+        file = self._known(queue)
+        if file is None:
+            with self._lock:
+                self._open.pop(queue, None)
+            return True
+        return file.lock.locked() or self._is_fine(file, is_ripe=is_ripe, reads=reads)
+
+    def _is_fine(self, file: CompositeFlatFile, *, is_ripe: bool, reads: bool) -> bool:
+        """Look; a queue that is fine is not open any more, another is suspect, or is left open.
+
+        Args:
+            file: Write side of the queue.
+            is_ripe: It is suspect also when the local queue is shorter.
+            reads: It is suspect also when only reading the tier can tell.
+        """
+        queue = file.queue
+        if queue in self._suspect:
+            return False
+        with file.lock:
+            last = file.last_taken
+        look = self.look(queue, last)
+        is_fine = look is Look.SAME or (look is Look.SHORTER and self._is_lag_known(queue))
+        waits = (look is Look.SHORTER and not is_ripe) or (look is Look.UNKNOWN and not reads)
+        with self._lock:
+            since_s = self._open.pop(queue, None)
+            if waits and since_s is not None:
+                self._open[queue] = since_s  # behind the others
+            if not is_fine and not waits:
+                self._suspect.add(queue)
+                if look is Look.UNKNOWN:
+                    self._read_s = self._clock.monotonic_s() + _AGAIN_S
+        return is_fine or waits
+
+    def _is_lag_known(self, queue: MessageQueue) -> bool:
+        """Whether it was found before that the local queue is a lagging copy, and has not grown since."""
+        end = self._lagging.get(queue)
+        if end is None:
+            return False
+        return self._local.read(queue, end, bytes_max=1, count_max=1) is None
+
+    # -- of any thread --------------------------------------------------------------------------
+
+    def look(self, queue: MessageQueue, last: tuple[QueueOffset, int] | None) -> Look:
+        """Hold the last record taken against the local store. One small local read."""
+        if last is None:
+            return Look.SAME
+        offset, mark = last
+        if not mark:
+            vouched = self._vouched.get(queue)
+            if vouched is None or vouched[1] != offset:
+                return Look.UNKNOWN
+            mark = vouched[0]
+        found = self._local_mark(queue, offset)
+        if found is None:
+            return Look.SHORTER
+        return Look.SAME if 0 in {found, mark} or found == mark else Look.DIFFERENT
+
+    def suspect(self, queue: MessageQueue) -> None:
+        """Take nothing more of a queue until it is decided."""
+        with self._lock:
+            self._suspect.add(queue)
+
+    @property
+    def lagging(self) -> int:
+        """Queues of which the tier has more than the local store, and nothing else: a lagging copy."""
+        return sum(end > 0 for end in list(self._lagging.values()))
+
+    def _local_mark(self, queue: MessageQueue, offset: int) -> int | None:
+        """Mark of a local record; 0 when it has expired or is a hole, None when the queue ends before it."""
+        batch = self._local.read(queue, QueueOffset(offset), bytes_max=1, count_max=1)
+        if batch is None:
+            return None
+        return mark_of_item(batch, 0) if batch.base_offset == offset else 0
+
+    # -- of a compensate thread -----------------------------------------------------------------
+
+    def resolve(self, file: CompositeFlatFile) -> bool:
+        """Decide on a suspect queue.
+
+        Returns:
+            Whether the queue may be taken on from where it stands; else ask again later: something of it is not
+            durable yet, an entry is on its way, or the tier could not be read.
+        """
+        queue = file.queue
+        with self._lock:
+            if queue not in self._suspect:
+                return True
+            if queue in self._said:
+                return False
+        if not _is_still(file):
+            return False
+        try:
+            change = self._decide(file)
+        except (BackendError, DataError) as error:
+            _LOG.warning(
+                "%s cannot be held against the local store, trying again: %s", queue, error
+            )
+            return False
+        if change is None:
+            self._clear(queue)
+            return True
+        if not _is_still(file, hold=True):
+            return False
+        with self._lock:
+            self._said.add(queue)
+        self._say(Fact(change.action, lambda: self._done(file, change)))
+        return False
+
+    def _decide(self, file: CompositeFlatFile) -> Change | None:
+        queue, life = file.queue, self._state().life(file.queue)
+        self._lagging.pop(queue, None)
+        bounds = self._local.queues().get(queue)
+        if life is None:
+            return None  # nothing was taken
+        if bounds is None or bounds.end == bounds.min:
+            self._lagging[queue] = bounds.end if bounds else QueueOffset(0)  # deleted, or empty
+            return None
+        reader = QueueReader(self._store, self._prefix, queue, life)
+        change = plan_change(
+            queue,
+            life,
+            bounds,
+            local_mark=lambda offset: self._local_mark(queue, offset) or 0,
+            tier_mark=lambda offset: mark_in_tier(reader, offset),
+            read_items=lambda part, count: measure(self._store, self._prefix, part, count),
+        )
+        if change is None:
+            if bounds.end < life.commit_offset:
+                self._lagging[queue] = bounds.end
+            last = file.last_taken
+            if last and not last[1]:
+                self._vouched[queue] = (mark_in_tier(reader, last[0]), last[0])
+        return change
+
+    def _clear(self, queue: MessageQueue) -> None:
+        with self._lock:
+            self._suspect.discard(queue)
+            self._open.pop(queue, None)
+
+    def _done(self, file: CompositeFlatFile, change: Change) -> None:
+        """The entry is durable."""
+        queue, life = file.queue, self._state().life(file.queue)
+        is_history = life is not None and life.commit_offset == change.start
+        if is_history:
+            self._renew(queue)
+        else:  # a seal has merged the part meanwhile: plan again
+            with file.lock:
+                file.release()
+        with self._lock:
+            self._said.discard(queue)
+            if is_history:
+                self._suspect.discard(queue)
+                self._open.pop(queue, None)
+                self._vouched.pop(queue, None)
+                self._moved[queue] = change.start
+        if is_history:
+            self._tell(queue, change)
+
+    def _tell(self, queue: MessageQueue, change: Change) -> None:
+        if change.is_anew:
+            self._counters.begun_anew += 1
+            _LOG.warning(
+                "%s begins anew at %d: nothing of its history up to %d is in the local store. It stays readable as"
+                " an older incarnation",
+                queue,
+                change.start,
+                change.end,
+            )
+        else:
+            self._counters.taken_back += 1
+            _LOG.warning(
+                "%s: the broker has taken back [%d, %d), which was in the tier. It is kept; the queue goes on at %d",
+                queue,
+                change.start,
+                change.end,
+                change.start,
+            )
+
+
+def _is_still(file: CompositeFlatFile, *, hold: bool = False) -> bool:
+    """Whether nothing of a queue is in hand and no entry about it on its way; it is held then, if wanted."""
+    with file.lock:
+        still = file.is_settled and not file.is_held
+        if still and hold:
+            file.hold()
+    return still

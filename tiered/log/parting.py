@@ -1,0 +1,147 @@
+"""What to say of a queue whose local history parts from the tier's: ``take_back`` or ``incarnation``, or nothing.
+
+``plan_change`` is pure; the two functions behind it read the tier for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tiered.log.consume_queue import ITEM, ITEM_BYTES
+from tiered.log.divergence import first_difference
+from tiered.log.marks import mark_of_item
+from tiered.log.objects import read_range
+from tiered.log.parts import Gap, part_json, queue_action
+from tiered.log.takeback import head_of
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.base import ObjectStore
+    from tiered.journal.entry import Action
+    from tiered.log.parts import Part, QueueLife
+    from tiered.log.reader import QueueReader
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has to be said of a queue whose local history is another.
+
+    Attributes:
+        action: ``take_back`` or ``incarnation``.
+        end: Where the tier's present history ends (its commit offset, when the queue begins anew).
+        start: Where the queue goes on.
+    """
+
+    action: Action
+    end: QueueOffset
+    start: QueueOffset
+
+    @property
+    def is_anew(self) -> bool:
+        """The queue begins anew."""
+        return bool(self.action["do"] == "incarnation")
+
+
+def plan_change(
+    queue: MessageQueue,
+    life: QueueLife,
+    bounds: QueueBounds,
+    *,
+    local_mark: Callable[[int], int],
+    tier_mark: Callable[[int], int],
+    read_items: Callable[[Part, int], tuple[int, int]],
+) -> Change | None:
+    """What to say of a queue, by what both sides have.
+
+    Args:
+        queue: Which.
+        life: Its present life in the tier.
+        bounds: What the local store has of it; not empty.
+        local_mark: Mark of a local record; 0 when there is nothing to compare.
+        tier_mark: The same of the tier.
+        read_items: Of the first items of a part: the bytes of the commit log that they need, and holes among them.
+
+    Returns:
+        None when they agree as far as both go, or the local store begins behind the tier's end.
+    """
+    low = max(life.min_offset, bounds.min)
+    high = min(life.commit_offset, bounds.end)
+    if bounds.min >= life.commit_offset or not life.commit_offset > life.min_offset:
+        return None
+
+    def same(offset: int) -> bool | None:
+        theirs = local_mark(offset)
+        ours = tier_mark(offset) if theirs else 0
+        return theirs == ours if theirs and ours else None
+
+    end, is_common = int(low), False
+    if low < high:
+        ends = [part.queue_end - 1 for part in life.parts()]
+        end, is_common = first_difference(low, high, ends, same)
+        if end == high:
+            return None
+    if not is_common:
+        return _begin_anew(queue, life, bounds)
+    return _end_at(queue, life, QueueOffset(end), tier_mark, read_items)
+
+
+def _begin_anew(queue: MessageQueue, life: QueueLife, bounds: QueueBounds) -> Change:
+    why = {
+        "start": bounds.min,
+        "reason": f"the local store has other messages [{bounds.min}, {bounds.end}) and none in common",
+    }
+    action = queue_action("incarnation", queue, life.incarnation + 1, **why)
+    return Change(action, life.commit_offset, bounds.min)
+
+
+def _end_at(
+    queue: MessageQueue,
+    life: QueueLife,
+    end: QueueOffset,
+    tier_mark: Callable[[int], int],
+    read_items: Callable[[Part, int], tuple[int, int]],
+) -> Change:
+    """``take_back`` from ``end`` on, with what stays of the part that it lies in."""
+    part = next((p for p in life.parts() if p.queue_offset < end < p.queue_end), None)
+    head = None
+    if part:
+        count = end - part.queue_offset
+        size, holes = read_items(part, count)
+        head = head_of(part, count, log_bytes=size, holes=holes, last=tier_mark(end - 1))
+    action = queue_action(
+        "take_back",
+        queue,
+        life.incarnation,
+        end=end,
+        was=life.commit_offset,
+        part=part_json(head) if head else None,
+        reason=f"the local store has other messages from queue offset {end} on",
+    )
+    return Change(action, life.commit_offset, end)
+
+
+def mark_in_tier(reader: QueueReader, offset: int) -> int:
+    """Mark of a tier record: the journal's if it has it, else the record is read; 0 for a hole or in a gap."""
+    part = next((p for p in reader.life.parts() if p.queue_end - 1 == offset), None)
+    if part and part.last:
+        return part.last
+    found = reader.read(QueueOffset(offset), bytes_max=1, count_max=1)
+    if found is None or isinstance(found, Gap) or found.records.base_offset != offset:
+        return 0
+    return mark_of_item(found.records, 0)
+
+
+def measure(store: ObjectStore, prefix: str, part: Part, count: int) -> tuple[int, int]:
+    """Of the first ``count`` items of a part: the bytes of the commit log that they need, and holes among them."""
+    start = part.index.start
+    raw = read_range(store, prefix, part.index, start, start + count * ITEM_BYTES)
+    items = np.frombuffer(raw, ITEM)
+    sizes = items["size"].astype(np.int64)
+    ends = (items["log_offset"].astype(np.int64) + sizes)[sizes > 0]
+    size = int(ends.max()) - part.log_offset if len(ends) else 0
+    return size, int(np.count_nonzero(sizes == 0))
