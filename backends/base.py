@@ -172,7 +172,6 @@ class ObjectStore(Protocol):
         ...
 
 
-@runtime_checkable
 class BatchStore(Protocol):
     """What a store offers besides where several objects at once cost less than one after another.
 

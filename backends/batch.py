@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from backends.base import BatchStore
 from backends.errors import BackendError
 
 if TYPE_CHECKING:
@@ -12,21 +11,27 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from backends.base import ObjectStore
+    from backends.base import BatchStore, ObjectStore
 
 
 def objects_per_put(store: ObjectStore) -> int:
     """How many small objects one call of ``put_many_if_absent`` best takes, and at most."""
-    return store.objects_per_put if isinstance(store, BatchStore) else 1
+    return batching.objects_per_put if (batching := _batching(store)) else 1
 
 
 def put_many_if_absent(
     store: ObjectStore, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
 ) -> list[BackendError | None]:
     """See ``BatchStore``; one after another where the store has no better way."""
-    if isinstance(store, BatchStore):
-        return store.put_many_if_absent(objects)
+    batching = _batching(store)
+    if batching is not None:
+        return batching.put_many_if_absent(objects)
     return [_put(store, key, data) for key, data in objects]
+
+
+def _batching(store: ObjectStore) -> BatchStore | None:
+    # `isinstance` with a protocol looks at every member, for each call anew.
+    return cast("BatchStore", store) if hasattr(type(store), "put_many_if_absent") else None
 
 
 def _put(store: ObjectStore, key: str, data: Sequence[Buffer] | Buffer) -> BackendError | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +32,6 @@ S3_FRESHNESS_S = 60.0
 SYSTEM_TOPIC = "system topic"
 """The reason of ``LeftOut`` that even ``--strict`` does not count: such topics are never tiered."""
 _MIB = 1024 * 1024
-_NICENESS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def run(call: Call) -> int:
     from tiered.plugin.attach import Attachment
 
     settings = read_settings(call)
-    step_back(call.whole("nice"))
+    behave(call.whole("nice"))
     output = Output(call)
     with contextlib.ExitStack() as stack:
         stack.enter_context(logging_to_stderr(call))
@@ -83,16 +81,18 @@ def run(call: Call) -> int:
     return exit_code(call, ending, document, stopper)
 
 
-def step_back(niceness: int) -> None:
-    """Let everybody else on this machine go first; a niceness that was given from outside is only ever raised.
+def behave(niceness: int) -> None:
+    """Be a good neighbour of the broker.
 
     Raises:
-        InvalidError: It is out of range.
+        InvalidError: The niceness is out of range.
     """
-    if niceness > _NICENESS_MAX:
-        raise InvalidError(f"--nice goes from 0 to {_NICENESS_MAX}, not {niceness}")
-    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    from tiered.plugin.process import NICENESS_MAX, bound_malloc, step_back
+
+    if niceness > NICENESS_MAX:
+        raise InvalidError(f"--nice goes from 0 to {NICENESS_MAX}, not {niceness}")
+    step_back(niceness)
+    bound_malloc()
 
 
 def follow(call: Call, attachment: Attachment, stopper: Stopper) -> Ending:

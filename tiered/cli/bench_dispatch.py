@@ -15,7 +15,9 @@ def run(call: Call) -> int:
     """Measure and print."""
     from tiered.plugin.attach import AttachSettings
     from tiered.plugin.bench import bench_dispatch
+    from tiered.plugin.process import bound_malloc
 
+    bound_malloc()
     settings = AttachSettings(cluster=call.text("cluster"), broker=call.text("broker"))
     measured = bench_dispatch(
         call.words("store"),
