@@ -69,6 +69,19 @@ class InvalidError(TieredStoreError):
     exit_code = 2
 
 
+class ExpiredError(InvalidError):
+    """What was asked for has expired while it was being read.
+
+    Attributes:
+        next_offset: The first queue offset that can still be read.
+    """
+
+    def __init__(self, what: str, next_offset: int, *, where: str = "") -> None:
+        """See ``TieredStoreError``."""
+        super().__init__(what, where=where, do=f"read on from offset {next_offset}")
+        self.next_offset = next_offset
+
+
 class DataError(TieredStoreError):
     """A tier or store that cannot be opened or read at the asked place because it is damaged."""
 

@@ -166,8 +166,8 @@ def test_a_queue_that_is_not_there_is_an_error_and_the_end_is_none():
 def test_below_the_minimum_reading_begins_at_the_minimum():
     builder = TierBuilder()
     builder.add([b"a", b"b", b"c"], first=10)
-    reader = reader_of(builder)
-    reader.life = replace(reader.life, min_offset=QueueOffset(11))
+    life = replace(reader_of(builder).life, min_offset=QueueOffset(11))
+    reader = QueueReader(builder.store, PREFIX, QUEUE, life)
     assert list(read_all(reader, 0)[0]) == [11, 12]
     assert reader.offset_by_time(0) == 11
 
@@ -175,8 +175,8 @@ def test_below_the_minimum_reading_begins_at_the_minimum():
 def test_i5_a_state_with_neither_part_nor_gap_is_damage_not_the_end():
     builder = TierBuilder()
     builder.add([b"a"])
-    reader = reader_of(builder)
-    reader.life = replace(reader.life, commit_offset=QueueOffset(5))
+    life = replace(reader_of(builder).life, commit_offset=QueueOffset(5))
+    reader = QueueReader(builder.store, PREFIX, QUEUE, life)
     with pytest.raises(DataError, match="neither a part nor a gap"):
         reader.read(QueueOffset(2))
 
@@ -318,11 +318,15 @@ def test_another_object_under_the_right_key_is_damage():
         reader_of(builder).read(QueueOffset(0))
 
 
-def test_an_object_that_is_gone_is_not_called_damage_here():
+def test_an_object_that_is_gone_is_not_called_damage_without_a_look_at_the_journal():
     builder = TierBuilder()
     part = builder.add([b"one"])
     builder.store.delete(PREFIX + part.log.key)
+    life = builder.journal.state.life(QUEUE)
+    assert life
     with pytest.raises(ObjectNotFoundError):
+        QueueReader(builder.store, PREFIX, QUEUE, life).read(QueueOffset(0))
+    with pytest.raises(DataError, match="is gone"):
         reader_of(builder).read(QueueOffset(0))
 
 

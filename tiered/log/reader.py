@@ -3,6 +3,9 @@
 ``TierReader`` is one broker's tier at one moment (``refresh`` moves it on); ``QueueReader`` reads one life of one queue.
 The adaptive fetcher comes behind the same face.
 
+An object that is gone (404) may have been merged or have expired: the journal is replayed, and then asked again. What the
+new state no longer has is an ``ExpiredError``; an object that it still names is damage. Never other bytes.
+
 Threads: a ``QueueReader`` may be used from any thread at once; ``refresh`` from one.
 """
 
@@ -10,12 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered.errors import DataError, InvalidError
+from backends.errors import ObjectNotFoundError
+from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.format.block import RecordBlock, parse_records, topics_equal
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.reader import JournalReader
@@ -30,6 +34,10 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
 
+T = TypeVar("T")
+
+REPLAYS_MAX = 4
+"""How often one read replays the journal because an object is gone: each time another must have gone."""
 READ_BYTES = 8 * 1024 * 1024
 """How much of a part is read at once, about; bounds the memory of a reader to twice that and its largest record."""
 
@@ -85,21 +93,67 @@ class TierReader:
                 where=self.store.url,
                 do="`tiered ls URL` lists the topics and queues",
             )
-        return QueueReader(self.store, self.prefix, queue, chosen[-1])
+        life = chosen[-1]
+        return QueueReader(
+            self.store, self.prefix, queue, life, lambda: self._life_now(queue, life)
+        )
+
+    def _life_now(self, queue: MessageQueue, old: QueueLife) -> QueueLife | None:
+        """A life as the journal has it now; read anew, since our own state is another thread's."""
+        journal = JournalReader(self.store, self.prefix, TierMachine())
+        journal.catch_up()
+        for life in reversed(journal.state.queues.get(queue, ())):
+            same_end = life.commit_offset == old.commit_offset
+            if life.incarnation == old.incarnation and (same_end or not old.ended):
+                return life
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A life, and where its parts begin."""
+
+    life: QueueLife
+    parts: list[Part]
+    starts: list[QueueOffset]
+
+    @classmethod
+    def of(cls, life: QueueLife) -> _View:
+        parts = life.parts()
+        return cls(life, parts, [part.queue_offset for part in parts])
 
 
 class QueueReader:
     """Reads one life of a queue as of one state."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
+        self,
+        store: ObjectStore,
+        prefix: str,
+        queue: MessageQueue,
+        life: QueueLife,
+        life_now: Callable[[], QueueLife | None] | None = None,
     ) -> None:
+        """Read nothing yet.
+
+        Args:
+            store: The tier's store.
+            prefix: Of the broker.
+            queue: Whose.
+            life: The life to read.
+            life_now: Gives that life as the journal has it now, when an object is gone (None: it is no more).
+                Without it what is gone is an ``ObjectNotFoundError``, for the caller to look into.
+        """
         self._store = store
         self._prefix = prefix
         self.queue = queue
-        self.life = life
-        self._parts = life.parts()
-        self._starts = [part.queue_offset for part in self._parts]
+        self._life_now = life_now
+        self._view = _View.of(life)
+
+    @property
+    def life(self) -> QueueLife:
+        """The life, as last seen."""
+        return self._view.life
 
     def read(
         self, start: QueueOffset, *, bytes_max: int = READ_BYTES, count_max: int = 1 << 20
@@ -115,17 +169,23 @@ class QueueReader:
             A batch; the gap that ``start`` lies in; or None at the end.
 
         Raises:
+            ExpiredError: They have expired since this reader saw the journal.
             DataError: The bytes are damaged; nothing of them is returned.
             BackendError: They could not be read.
         """
-        start = max(start, self.life.min_offset)
-        if start >= self.life.commit_offset:
+        begin = max(start, self.life.min_offset)
+        return self._again(lambda view: self._read(view, begin, bytes_max, count_max), begin)
+
+    def _read(
+        self, view: _View, start: QueueOffset, bytes_max: int, count_max: int
+    ) -> TierBatch | Gap | None:
+        if start >= view.life.commit_offset:
             return None
-        index = bisect_right(self._starts, start) - 1
-        part = self._parts[index] if index >= 0 else None
+        index = bisect_right(view.starts, start) - 1
+        part = view.parts[index] if index >= 0 else None
         if part is not None and start < part.queue_end:
             return self._read_part(part, start, bytes_max, count_max)
-        for gap in self.life.gaps:
+        for gap in view.life.gaps:
             if gap.start <= start < gap.end:
                 return gap
         raise DataError(
@@ -152,16 +212,44 @@ class QueueReader:
         def beyond(time_ms: int) -> bool:
             return time_ms > timestamp_ms if upper else time_ms >= timestamp_ms
 
-        for part in self._parts:
+        return self._again(lambda view: self._first_of(view, beyond), None)
+
+    def _first_of(self, view: _View, beyond: Callable[[int], bool]) -> QueueOffset:
+        low = view.life.min_offset
+        for part in view.parts:
             timed = part.store_max_ms >= 0 and beyond(part.store_max_ms)
-            if timed and part.queue_end > self.life.min_offset:
-                found = self._first(part, beyond)
+            if timed and part.queue_end > low:
+                found = self._first(part, max(part.queue_offset, low), beyond)
                 if found < part.queue_end:
                     return found
-        return self.life.commit_offset
+        return view.life.commit_offset
 
-    def _first(self, part: Part, beyond: Callable[[int], bool]) -> QueueOffset:
-        at = max(part.queue_offset, self.life.min_offset)
+    def _again(self, work: Callable[[_View], T], start: QueueOffset | None) -> T:
+        """Work on the life as last seen; when an object is gone, on the life as it is now."""
+        for tries_left in reversed(range(REPLAYS_MAX)):
+            view = self._view
+            try:
+                return work(view)
+            except ObjectNotFoundError as error:
+                if self._life_now is None:
+                    raise
+                now = self._life_now() if tries_left else None
+                if now is None or now == view.life:
+                    raise DataError(
+                        f"an object that the journal names is gone: {error}",
+                        where=f"{self._store.url}/{self._prefix}",
+                        do="run `tiered verify` to see what is damaged",
+                    ) from error
+                if start is not None and start < now.min_offset:
+                    raise ExpiredError(
+                        f"offsets {start} to {now.min_offset} of {self.queue} have expired",
+                        now.min_offset,
+                        where=f"{self._store.url}/{self._prefix}",
+                    ) from error
+                self._view = _View.of(now)
+        raise AssertionError("the last try ends by itself")
+
+    def _first(self, part: Part, at: QueueOffset, beyond: Callable[[int], bool]) -> QueueOffset:
         while at < part.queue_end:
             batch = self._read_part(part, at, READ_BYTES, 1 << 20).records
             for index, time_ms in enumerate(batch.store_timestamps_ms.tolist()):

@@ -1,0 +1,110 @@
+"""A tier whose store has a clock that the test moves, with writers and gc."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from support.journals import PREFIX
+from support.tiers import TierBuilder
+
+from backends.memory import MemoryStore
+from tiered.clock import ManualClock
+from tiered.dispatch.sealer import Sealer, SealJob
+from tiered.log.seal import SealPolicy, plan_seals
+from tiered.log.state import part_json, queue_action
+from tiered.log.verify_listing import named_objects
+from tiered.plugin.gc import apply_gc, plan_gc
+from tiered.plugin.place import Place
+from tiered.plugin.workplace import Workplace
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.plugin.plans import Plan
+
+GRACE_S = 100
+PLACE = Place("c", "b")
+
+
+class Tier:
+    """A store with a clock of its own, writers, and gc."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(now_ms=self.clock.now_ms)
+        self.at = self.workplace(self.store)
+        self.builder = TierBuilder(self.store)
+        self.writers = 0
+
+    def workplace(self, store: ObjectStore, clock: ManualClock | None = None) -> Workplace:
+        return Workplace(store, store, Here(), clock or self.clock, random.Random(5))
+
+    def restart(self) -> TierBuilder:
+        self.writers += 1
+        self.builder = TierBuilder(self.store, writer=f"{self.writers:08x}")
+        return self.builder
+
+    def litter(self, generation: int, count: int = 1) -> list[str]:
+        """Objects of tries that came to nothing."""
+        keys = [
+            f"queue/t/0000000000/0000000000/{kind}/{at:020d}-{generation:010d}-0badcafe-{at:010d}"
+            for at in range(count)
+            for kind in ("commitlog", "consumequeue")
+        ]
+        for key in keys:
+            self.store.put_if_absent(PREFIX + key, b"litter")
+        return keys
+
+    def plan(self, grace_s: float = GRACE_S, limit: int = 10_000) -> Plan:
+        grace_ms = round(grace_s * 1000)
+        return plan_gc(
+            self.store, self.at.place, self.clock, grace_ms=grace_ms, max_deletions=limit
+        )
+
+    def apply(self, plan: Plan, store: ObjectStore | None = None) -> dict[str, Any]:
+        return apply_gc(self.workplace(store or self.store), plan)
+
+    def data(self) -> set[str]:
+        return {i.key[len(PREFIX) :] for i in self.store.list(PREFIX + "queue/")}
+
+    def named(self) -> set[str]:
+        return {key for key, _ in named_objects(self.builder.journal.state)}
+
+
+class Here(Place):
+    """The place where the builder writes."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("c", "b")
+
+    @property
+    def prefix(self) -> str:
+        return PREFIX
+
+
+def keys_of(plan: Plan) -> set[str]:
+    return {one["key"].removeprefix(PREFIX) for one in plan["deletions"]}
+
+
+def old_litter() -> tuple[Tier, list[str]]:
+    """A tier of two reigns, with old litter of the first."""
+    tier = Tier()
+    tier.builder.add([b"a"])
+    litter = tier.litter(1, 3)
+    tier.restart().add([b"b"])
+    tier.clock.advance(GRACE_S + 1)
+    return tier, litter
+
+
+def seal_all(tier: Tier) -> None:
+    policy = SealPolicy()
+    for plan in plan_seals(tier.builder.journal.state, policy):
+        job = SealJob(plan)
+        assert Sealer(tier.builder.uploader, tier.store, PREFIX).advance(job)
+        parts = [part_json(part) for part in job.parts]
+        base = plan.segment.base_offset
+        tier.builder.say(
+            queue_action("seal", plan.queue, plan.incarnation, segment=base, parts=parts)
+        )
