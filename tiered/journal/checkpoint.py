@@ -28,7 +28,7 @@ from typing import Any
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError
-from tiered.journal.entry import open_text, seal_text
+from tiered.journal.entry import open_text, require_sparse, seal_text
 
 FORMAT_VERSION = 2
 STATE_BYTES_MAX = 1024 * 1024 * 1024
@@ -85,9 +85,16 @@ def decode_checkpoint(
     try:
         state = document["state"]
         if document["format"] == FORMAT_VERSION:
-            state = json.loads(_unpack(state, document["bytes"], bytes_max))
+            state = json.loads(require_sparse(_unpack(state, document["bytes"], bytes_max)))
         return CheckpointText(int(document["number"]), int(document["last"]), state)
-    except (LookupError, TypeError, ValueError, RecursionError, zlib.error) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        zlib.error,
+    ) as error:
         raise DataError(f"this is no checkpoint: {error!r}", where=where) from error
 
 

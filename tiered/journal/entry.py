@@ -25,6 +25,7 @@ from tiered.errors import DataError, InvalidError
 
 FORMAT_VERSION = 1
 REIGN = "reign"
+_SMALL_BYTES = 1 << 20
 
 Action = Mapping[str, Any]
 
@@ -72,10 +73,10 @@ def open_text(data: bytes, *, where: str, version: int = FORMAT_VERSION) -> dict
     if rest != b"%08x\n" % zlib_ng.crc32(line):
         raise _damaged("the checksum is wrong", where)
     try:
-        document = json.loads(line)
-    except ValueError:
+        document = json.loads(require_sparse(line))
+    except (ValueError, RecursionError):
         document = None
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or type(document.get("format", 0)) is not int:
         raise _damaged("this is no document of a tier", where)
     if document.get("format", 0) > version:
         raise InvalidError(
@@ -84,6 +85,24 @@ def open_text(data: bytes, *, where: str, version: int = FORMAT_VERSION) -> dict
             do="use a newer version of tiered",
         )
     return document
+
+
+def require_sparse(text: bytes) -> bytes:
+    """Refuse JSON that is little but brackets, since as values it would take twenty times its size in memory.
+
+    Args:
+        text: Any; the densest that we write has a bracket in six bytes.
+
+    Returns:
+        The text.
+
+    Raises:
+        ValueError: It is denser, and not small.
+    """
+    brackets = text.count(b"[") + text.count(b"{")
+    if 4 * brackets > len(text) + _SMALL_BYTES:
+        raise ValueError(f"{brackets} brackets in {len(text)} bytes")
+    return text
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -110,7 +129,7 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
     """
     document = open_text(data, where=where)
     try:
-        return Entry(
+        entry = Entry(
             document["number"],
             document["generation"],
             document["writer"],
@@ -120,6 +139,11 @@ def decode_entry(data: bytes, *, where: str) -> Entry:
         )
     except KeyError as error:
         raise _damaged(f"this is no journal entry: it has no {error}", where) from None
+    numbers = (entry.number, entry.generation, entry.time_ms, entry.previous)
+    is_list = isinstance(entry.actions, list) and all(isinstance(a, dict) for a in entry.actions)
+    if {*map(type, numbers)} != {int} or type(entry.writer) is not str or not is_list:
+        raise _damaged("this is no journal entry: a field is of a wrong type", where)
+    return entry
 
 
 def _damaged(what: str, where: str) -> DataError:

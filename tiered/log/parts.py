@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tiered.log.wellformed import check_ints, check_part_row, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -205,7 +206,12 @@ def part_json(part: Part) -> list[Any]:
 
 
 def part_of(row: list[Any]) -> Part:
-    """Undo ``part_json``."""
+    """Undo ``part_json``.
+
+    Raises:
+        ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
+    """
+    check_part_row(row)
     return Part(ObjectRange(*row[0:6]), ObjectRange(*row[6:12]), *row[12:19])
 
 
@@ -237,8 +243,16 @@ def life_json(life: QueueLife) -> list[Any]:
 
 
 def life_of(row: list[Any]) -> QueueLife:
-    """Undo ``life_json``."""
+    """Undo ``life_json``.
+
+    Raises:
+        ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
+    """
     number, low, commit, log_end, segments, gaps, quarantined, ended = row
+    check_ints((number, low, commit, log_end, quarantined), "a life")
+    check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
+    check_ints((value for gap in gaps for value in gap[:2]), "a gap")
+    check_ints((value for segment in segments for value in segment[:3]), "a segment")
     return QueueLife(
         number,
         low,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.journal.entry import REIGN, Action, Entry
 from tiered.log.expiry import expired
@@ -33,6 +33,7 @@ from tiered.log.parts import (
 )
 from tiered.log.seal import is_joined
 from tiered.log.takeback import cut
+from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 __all__ = [
@@ -82,16 +83,17 @@ class TierMachine:
 
         Raises:
             InvalidError: An action of a newer version.
+            DataError: An action that no writer of ours can have made.
         """
         work = _Work(state, dict(state.queues), entry)
         for action in entry.actions:
-            handler = _HANDLERS.get(action["do"])
-            if handler is None:
-                raise InvalidError(
-                    f"journal entry {entry.number} has the action {action['do']!r}, unknown here",
-                    do="use a newer version of tiered",
-                )
-            handler(work, action)
+            try:
+                _apply(work, action)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise DataError(
+                    f"journal entry {entry.number} makes no sense: {error!r:.200}",
+                    do="rebuild the journal with `tiered rebuild`",
+                ) from error
         return replace(work.state, queues=work.queues, updated_ms=entry.time_ms)
 
     def dump(self, state: TierState) -> Any:  # noqa: ANN401 (JSON values)
@@ -110,7 +112,18 @@ class TierMachine:
         }
 
     def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
-        """Undo ``dump``."""
+        """Undo ``dump``.
+
+        Raises:
+            ValueError: It is no dump (likewise ``LookupError`` and ``TypeError``).
+        """
+        numbers = (document["generation"], document["refused_parts"], document["updated_ms"])
+        check_ints((*numbers, *(queue[1] for queue in document["queues"])), "a state")
+        check_texts((document["writer"], *(queue[0] for queue in document["queues"])), "a state")
+        if type(document["holder"]) is not dict or type(document["store"]) is not dict:
+            raise ValueError("holder and store of a state are no objects")
+        if not all(lives for _, _, lives in document["queues"]):
+            raise ValueError("a queue has no life")
         return TierState(
             generation=document["generation"],
             writer=document["writer"],
@@ -123,6 +136,17 @@ class TierMachine:
                 for topic, queue_id, lives in document["queues"]
             },
         )
+
+
+def _apply(work: _Work, action: Action) -> None:
+    check_action(action)
+    handler = _HANDLERS.get(action["do"])
+    if handler is None:
+        raise InvalidError(
+            f"journal entry {work.entry.number} has the action {action['do']!r:.80}, unknown here",
+            do="use a newer version of tiered",
+        )
+    handler(work, action)
 
 
 @dataclass(slots=True)

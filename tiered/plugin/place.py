@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
 
 
+_LISTED_MAX = 1000
+"""A page of a listing; behind so many keys of others a new listing skips the rest of their folder."""
 _SEGMENTS_MIN = 3
 """Cluster, broker and something below."""
 
@@ -76,18 +78,18 @@ def find_places(store: ObjectStore, folders: Sequence[str] = (JOURNAL,)) -> list
     found: list[Place] = []
     after = ""
     while True:
-        info = next(iter(store.list("", start_after=after)), None)
-        if info is None:
+        for listed, info in enumerate(store.list("", start_after=after), 1):
+            place = None if info.key <= after else _place_of(info.key)
+            if place is not None:
+                if _has_any(store, place, folders):
+                    found.append(place)
+                after = place.prefix[:-1] + "0"  # '0' follows '/': behind all keys of that folder
+                break
+            after = max(after, info.key.split("/", 1)[0] + "0" if "/" in info.key else info.key)
+            if listed >= _LISTED_MAX:
+                break
+        else:
             return found
-        place = _place_of(info.key)
-        if place is None:
-            after = (
-                info.key.split("/", 1)[0] + "0"
-            )  # '0' follows '/': behind all keys of that folder
-            continue
-        if _has_any(store, place, folders):
-            found.append(place)
-        after = place.prefix[:-1] + "0"
 
 
 def _has_any(store: ObjectStore, place: Place, folders: Sequence[str]) -> bool:

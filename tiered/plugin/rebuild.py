@@ -36,6 +36,7 @@ from tiered.log.described import Described, Refused, read_described
 from tiered.log.objects import read_range
 from tiered.log.rebuild import Proposal, propose
 from tiered.log.state import TierMachine, TierState
+from tiered.log.wellformed import INT_MAX
 
 if TYPE_CHECKING:
     import random
@@ -180,8 +181,9 @@ def _later_reigns(reader: JournalReader[TierState], listing: _Listing) -> Iterat
         except TieredStoreError:
             continue
         if found is not None:
-            yield found[0].generation
-            yield from (a["generation"] for a in found[0].actions if a["do"] == REIGN)
+            said = [a.get("generation") for a in found[0].actions if a["do"] == REIGN]
+            said.append(found[0].generation)
+            yield from (number for number in said if type(number) is int and number < INT_MAX)
 
 
 def apply_rebuild(
