@@ -142,6 +142,24 @@ METRICS: tuple[Metric, ...] = (
         "Gaps recorded because local retention was faster. Above 0 messages are lost to the tier.",
     ),
     Metric(
+        "tiered_taken_back_total",
+        _C,
+        "Times that a queue was ended at an earlier offset, because the broker has other messages from there on"
+        " (power failure, another master, a backup). Above 0 a person should know why.",
+    ),
+    Metric(
+        "tiered_begun_anew_total",
+        _C,
+        "Times that a queue began anew, because the broker has nothing of its history any more (its topic was"
+        " deleted and created again).",
+    ),
+    Metric(
+        "tiered_ahead_queues",
+        _G,
+        "Queues of which the tier has more than the local store, and nothing else: a copy that lags, or a topic"
+        " that was cut. It is looked at again when it grows.",
+    ),
+    Metric(
         "tiered_quarantined_records_total",
         _C,
         "Damaged local records put into quarantine. Above 0 a person should look at the disk.",

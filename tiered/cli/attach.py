@@ -263,6 +263,9 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "waiting_reason": result.waiting.reason,
         "quarantined": result.quarantined,
         "gaps": counters.gaps,
+        "taken_back": counters.taken_back,
+        "begun_anew": counters.begun_anew,
+        "ahead_queues": attachment.dispatcher.continuity.lagging,
         "switches": counters.switches,
         "torn_bytes": report.torn_bytes,
         "foreign_entries": report.foreign_entries,
@@ -287,6 +290,9 @@ def lines(document: dict[str, Any]) -> list[str]:
         ("waiting_records", f"records wait: {document['waiting_reason']}"),
         ("quarantined", "damaged records were put into quarantine"),
         ("gaps", "gaps were recorded: local retention was faster"),
+        ("taken_back", "queues go on at an earlier offset: the broker has taken messages back"),
+        ("begun_anew", "queues began anew: the broker has nothing of their history any more"),
+        ("ahead_queues", "queues are longer in the tier than in the store, a copy that lags"),
         ("torn_bytes", "bytes of a torn tail were left"),
         ("foreign_entries", "entries that point at another queue's record were refused"),
         ("below_min_entries", "entries below the log's minimum were left"),
@@ -311,7 +317,10 @@ def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Sto
         return stopper.exit_code or NEEDS_A_PERSON
     needs = document["quarantined"] > 0 or (call.flag("once") and not ending.result.is_complete)
     if call.flag("strict"):
-        recorded = ("gaps", "torn_bytes", "foreign_entries", "below_min_entries")
+        recorded = (
+            *("gaps", "taken_back", "begun_anew", "ahead_queues"),
+            *("torn_bytes", "foreign_entries", "below_min_entries"),
+        )
         left_out = any(left["reason"] != SYSTEM_TOPIC for left in document["left_out"])
         needs = needs or left_out or any(document[name] for name in recorded)
     return NEEDS_A_PERSON if needs else DONE

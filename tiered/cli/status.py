@@ -127,6 +127,20 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
         if found:
             remarks.append(f"local     {', '.join(found)}")
     remarks += [f"left out  {left['name']}: {left['reason']}" for left in broker["left_out"] or ()]
+    if broker["ended_lives"] or broker["taken_back"]:
+        remarks.append(
+            f"older     {broker['ended_lives']} incarnations that are over,"
+            f" {broker['taken_back_messages']} messages that the broker took back"
+        )
+    ahead = [
+        queue for topic in broker["topics"] for queue in topic["queues"] if queue["ahead_messages"]
+    ]
+    if ahead:
+        count = sum(queue["ahead_messages"] for queue in ahead)
+        remarks.append(
+            f"ahead     {len(ahead)} queues are longer here than in the store, by {format_count(count)} messages:"
+            " a copy that lags, or has lost its tail; nothing is taken of them until it has grown beyond"
+        )
     if broker["refused_parts"]:
         remarks.append(f"refused   {broker['refused_parts']} parts of writers that were fenced")
     return remarks

@@ -73,6 +73,9 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_seal_retries_total", counters.seals_failed)
     yield Sample("tiered_unsealable_segments_total", counters.unsealable_segments)
     yield Sample("tiered_gaps_total", counters.gaps)
+    yield Sample("tiered_taken_back_total", counters.taken_back)
+    yield Sample("tiered_begun_anew_total", counters.begun_anew)
+    yield Sample("tiered_ahead_queues", dispatcher.continuity.lagging)
     yield Sample("tiered_quarantined_records_total", counters.quarantined)
 
 

@@ -12,6 +12,7 @@ from tiered.errors import InvalidError
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.keys import LEASE
 from tiered.log.reader import TierReader
+from tiered.log.takeback import is_tail
 from tiered.plugin.lag import QueueLag, measure_lag
 from tiered.plugin.place import Place, choose_place, find_places
 
@@ -189,6 +190,23 @@ def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | No
         "gaps": sum(len(one.gaps) for one in lives),
         "gap_messages": sum(gap.end - gap.start for one in lives for gap in one.gaps),
         "quarantined": sum(one.quarantined for one in lives),
+        "ahead_messages": _ahead(life, lag),
+        **_ended(lives),
+    }
+
+
+def _ahead(life: QueueLife | None, lag: QueueLag | None) -> int | None:
+    """What the tier has behind the local end: a copy that lags, or one that has lost its tail."""
+    return max(0, life.commit_offset - lag.local_max_offset) if life and lag else None
+
+
+def _ended(lives: tuple[QueueLife, ...]) -> Document:
+    """Lives that are over: whole ones, and ends that the broker took back."""
+    tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
+    return {
+        "ended_lives": max(0, len(lives) - 1) - len(tails),
+        "taken_back": len(tails),
+        "taken_back_messages": sum(life.commit_offset - life.min_offset for life in tails),
     }
 
 
@@ -208,6 +226,9 @@ _SUMMED = (
     "gaps",
     "gap_messages",
     "quarantined",
+    "ended_lives",
+    "taken_back",
+    "taken_back_messages",
 )
 
 
