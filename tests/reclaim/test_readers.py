@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reclaim.aged import GRACE_S, Tier, seal_all
 from support.journals import PREFIX
@@ -90,6 +90,7 @@ def test_an_object_that_is_named_still_and_gone_is_damage():
         reader.read(QueueOffset(0))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_every_read_gives_the_right_bytes_or_says_expired(data: st.DataObject):
     tier = Tier()

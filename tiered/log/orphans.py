@@ -212,12 +212,12 @@ class _Planner:
             )
         elif data.kind == "quarantine" and not _is_expired(known, data):
             left.quarantine += 1
+        elif key in known.protected:
+            left.within_grace += 1
         elif generation >= known.reign and key not in known.once_named:
             left.present_reign += 1
         elif known.base is None:
             left.uncovered += 1
-        elif key in known.protected:
-            left.within_grace += 1
         else:
             self.take_if_old(info, data.kind)
 

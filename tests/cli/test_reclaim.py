@@ -1,0 +1,163 @@
+"""``expire``, ``delete-topic`` and ``gc`` from the command line, on a folder and on an S3 server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.program import CommandLine, Start
+    from support.servers import S3Server
+
+SMALL = ("--part-size", "2KiB", "--segment-size", "8KiB")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/tier"
+
+
+@pytest.fixture
+def bucket_url(s3_environment: S3Server) -> str:
+    return f"s3://{s3_environment.bucket()}/tier"
+
+
+def queues(tiered: CommandLine, url: str, topic: str) -> list[dict[str, Any]]:
+    found = tiered.good("ls", url, "--json").document["queues"]
+    return [queue for queue in found if queue["topic"] == topic]
+
+
+def objects(tiered: CommandLine, url: str) -> int:
+    return len(tiered.good("ls", url, "--objects", "--json").document["objects"])
+
+
+def retention(tiered: CommandLine, basic: Path, url: str, tmp_path: Path):
+    tiered.good("attach", basic, "--to", url, "--once", "--seal", *SMALL)
+    before = objects(tiered, url)
+    file = tmp_path / "plan.json"
+    some = ("expire", url, "--ttl", "100w", "--topic-ttl", "orders=1s", "--max-deletions", "100000")
+    planned = tiered(*some, "--plan", str(file), "--exit-code", "--json")
+    assert planned.code == 1
+    assert {step["topic"] for step in planned.document["steps"]} == {"orders"}
+    assert objects(tiered, url) == before
+    done = tiered.good("expire", url, "--apply", file, "--json").document
+    assert done["applied"]["steps"] == len(done["steps"]) > 1
+    for queue in queues(tiered, url, "orders"):
+        assert queue["min_offset"] == queue["commit_offset"] > 0
+    assert tiered.good("cat", url, "orders", "--count", "1").out == b""
+    assert tiered.good("cat", url, "large", "--count", "1").out
+    kept = tiered.good("gc", url, "--json").document
+    assert kept["deletions"] == []  # the grace
+    assert kept["left"]["within_grace"] >= done["objects"]
+    again = tiered.good("expire", url, "--apply", file, "--json").document["applied"]
+    assert (again["steps"], again["already_done"]) == (0, len(done["steps"]))
+    time.sleep(1.1)  # S3 tells times in seconds
+    plan = ("gc", url, "--grace", "1ms")
+    tiered.good(*plan, "--plan", file)
+    assert tiered(*plan, "--exit-code").code == 1
+    deleted = tiered.good("gc", url, "--apply", file, "--json").document
+    assert deleted["applied"]["deleted"] == deleted["deletion_count"] >= done["objects"]
+    assert tiered.good("gc", url, "--apply", file, "--json").document["applied"]["deleted"] == 0
+    assert tiered.good("verify", url, "--deep", "--json").document["recorded"]["orphans"] == 0
+    on = tiered.good("attach", basic, "--to", url, "--once", "--json").document
+    assert (on["messages"], on["is_complete"]) == (0, True)
+
+
+def removal(tiered: CommandLine, basic: Path, url: str):
+    tiered.good("attach", basic, "--to", url, "--once")
+    shown = tiered.good("delete-topic", url, "large")
+    assert "nothing is changed" in shown.text
+    assert queues(tiered, url, "large")[0]["messages"] > 0
+    tiered.good("delete-topic", url, "large", "--apply", "-")
+    assert sum(queue["messages"] for queue in queues(tiered, url, "large")) == 0
+    time.sleep(1.1)
+    tiered.good("gc", url, "--grace", "1ms", "--apply", "-")
+    assert tiered.good("verify", url, "--deep", "--strict").code == 0
+    ran = tiered("delete-topic", url, "nobody")
+    assert ran.code == 2
+    assert "no topic nobody" in ran.error
+
+
+def test_retention(tiered: CommandLine, basic: Path, url: str, tmp_path: Path):
+    retention(tiered, basic, url, tmp_path)
+
+
+def test_retention_on_s3(tiered: CommandLine, basic: Path, bucket_url: str, tmp_path: Path):
+    retention(tiered, basic, bucket_url, tmp_path)
+
+
+def test_a_topic_is_removed(tiered: CommandLine, basic: Path, url: str):
+    removal(tiered, basic, url)
+
+
+def test_a_topic_is_removed_from_s3(tiered: CommandLine, basic: Path, bucket_url: str):
+    removal(tiered, basic, bucket_url)
+
+
+def test_beside_a_running_attach(tiered: CommandLine, basic: Path, tmp_path: Path, start: Start):
+    url = f"file://{tmp_path}/tier"
+    with start("attach", basic, "--to", url, "--freshness", "0.1", *SMALL) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not (tmp_path / "tier").exists() or not _is_tiered(tiered, url, basic):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            assert tiered.good("lease", url, "--json").document["state"] == "held"
+            done = tiered.good("expire", url, "--ttl", "1s", "--apply", "-", "--json").document
+            assert done["applied"]["steps"] > 0
+            refused = tiered("delete-topic", url, "large", "--apply", "-")
+            assert refused.code == 4
+            assert "a writer is at work" in refused.error
+            held = tiered.good("gc", url, "--grace", "1ms", "--json").document
+            assert held["is_writer_alive"]
+            assert not held["takes_reign"]
+            assert tiered.good("gc", url, "--grace", "1ms", "--apply", "-").code == 0
+            assert process.poll() is None
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert tiered.good("verify", url, "--deep").code == 0
+
+
+def _is_tiered(tiered: CommandLine, url: str, store: Path) -> bool:
+    ran = tiered("status", url, "--store", store, "--json")
+    return ran.code == 0 and ran.document["brokers"][0]["lag_messages"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("expire",), "no time to live is given"),
+        (("expire", "--ttl", "soon"), "no duration"),
+        (("expire", "--topic-ttl", "orders"), "no duration"),
+        (("gc", "--plan", "a", "--apply", "b"), "contradict each other"),
+        (("gc", "--apply", "/nowhere/plan"), "the plan cannot be read"),
+        (("gc", "--max-deletions", "0"), "must be at least 1"),
+    ],
+)
+def test_wrong_usage(tiered: CommandLine, basic_tier: str, words: tuple[str, ...], says: str):
+    ran = tiered(words[0], basic_tier, *words[1:])
+    assert ran.code == 2
+    assert says in ran.error
+
+
+def test_a_plan_that_was_changed_or_is_another_s_is_refused(
+    tiered: CommandLine, basic_tier: str, tmp_path: Path
+):
+    file = tmp_path / "plan.json"
+    tiered.good("gc", basic_tier, "--plan", file)
+    ran = tiered("expire", basic_tier, "--apply", file)
+    assert ran.code == 2
+    assert "it is of `tiered gc`" in ran.error
+    plan = json.loads(file.read_text())
+    file.write_text(json.dumps({**plan, "grace_ms": 0}))
+    assert "it was changed or cut" in tiered("gc", basic_tier, "--apply", file).error
+    file.write_text("{")
+    assert "this is no plan" in tiered("gc", basic_tier, "--apply", file).error
