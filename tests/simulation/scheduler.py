@@ -325,6 +325,9 @@ class QueueLock:
         self._is_held = True
         return True
 
+    def locked(self) -> bool:
+        return self._is_held or self._rng.random() < _BUSY
+
     def release(self) -> None:
         self._is_held = False
 

@@ -20,6 +20,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
+from tiered.crashpoints import reached
 from tiered.errors import InternalError
 from tiered.log.state import Part, TierState, part_json, queue_action
 
@@ -145,6 +146,7 @@ class RoundBuilder:
             actions += [action for one in built for action in _actions(one)]
             if actions:
                 self._append(actions)
+                reached("entry-known")
             for fact in facts:
                 fact.done()
             for one in built:
@@ -152,6 +154,8 @@ class RoundBuilder:
         finally:
             with self._lock:
                 self._busy = False
+        if actions:
+            reached("entry-counted")
         self._journal.write_checkpoint()
         return len(actions)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError
 from tiered import keys
+from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.log.objects import read_range
 from tiered.log.seal import SealPlan, summary
@@ -135,6 +136,7 @@ class Sealer:
             )
             job.log = self._put(key, data, {**description, "kind": "commitlog"})
             del data  # before the index is read
+            reached("merged-log-stored")
         more = {"kind": "consumequeue", "log_key": job.log.key, "log_crc": job.log.crc}
         items = self._join([part.index for part in run], stop)
         if items is None:
@@ -143,6 +145,7 @@ class Sealer:
             "", plan.queue, plan.incarnation, first.queue_offset, self._uploader.next_id()
         )
         index = self._put(key, items, {**description, **more, "holes": holes})
+        reached("merged-index-stored")
         log, job.log = job.log, None
         start = first.log_offset, first.queue_offset
         return Part(log, index, *start, count, holes, low, high, run[-1].last)

@@ -25,6 +25,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from backends.errors import AlreadyExistsError, BackendError
+from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import refused
 from tiered.dispatch.rounds import Fact
 from tiered.dispatch.sealer import Sealer, SealJob
@@ -252,6 +253,7 @@ class SealThread:
 
     def _learn(self, job: SealJob) -> bool:
         """Count a seal that is history, and tell the queue's write side."""
+        reached("seal-known")
         segment = self._find(job.plan)
         if segment is None or not segment.sealed or segment.parts != tuple(job.parts):
             _LOG.info("%s: a segment has changed while it was sealed", job.plan.queue)

@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 from backends.batch import objects_per_put, put_many_if_absent
 from backends.errors import BackendError
 from tiered import keys
+from tiered.crashpoints import reached
 from tiered.format.part import SealedObject, build_object
 from tiered.log.composite import ITEM_MEMORY_BYTES
 from tiered.log.state import ObjectRange, Part
@@ -91,7 +92,9 @@ class Uploader:
             For each commit, in order, what is durable now, or why it is not stored, or that nobody knows.
         """
         times = [commit.times() for commit in commits]
+        reached("log-begun")
         places = self._put_all([self._new_log(*one) for one in zip(commits, times, strict=True)])
+        reached("log-stored")
         return [
             place if isinstance(place, BackendError) else _stored(commit, place, *bounds)
             for commit, place, bounds in zip(commits, places, times, strict=True)
@@ -100,6 +103,7 @@ class Uploader:
     def put_indexes(self, stored: Sequence[StoredLog]) -> list[Part | BackendError]:
         """Upload the items of records that are durable; results as of ``put_logs``."""
         places = self._put_all([self._new_index(one) for one in stored])
+        reached("index-stored")
         return [
             place if isinstance(place, BackendError) else _part(one, place)
             for one, place in zip(stored, places, strict=True)
@@ -124,6 +128,7 @@ class Uploader:
                 "detail": record.detail,
             }
             self._put(key, [record.raw], description)
+            reached("quarantine-stored")
         return len(stored.quarantined)
 
     def put_merged(

@@ -30,6 +30,7 @@ from backends.errors import (
     PreconditionFailedError,
     UnknownOutcomeError,
 )
+from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError
 from tiered.journal.entry import open_text, seal_text
 from tiered.keys import LEASE
@@ -133,6 +134,7 @@ class Lease:
                 self._write(version)
             except PreconditionFailedError:
                 continue  # another was faster, or a write of ours landed late: look again
+            reached("lease-taken")
             return None
         return present or _UNKNOWN
 
@@ -183,6 +185,7 @@ class Lease:
         """Give the lease back, if it is still ours. A failure is no error: it expires by itself."""
         if self._version is None:
             return
+        reached("lease-held")
         with contextlib.suppress(BackendError, FencedError):
             try:
                 self._write(self._version, released=True)

@@ -28,6 +28,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
+from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
 from tiered.journal.reader import JournalReader, Machine
@@ -130,6 +131,7 @@ class JournalWriter(Generic[S]):
             generation = self._machine.generation(self.state) + 1
             self.generation = generation
             self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])
+            reached("reign-taken")
 
     def append(
         self, actions: Sequence[Action], *, check: Callable[[S], None] | None = None
@@ -193,6 +195,7 @@ class JournalWriter(Generic[S]):
         except BackendError:
             self._checkpoint_not_before_s = self._clock.monotonic_s() + _PAUSE_S_MAX
             return False
+        reached("checkpoint-stored")
         now_s = self._clock.monotonic_s()
         self._checkpoint_not_before_s = now_s + _CHECKPOINT_REST * (now_s - begin_s)
         self._reader.since_checkpoint = 0
@@ -201,8 +204,10 @@ class JournalWriter(Generic[S]):
     def _make_history(self, entry: Entry) -> bool:
         """Whether the entry is history now; else another's is, under its number."""
         data = encode_entry(entry)
+        reached("entry-begun")
         if not self._settle(entry, data):
             return False
+        reached("entry-put")
         self._patiently(
             lambda: self._refuse_used_number(entry.number, data),
             "the last journal entry is written, but may have come too late",
@@ -251,7 +256,7 @@ class JournalWriter(Generic[S]):
         if not self.generation:
             return
         for action in other.actions:
-            if action["do"] == REIGN and action["generation"] >= self.generation:
+            if action.get("do") == REIGN and action["generation"] >= self.generation:
                 raise self._fenced(f"{other.writer} took over with journal entry {other.number}")
         if other.generation >= self.generation:
             raise self._fenced(

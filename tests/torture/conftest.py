@@ -1,0 +1,45 @@
+"""A tier's place on each kind of store, and captured stores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import use_server
+
+from tests.e2e import harness
+from tests.torture.places import url_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A captured store by its name. Not to be changed."""
+    folder = tmp_path_factory.mktemp("captured")
+
+    def store(name: str) -> Path:
+        directory = folder / name
+        return directory if directory.exists() else harness.unpack(name, folder)
+
+    return store
+
+
+@pytest.fixture(
+    params=[
+        "folder",
+        pytest.param("ministack", marks=pytest.mark.slow),
+        pytest.param("minio", marks=[pytest.mark.slow, pytest.mark.go]),
+    ]
+)
+def new_url(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], str]:
+    """Makes the URL of a new tier; on a folder in every run of the tests, on servers in `make torture`."""
+    kind = request.param
+    server = None if kind == "folder" else request.getfixturevalue(kind)
+    if server is not None:
+        use_server(server, monkeypatch)
+    return lambda folder: url_of(kind, server, folder)

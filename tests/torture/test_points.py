@@ -1,0 +1,118 @@
+"""A real process ends at each named point; the next one goes on, and nothing is lost, doubled or wrong."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import here, program
+from tests.torture.places import FAST, Victim
+from tiered.crashpoints import EXIT_CODE, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+QUARANTINE = "quarantine-stored"
+OF_OTHER_COMMANDS: frozenset[str] = frozenset()
+"""Points that `attach` never reaches; their command's own tests end a process there."""
+
+
+def in_code() -> list[str]:
+    """Every name that the program calls ``reached`` with."""
+    found = []
+    for path in sorted((ROOT / "tiered").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "reached":
+                (name,) = node.args
+                assert isinstance(name, ast.Constant), f"{path}: a point is named by a literal"
+                found.append(str(name.value))
+    return found
+
+
+def in_docs() -> list[str]:
+    """Every name in the table of docs/durability.md."""
+    text = (ROOT / "docs" / "durability.md").read_text()
+    _, _, section = text.partition("## Crash points")
+    return re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
+
+
+def test_the_table_in_the_docs_lists_each_point_of_the_code_once():
+    assert sorted(in_docs()) == sorted(set(in_code()))
+    assert len(in_code()) == len(set(in_code()))
+
+
+@pytest.mark.timeout(120)
+def test_each_point(
+    stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
+) -> None:
+    points = [name for name in in_docs() if name not in {QUARANTINE, *OF_OTHER_COMMANDS}]
+    victim = Victim(stores("s05-crash"), tmp_path / "store", new_url(tmp_path))
+    try:
+        step = victim.growing.whole_end // (len(points) + 1)
+        for point in points:
+            victim.grow(step)
+            ran = attach(victim.growing.store, victim.url, point)
+            assert ran.code == EXIT_CODE, (point, ran)
+            victim.check()
+        victim.finish()
+    finally:
+        victim.close()
+    assert victim.kills == len(points)
+
+
+def test_killed_between_quarantine_and_entry(
+    stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """The raw bytes lie there twice then, and are counted once."""
+    url, store = new_url(tmp_path), tmp_path / "store"
+    shutil.copytree(stores("s01-basic"), store)
+    damage(store, harness.captured("s01-basic").messages["orders"][200])
+    assert attach(store, url, QUARANTINE).code == EXIT_CODE
+    ran = here("attach", store, "--to", url, "--once", "--json")
+    assert (ran.code, ran.document["quarantined"]) == (1, 1)
+    harness.check_sound(url, store)
+    found = [m["queue_offset"] for m in harness.cat(url, "orders")]
+    assert len(found) == len(harness.captured("s01-basic").messages["orders"]) - 1
+
+
+def attach(store: Path, url: str, point: str) -> harness.Ran:
+    """One run of the program that is to end at a point."""
+    options = ("--to", url, "--once", "--seal", *FAST)
+    return program("attach", store, *options, env={VARIABLE: point})
+
+
+def damage(store: Path, message: harness.Message) -> None:
+    """Flip bits in a record's body."""
+    at = message["physical_offset"]
+    file = store / "commitlog" / f"{at // 262144 * 262144:020d}"
+    data = bytearray(file.read_bytes())
+    data[at % 262144 + 120] ^= 0xFF
+    file.write_bytes(data)
+
+
+def test_without_the_variable_a_point_does_nothing_and_another_name_is_passed_by(tmp_path: Path):
+    code = "from tiered.crashpoints import reached; reached('a'); print('on')"
+    for variables in ({}, {VARIABLE: "b"}, {VARIABLE: "a:2"}):
+        assert python(code, variables) == (0, "on\n")
+    assert python(code, {VARIABLE: "a"}) == (EXIT_CODE, "")
+
+
+def python(code: str, variables: dict[str, str]) -> tuple[int, str]:
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=harness.environment() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
