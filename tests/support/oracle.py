@@ -158,6 +158,21 @@ class Broker:
             "produce", "--namesrv", self.address, "--topic", topic, "--count", str(count), *words
         )
 
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic, as an administrator does; returns when its queues are gone."""
+        words = ("admin", "deleteTopic", "-n", self.address, "-c", CLUSTER, "-t", topic)
+        done = subprocess.run(
+            [ORACLE, *words], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert "success" in done.stdout, done.stdout + done.stderr
+        folder = self.store / "consumequeue" / topic
+        pause = threading.Event()
+        for _ in range(600):
+            if not folder.exists() or not any(folder.rglob("0*")):
+                return
+            pause.wait(0.1)
+        raise AssertionError(f"{folder} is still there")
+
 
 def dump(store: Path, *, may_break_off: bool = False) -> Iterator[str]:
     """The lines of ``oracle dump``; with ``may_break_off`` those before a record that Java cannot print."""

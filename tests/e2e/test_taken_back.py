@@ -1,0 +1,105 @@
+"""What a real broker takes back: a topic deleted and created again, a store that goes on from a backup."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import oracle
+
+from tests.e2e import harness, live
+from tests.e2e.live import Attach
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.java, oracle.needs_java, pytest.mark.timeout(600)]
+TOPIC = "again"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[oracle.Broker]:
+    with oracle.Broker(tmp_path, tmp_path / "store") as running:
+        running.start()
+        yield running
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/tier"
+
+
+def produce(broker: oracle.Broker, count: int, seed: int) -> live.Told:
+    return broker.produce(TOPIC, count, queues=2, seed=seed, size="100..600")
+
+
+def attach_once(broker: oracle.Broker, url: str) -> dict[str, Any]:
+    document = harness.here("attach", broker.store, "--to", url, "--once", "--json").good().document
+    assert isinstance(document, dict)
+    return document
+
+
+def lives(url: str) -> list[tuple[int, int]]:
+    """How many lives that are over each queue of the topic has, and how many ends were taken back."""
+    rows = harness.here("status", url, "-o", "jsonl").good().rows
+    mine = [row for row in rows if row["topic"] == TOPIC]
+    return [(row["ended_lives"], row["taken_back"]) for row in mine]
+
+
+def check(broker: oracle.Broker, url: str, told: live.Told) -> None:
+    live.check_acknowledged(url, told)
+    harness.check_sound(url, broker.store)
+
+
+@pytest.mark.parametrize("again", [60, 200, 400])
+def test_a_topic_is_deleted_and_created_again_while_attach_does_not_run(
+    broker: oracle.Broker, url: str, again: int
+) -> None:
+    produce(broker, 200, 1)
+    attach_once(broker, url)
+    broker.delete_topic(TOPIC)
+    told = produce(broker, again, 2)
+    said = attach_once(broker, url)
+    assert (said["begun_anew"], said["taken_back"]) == (2, 0)
+    assert lives(url) == [(1, 0), (1, 0)]
+    check(broker, url, told)
+
+
+@pytest.mark.parametrize("again", [60, 400])
+def test_a_topic_is_deleted_and_created_again_while_attach_runs(
+    broker: oracle.Broker, url: str, tmp_path: Path, again: int
+) -> None:
+    log = tmp_path / "attach.log"
+    with Attach(broker.store, url, log) as attach:
+        live.wait_level(url, produce(broker, 200, 1))
+        broker.delete_topic(TOPIC)
+        told = produce(broker, again, 2)
+        harness.until(lambda: lives(url) == [(1, 0), (1, 0)], "two lives that are over")
+        told += produce(broker, 100, 3)
+        live.wait_level(url, told)
+        said = attach.stop()
+    assert (said["begun_anew"], said["taken_back"]) == (2, 0)
+    assert "begins anew" in log.read_text()
+    check(broker, url, told)
+
+
+def test_a_store_goes_on_from_a_backup(broker: oracle.Broker, url: str, tmp_path: Path) -> None:
+    told = produce(broker, 200, 1)
+    broker.kill()
+    shutil.copytree(broker.store, tmp_path / "backup")
+    broker.start()
+    produce(broker, 100, 2)
+    broker.kill()
+    attach_once(broker, url)
+    shutil.rmtree(broker.store)
+    shutil.copytree(tmp_path / "backup", broker.store)
+    said = attach_once(broker, url)  # a copy that lags: nothing is decided yet
+    assert (said["begun_anew"], said["taken_back"]) == (0, 0)
+    broker.start()
+    told += produce(broker, 150, 3)
+    said = attach_once(broker, url)
+    assert (said["begun_anew"], said["taken_back"]) == (0, 2)
+    assert lives(url) == [(0, 1), (0, 1)]
+    check(broker, url, told)
