@@ -14,11 +14,23 @@ from zlib_ng import zlib_ng
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ShortReadError
 from tiered.errors import DataError
-from tiered.format.part import BLOCK_BYTES, Trailer, aligned_range, check_blocks, parse_trailer
+from tiered.format.part import (
+    BLOCK_BYTES,
+    FOOTER_BYTES,
+    Trailer,
+    aligned_range,
+    check_blocks,
+    parse_trailer,
+)
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.log.state import ObjectRange
+
+TRAILER_BYTES_MAX = 8 * 1024 * 1024
+"""A larger trailer would be that of an object of 100 GiB."""
+WHOLE_BYTES_MAX = 1024 * 1024 * 1024
+"""No object that is larger is read whole, whatever the journal says; ours have some hundred MiB at most."""
 
 
 def read_range(
@@ -32,7 +44,15 @@ def read_range(
         DataError: The object is damaged there; nothing of it is returned.
         BackendError: It could not be read (``ObjectNotFoundError``: it is gone).
     """
-    assert place.start <= start < end <= place.end
+    if not (
+        0 <= place.start <= start < end <= place.end <= place.payload_bytes
+        and FOOTER_BYTES <= place.trailer_bytes <= TRAILER_BYTES_MAX
+    ):
+        raise DataError(
+            f"the journal names bytes [{start}, {end}) of an object that has not so many",
+            where=prefix + place.key,
+            do="run `tiered verify` to see what is damaged",
+        )
     low, high = start // BLOCK_BYTES * BLOCK_BYTES, -(-end // BLOCK_BYTES) * BLOCK_BYTES
     high = min(high, place.payload_bytes)
     key = prefix + place.key
@@ -54,17 +74,34 @@ def _from_whole(
     store: ObjectStore, key: str, place: ObjectRange, start: int, end: int
 ) -> memoryview:
     """Read the whole object; check the blocks wanted, or all by the journal's checksum if the trailer is damaged."""
-    whole = memoryview(store.get(key))
+    whole = memoryview(_whole(store, key, place))
     payload, tail = whole[: place.payload_bytes], whole[place.payload_bytes :]
     try:
         trailer = check_trailer(bytes(tail), place, where=key)
     except DataError:
         if len(payload) == place.payload_bytes and zlib_ng.crc32(payload) == place.crc:
             return payload[start:end]
+        if store.head(key).size_bytes != place.object_bytes:
+            raise _another(key) from None
         raise
     low, high = aligned_range(start, end, trailer)
     check_blocks(payload[low:high], low, trailer, where=key)
     return payload[start:end]
+
+
+def _whole(store: ObjectStore, key: str, place: ObjectRange) -> bytes:
+    """All bytes of an object that the journal knows of; fewer when it is shorter, never more."""
+    if place.object_bytes > WHOLE_BYTES_MAX:
+        raise DataError(
+            f"an object of {place.object_bytes} bytes would have to be read whole",
+            where=key,
+            do="run `tiered verify` to see what is damaged",
+        )
+    try:
+        return store.get(key, ByteRange(0, place.object_bytes))
+    except (InvalidRangeError, ShortReadError):
+        size = store.head(key).size_bytes
+    return store.get(key, ByteRange(0, min(size, place.object_bytes))) if size > 0 else b""
 
 
 def read_trailer(store: ObjectStore, prefix: str, place: ObjectRange) -> Trailer:
@@ -88,9 +125,13 @@ def check_trailer(tail: bytes, place: ObjectRange, *, where: str) -> Trailer:
     trailer = parse_trailer(tail, where=where)
     found = (trailer.payload_bytes, trailer.trailer_bytes, trailer.payload_crc)
     if found != (place.payload_bytes, len(tail), place.crc) or len(tail) != place.trailer_bytes:
-        raise DataError(
-            "the object is not the one that the journal names (size or checksum differ)",
-            where=where,
-            do="run `tiered verify --deep` to see the extent of the damage",
-        )
+        raise _another(where)
     return trailer
+
+
+def _another(where: str) -> DataError:
+    return DataError(
+        "the object is not the one that the journal names (size or checksum differ)",
+        where=where,
+        do="run `tiered verify --deep` to see the extent of the damage",
+    )

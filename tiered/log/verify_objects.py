@@ -12,7 +12,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
 from tiered.format.part import Trailer, parse_trailer
 from tiered.format.record import RecordFault
-from tiered.log.consume_queue import ITEM
+from tiered.log.consume_queue import ITEM, ITEM_BYTES
 from tiered.log.verify_report import Finding
 
 if TYPE_CHECKING:
@@ -63,9 +63,12 @@ class PartCheck:
         log = self._object(part.log, self._said("commitlog"))
         more = {"log_key": part.log.key, "log_crc": part.log.crc, "holes": part.holes}
         index = self._object(part.index, self._said("consumequeue") | more)
-        if index is not None and len(index) >= part.index.end:
+        counted = (
+            part.index.size_bytes == part.count * ITEM_BYTES
+        )  # else it is a problem of the state
+        if index is not None and counted and _lies_in(part.index, index):
             items = np.frombuffer(index[part.index.start : part.index.end], ITEM)
-            self._items(items, log if log is not None and len(log) >= part.log.end else None)
+            self._items(items, log if log is not None and _lies_in(part.log, log) else None)
         return found
 
     def _said(self, kind: str) -> dict[str, Any]:
@@ -183,6 +186,10 @@ class PartCheck:
             self._found.problem(kind, key, f"{self._queue} queue offset {offset}: {what}")
         if len(numbers) > LISTED_MAX:
             self._found.problem(kind, key, f"{len(numbers) - LISTED_MAX} more: {what}")
+
+
+def _lies_in(place: ObjectRange, payload: memoryview) -> bool:
+    return 0 <= place.start <= place.end <= len(payload)
 
 
 def read_object(store: ObjectStore, prefix: str, key: str, found: Finding) -> memoryview | None:

@@ -181,7 +181,7 @@ def _later_reigns(reader: JournalReader[TierState], listing: _Listing) -> Iterat
         except TieredStoreError:
             continue
         if found is not None:
-            said = [a.get("generation") for a in found[0].actions if a["do"] == REIGN]
+            said = [a.get("generation") for a in found[0].actions if a.get("do") == REIGN]
             said.append(found[0].generation)
             yield from (number for number in said if type(number) is int and number < INT_MAX)
 
