@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.tiers import QUEUE, TierBuilder
 
 from tiered.errors import InvalidError
-from tiered.journal.entry import Entry
+from tiered.journal.entry import Entry, json_text
 from tiered.log.state import (
     ObjectRange,
     Part,
@@ -287,6 +287,7 @@ def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], dr
     assert state.refused_parts == 0
     for one in states:
         assert MACHINE.load(json.loads(json.dumps(MACHINE.dump(one)))) == one
+        assert b"".join(MACHINE.dump_pieces(one)) == json_text(MACHINE.dump(one))
     parts = [piece for lives in state.queues.values() for one in lives for piece in one.parts()]
     assert all(part_of(json.loads(json.dumps(part_json(piece)))) == piece for piece in parts)
 
@@ -298,6 +299,13 @@ def test_a_state_of_real_parts_survives_its_checkpoint():
     builder.add([b"c"])
     state = builder.journal.state
     assert MACHINE.load(json.loads(json.dumps(MACHINE.dump(state)))) == state
+
+
+def test_a_state_in_pieces_is_the_same_text_whatever_a_stranger_wrote_into_it():
+    state = replay([{**REIGN, "holder": {"queues": []}}], [add(part(0, 0), 0)])
+    pieces = [*MACHINE.dump_pieces(state)]
+    assert b"".join(pieces) == json_text(MACHINE.dump(state))
+    assert len(pieces) > len(MACHINE.dump(state))
 
 
 def test_the_form_of_a_checkpoint_is_fixed():

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
+from tiered.journal.entry import json_text
 from tiered.journal.writer import JournalWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from backends.base import ObjectStore
     from tiered.journal.entry import Entry
 
@@ -54,6 +57,9 @@ class ToyMachine:
 
     def dump(self, state: Toy) -> Any:
         return {"generation": state.generation, "said": [list(step) for step in state.said]}
+
+    def dump_pieces(self, state: Toy) -> Iterator[bytes]:
+        yield json_text(self.dump(state))
 
     def load(self, document: Any) -> Toy:
         return Toy(document["generation"], tuple(tuple(step) for step in document["said"]))  # type: ignore[misc]

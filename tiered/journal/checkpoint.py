@@ -23,12 +23,15 @@ import binascii
 import json
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError
-from tiered.journal.entry import open_text, require_sparse, seal_text
+from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FORMAT_VERSION = 2
 STATE_BYTES_MAX = 1024 * 1024 * 1024
@@ -59,12 +62,40 @@ def encode_checkpoint(checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTE
         checkpoint: What it is to say.
         bytes_max: A state whose text is longer is written as format 1.
     """
-    text = json.dumps(checkpoint.state, separators=(",", ":"), sort_keys=True).encode("ascii")
+    pieces = [json_text(checkpoint.state)]
+    found = encode_pieces(checkpoint.number, checkpoint.last, pieces, bytes_max=bytes_max)
+    if found is not None:
+        return found
     known = {"number": checkpoint.number, "last": checkpoint.last}
-    if len(text) > bytes_max:
-        return seal_text({**known, "format": 1, "state": checkpoint.state})
-    packed = base64.b64encode(zlib_ng.compress(text, _LEVEL)).decode("ascii")
-    return seal_text({**known, "format": FORMAT_VERSION, "bytes": len(text), "state": packed})
+    return seal_text({**known, "format": 1, "state": checkpoint.state})
+
+
+def encode_pieces(
+    number: int, last: int, pieces: Iterable[bytes], *, bytes_max: int = STATE_BYTES_MAX
+) -> bytes | None:
+    """As ``encode_checkpoint``, of a state that comes as pieces of its JSON text and is never held whole.
+
+    Args:
+        number: Of the entry.
+        last: Checksum of that entry.
+        pieces: See ``json_text``.
+        bytes_max: Limit of the text.
+
+    Returns:
+        None when the text is longer.
+    """
+    packer = zlib_ng.compressobj(_LEVEL)
+    packed = bytearray()
+    size_bytes = 0
+    for piece in pieces:
+        size_bytes += len(piece)
+        if size_bytes > bytes_max:
+            return None
+        packed += packer.compress(piece)
+    packed += packer.flush()
+    state = base64.b64encode(packed).decode("ascii")
+    known = {"number": number, "last": last, "format": FORMAT_VERSION}
+    return seal_text({**known, "bytes": size_bytes, "state": state})
 
 
 def decode_checkpoint(

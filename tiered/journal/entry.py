@@ -56,9 +56,14 @@ def checksum(data: bytes) -> int:
     return zlib_ng.crc32(data.partition(b"\n")[0])
 
 
+def json_text(value: Any) -> bytes:  # noqa: ANN401 (JSON values)
+    """JSON in the one form in which it is written here: ASCII, sorted, without blanks."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode("ascii")
+
+
 def seal_text(document: Mapping[str, Any]) -> bytes:
     """One JSON line and the line with its checksum: the form of entries, checkpoints and the lease."""
-    line = json.dumps(document, separators=(",", ":"), sort_keys=True).encode("ascii")
+    line = json_text(document)
     return b"%s\n%08x\n" % (line, zlib_ng.crc32(line))
 
 

@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
-from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_checkpoint
+from tiered.journal.checkpoint import (
+    CheckpointText,
+    decode_checkpoint,
+    encode_checkpoint,
+    encode_pieces,
+)
 from tiered.journal.entry import Entry, checksum, decode_entry
 from tiered.keys import JOURNAL, checkpoint_key, entry_key, parse_journal_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from backends.base import ObjectStore
 
 S = TypeVar("S")
@@ -51,6 +58,10 @@ class Machine(Protocol[S]):
 
     def dump(self, state: S) -> Any:  # noqa: ANN401 (JSON values)
         """The state as JSON values, for a checkpoint."""
+        ...
+
+    def dump_pieces(self, state: S) -> Iterator[bytes]:
+        """The same as text (``tiered.journal.entry.json_text``), a piece at a time, so that it is never held whole."""
         ...
 
     def load(self, document: Any) -> S:  # noqa: ANN401 (JSON values)
@@ -197,6 +208,9 @@ class JournalReader(Generic[S]):
 
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state."""
+        made = encode_pieces(self.number, self.last, self._machine.dump_pieces(self.state))
+        if made is not None:
+            return made
         state = self._machine.dump(self.state)
         return encode_checkpoint(CheckpointText(self.number, self.last, state))
 

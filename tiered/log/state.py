@@ -12,11 +12,11 @@ when the queue has begun anew or another has sealed the segment. So it is with a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
-from tiered.journal.entry import REIGN, Action, Entry
+from tiered.journal.entry import REIGN, Action, Entry, json_text
 from tiered.log.expiry import expired
 from tiered.log.parts import (
     Gap,
@@ -35,6 +35,9 @@ from tiered.log.seal import is_joined
 from tiered.log.takeback import cut
 from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
     "Gap",
@@ -105,11 +108,17 @@ class TierMachine:
             "store": dict(state.store),
             "refused_parts": state.refused_parts,
             "updated_ms": state.updated_ms,
-            "queues": [
-                [queue.topic, queue.queue_id, [life_json(life) for life in lives]]
-                for queue, lives in state.queues.items()
-            ],
+            "queues": [_queue_json(queue, lives) for queue, lives in state.queues.items()],
         }
+
+    def dump_pieces(self, state: TierState) -> Iterator[bytes]:
+        """For a checkpoint: one queue at a time."""
+        rows = {"queues": (_queue_json(*item) for item in state.queues.items())}
+        document = {**self.dump(replace(state, queues={})), **rows}
+        for number, (name, value) in enumerate(sorted(document.items())):
+            yield (b"," if number else b"{") + json_text(name) + b":"
+            yield from _list_pieces(value) if name in rows else (json_text(value),)
+        yield b"}"
 
     def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``.
@@ -320,6 +329,17 @@ _HANDLERS = {
     "quarantine": _quarantine,
     "incarnation": _incarnation,
 }
+
+
+def _queue_json(queue: MessageQueue, lives: Iterable[QueueLife]) -> list[Any]:
+    return [queue.topic, queue.queue_id, [life_json(life) for life in lives]]
+
+
+def _list_pieces(values: Iterable[Any]) -> Iterator[bytes]:
+    yield b"["
+    for number, value in enumerate(values):
+        yield (b"," if number else b"") + json_text(value)
+    yield b"]"
 
 
 def _queue(action: Action) -> MessageQueue:
