@@ -31,6 +31,7 @@ from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.deadview import is_message
 from tiered.local.face import HoleReason, Waiting
 from tiered.local.fetch import Bounds
+from tiered.local.lookahead import Ahead, find_new
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.reader import judge
@@ -107,6 +108,7 @@ class LiveView:
         self._wanted_bytes = _PIECE_BYTES_MIN
         self._has_met_new = False
         self._proven_old = -1
+        self._ahead = Ahead(log, clock)
         self._looked_again_s = clock.monotonic_s()
         self.log_end = self._first_position()
         self._open_queues()
@@ -175,6 +177,9 @@ class LiveView:
             return None
         taken = self._match(piece, count)
         cut = self._cut(piece, count, taken)
+        if not cut and count and self._ahead.is_overtaken(piece, count, self._match):
+            taken = self._match(piece, count)  # what is listed by now; the rest never will be
+            cut = self._cut(piece, count, taken, is_overtaken=True)
         settled = cut if is_complete else self._pieces.count_unchanged(piece, cut)
         if not is_same():
             return None
@@ -226,29 +231,13 @@ class LiveView:
 
     def _count_told(self, piece: Piece, count: int) -> int:
         """How many records stored before the start are known to be kept: by later ones, or by the broker."""
-        limit = self._proven_old
+        limit, started_ms = self._proven_old, self._started_ms or 0
         if limit < piece.end:
-            limit = self._proven_old = max(limit, self._find_new(piece.end))
+            limit = self._proven_old = max(limit, find_new(self.log, piece.end, started_ms))
         if self._broker_max_offset is not None and limit < piece.end:
             limit = max(limit, self._broker_max_offset())
         ends = piece.start + piece.block.positions[:count] + piece.block.sizes[:count]
         return int(np.searchsorted(ends, limit, side="right"))
-
-    def _find_new(self, position: int) -> int:
-        """Where the first record stored after the start begins, from ``position`` on; -1 when there is none yet."""
-        assert self._started_ms is not None
-        pieces = LogPieces(self.log)
-        while True:
-            piece = pieces.read(position, _FAR, _PIECE_BYTES, check_crc=False)
-            count = count_sound(piece)
-            new = np.flatnonzero(piece.block.store_timestamps_ms[:count] >= self._started_ms)
-            if len(new):
-                return piece.start + int(piece.block.positions[new[0]])
-            if count < len(piece.block) or piece.follows not in {Next.MORE, Next.FILE}:
-                return -1
-            if piece.follows is Next.FILE and piece.next_file is None:
-                return -1
-            position = piece.end if piece.next_file is None else piece.next_file
 
     def _match(self, piece: Piece, count: int) -> list[tuple[QueueState, Match]]:
         among = np.zeros(len(piece.block), np.bool_)
@@ -260,10 +249,18 @@ class LiveView:
                 found.append((state, match(state.index, piece.block, indices)))
         return found
 
-    def _cut(self, piece: Piece, count: int, taken: list[tuple[QueueState, Match]]) -> int:
+    def _cut(
+        self,
+        piece: Piece,
+        count: int,
+        taken: list[tuple[QueueState, Match]],
+        *,
+        is_overtaken: bool = False,
+    ) -> int:
         """How many records of the piece, from the first, are listed or will never be."""
         waiting = [_unlisted(piece.block, found) for _, found in taken]
-        if not any(map(len, waiting)):
+        if is_overtaken or not any(map(len, waiting)):
+            self._sightings.count("dropped_records", sum(map(len, waiting)))
             return count
         # Another queue's entry may have been written between the two readings: look at those again that
         # lie before a listed record.
