@@ -15,11 +15,20 @@ from backends.base import ObjectInfo
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.errors import DataError
+from tiered.journal.checkpoint import CheckpointText, encode_checkpoint
 from tiered.journal.trimming import replay_starts, trim_bound
-from tiered.keys import JOURNAL, ObjectId, commit_log_key, consume_queue_key, quarantine_key
+from tiered.keys import (
+    JOURNAL,
+    ObjectId,
+    checkpoint_key,
+    commit_log_key,
+    consume_queue_key,
+    quarantine_key,
+)
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import TierHistory
 from tiered.log.orphans import Known, OrphanPlan, plan_orphans
+from tiered.log.state import TierMachine
 from tiered.log.verify_listing import named_objects
 from tiered.model import LogOffset, QueueOffset
 
@@ -250,6 +259,32 @@ def test_a_checkpoint_that_is_wrong_is_told():
     aged.store.delete(last)
     aged.store.put_if_absent(last, data[:-3] + b"00\n")
     assert "is damaged" in aged.history(0).problems[0]
+
+
+def test_a_journal_that_was_rebuilt_begins_at_its_checkpoint():
+    aged = Aged()
+    for _ in range(3):
+        aged.tier.add([b"a"])
+        aged.tier.journal.write_checkpoint(force=True)
+    rebuilt = checkpoint_key(PREFIX, 10**12)
+    reader = aged.tier.journal._reader
+    text = CheckpointText(10**12, 4711, TierMachine().dump(reader.state))
+    aged.clock.advance(10)
+    aged.store.put_if_absent(rebuilt, encode_checkpoint(text))
+    found = aged.history(5)
+    assert (found.number, found.covers, found.bound) == (10**12, False, 0)
+    aged.clock.advance(10)
+    assert aged.history(5).covers
+    assert (
+        aged.history(5).bound == 0
+    )  # of the old journal nothing goes before two checkpoints of the new one
+    later = TierBuilder(aged.store, writer="0000feed")
+    for _ in range(2):
+        later.add([b"b"])
+        later.journal.write_checkpoint(force=True)
+    aged.clock.advance(10)
+    assert aged.history(5).bound == 10**12 + 2
+    assert aged.history(5).problems == []
 
 
 def test_a_journal_with_a_hole_is_damage():

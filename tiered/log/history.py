@@ -126,8 +126,9 @@ class TierHistory:
     def _replay(self) -> None:
         start = self._begin()
         base = self._base_number(start)
-        self.bound = trim_bound(self._checkpoints, base) if base else 0
-        checked = {*sorted(self._checkpoints)[-2:], self.bound} - {0}
+        usable = [number for number in self._checkpoints if number >= start]
+        self.bound = trim_bound(usable, base)
+        checked = {*sorted(usable)[-2:], self.bound} - {0}
         if start == 0 or 0 <= self._checkpoints[start] <= self._old_ms:
             self.base = self.state
             self.once_named = {key for key, _ in named_objects(self.state)}
