@@ -245,8 +245,10 @@ def test_sealing_on_request_names_the_damage_and_seals_all_else():
         with pytest.raises(DataError):
             dispatcher.seal_all()
         assert dispatcher.fault is None
-    segments = [row[-1].segments[0].sealed for row in state_of(store).queues.values()]
-    assert segments == [False, True]
+    sealed = {
+        queue.queue_id: row[-1].segments[0].sealed for queue, row in state_of(store).queues.items()
+    }
+    assert sealed == {0: False, 1: True}
 
 
 # -- failures -----------------------------------------------------------------------------------
