@@ -55,5 +55,16 @@ def test_sample(command: str, tiered: CommandLine, tmp_path: Path):
 
 def test_every_command_with_documents_has_a_sample():
     names = {" ".join(w for w in command.split()[1:] if w.islower()) for command in SAMPLES}
-    for name in ("attach", "status", "ls", "cat", "verify", "demo", "config show", "gc", "expire", "lease"):
+    for name in (
+        "attach",
+        "status",
+        "ls",
+        "cat",
+        "verify",
+        "demo",
+        "config show",
+        "gc",
+        "expire",
+        "lease",
+    ):
         assert any(f"{found} ".startswith(f"{name} ") for found in names), name
