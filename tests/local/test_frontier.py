@@ -342,6 +342,74 @@ def test_a_topic_is_deleted_and_made_again(broker: FakeBroker, attach: Attach, c
     assert taken.offsets(QUEUE) == list(range(8))
 
 
+def test_records_of_a_deleted_topic_do_not_hold_up_those_behind_them(
+    broker: FakeBroker, attach: Attach, clock: ManualClock
+):
+    """However many there are; but only what was stored later shows that they will never be listed."""
+    import shutil
+
+    broker.start()
+    broker.put(1)
+    store = attach()
+    store.refresh()
+    broker.put(150)  # several files
+    shutil.rmtree(broker.store / "consumequeue" / TOPIC)
+    clock.advance(10)
+    store.refresh()
+    assert store.waiting().records == 150
+    broker.now_ms -= 5
+    broker.put(1, 1)
+    clock.advance(2)
+    store.refresh()
+    assert harness.bounds_of(store)[MessageQueue(TOPIC, 1)] == (0, 0)
+    broker.now_ms += 10
+    broker.put(1, 1)
+    clock.advance(2)
+    store.refresh()
+    assert store.waiting().records == 0
+    assert harness.bounds_of(store)[MessageQueue(TOPIC, 1)] == (0, 2)
+
+
+@pytest.mark.parametrize("again", [3, 5, 8])
+def test_a_follower_says_that_offsets_fell_however_far_they_have_risen_since(
+    broker: FakeBroker, attach: Attach, clock: ManualClock, again: int
+):
+    import shutil
+
+    broker.start()
+    broker.put(5)
+    broker.put(5, 1)
+    store = attach()
+    follower, taken = store.follow({}), harness.Taken()
+    harness.drain(follower, taken)
+    assert not follower.take_fallen()
+    shutil.rmtree(broker.store / "consumequeue" / TOPIC / "0")
+    broker.offsets[QUEUE] = 0
+    broker.put(again)
+    broker.put(again, 1)
+    clock.advance(1)
+    for _ in range(4):
+        follower.poll(1 << 20)
+    assert set(follower.take_fallen()) == {QUEUE}
+    assert not follower.take_fallen()
+    follower.seek(QUEUE, QueueOffset(0))
+    anew = harness.Taken()
+    harness.drain(follower, anew)
+    assert anew.offsets(QUEUE) == list(range(again))
+
+
+def test_a_new_follower_takes_what_lies_before_its_start_for_no_fall(
+    broker: FakeBroker, attach: Attach
+):
+    broker.start()
+    broker.put(5)
+    broker.put(5, 1)
+    broker.put(2)
+    follower = attach().follow({QUEUE: QueueOffset(6)})
+    harness.drain(follower, harness.Taken())
+    assert not follower.take_fallen()
+
+
 def test_a_deleted_topic_is_gone(broker: FakeBroker, attach: Attach, clock: ManualClock):
     """No holes are made of it, also when the deletion falls between a look at its bounds and the reading."""
     import shutil
