@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.program import CommandLine, Start
+    from cli.program import CommandLine, Start, Unpack
     from support.servers import S3Server
 
 SMALL = ("--part-size", "2KiB", "--segment-size", "8KiB")
@@ -146,6 +146,33 @@ def test_wrong_usage(tiered: CommandLine, basic_tier: str, words: tuple[str, ...
     ran = tiered(words[0], basic_tier, *words[1:])
     assert ran.code == 2
     assert says in ran.error
+
+
+def test_the_broker_s_own_reserve_time(
+    tiered: CommandLine, unpacked: Unpack, url: str, tmp_path: Path
+):
+    store = unpacked("s01-basic")
+    tiered.good("attach", store, "--to", url, "--once", "--seal")
+    table = store / "config" / "topics.json"
+    document = json.loads(table.read_text())
+    for topic, hours in {"orders": "1", "large": "10000000", "nobody": "x"}.items():
+        config = document["topicConfigTable"].setdefault(topic, {})
+        config["attributes"] = {"reserve.time": hours}
+    table.write_text(json.dumps(document))
+
+    def expiring(*options: str | Path) -> set[str]:
+        found = tiered.good("expire", url, "--json", *options).document
+        return {step["topic"] for step in found["steps"]}
+
+    assert expiring("--store", store) == {"orders"}
+    assert "large" in expiring("--ttl", "1s")
+    both = expiring("--store", store, "--ttl", "1s")
+    assert "orders" in both
+    assert "large" not in both
+    assert expiring("--store", store, "--topic-ttl", "orders=1000w") == set()
+    ran = tiered("expire", url, "--store", tmp_path / "nothing")
+    assert ran.code == 2
+    assert "topics cannot be read" in ran.error
 
 
 def test_a_plan_that_was_changed_or_is_another_s_is_refused(

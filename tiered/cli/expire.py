@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tiered.plugin.plans import Plan
     from tiered.plugin.workplace import Workplace
 
+_HOUR_MS = 3_600_000
 _COLUMNS = ["topic", "queue_id", "incarnation", "min_from", "min_to", "messages", "segments"]
 
 
@@ -65,17 +66,41 @@ def times_to_live(call: Call) -> Callable[[str], int | None]:
             raise InvalidError(f"--topic-ttl {text}: {error}") from None
     default = call.whole_or_none("ttl")
     topics = call.texts("topics")
-    if default is None and not rules and call.text("apply") in {None, "-"}:
+    reserved = _reserved_ms(call.text("store"))
+    if default is None and not (rules or call.text("store")) and call.text("apply") in {None, "-"}:
         raise InvalidError(
-            "no time to live is given", where=call.path, do="give --ttl or --topic-ttl, as --ttl 7d"
+            "no time to live is given",
+            where=call.path,
+            do="give --ttl, --topic-ttl or --store, as --ttl 7d",
         )
 
     def ttl_ms(topic: str) -> int | None:
         if topics and not any(fnmatchcase(topic, glob) for glob in topics):
             return None
-        return next((ttl for glob, ttl in rules if fnmatchcase(topic, glob)), default)
+        chosen = reserved.get(topic, default)
+        return next((ttl for glob, ttl in rules if fnmatchcase(topic, glob)), chosen)
 
     return ttl_ms
+
+
+def _reserved_ms(directory: str | None) -> dict[str, int]:
+    """What the broker's topics say of themselves (``reserve.time``), by topic, milliseconds.
+
+    Raises:
+        InvalidError: The broker's table of topics cannot be read, so nobody knows how long they are to be kept.
+    """
+    if not directory:
+        return {}
+    from tiered.local.configs import TOPICS_FILE, read_topics
+
+    topics = read_topics(directory)
+    if topics.names is None:
+        raise InvalidError(
+            "the broker's topics cannot be read",
+            where=f"{directory}/{TOPICS_FILE}",
+            do="name a store directory, or leave --store out",
+        )
+    return {topic: hours * _HOUR_MS for topic, hours in topics.reserve_hours.items()}
 
 
 def _run(call: Call, what: str, make: Callable[[Workplace], Plan], topic: str | None = None) -> int:

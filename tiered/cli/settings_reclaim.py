@@ -72,7 +72,14 @@ EXPIRE: tuple[Setting, ...] = (
         section="expire",
         name="ttl",
         help="a segment expires when its newest message is older than this, as 7d",
-        default_text="none: only topics with a --topic-ttl expire",
+        default_text="none: only topics of which --topic-ttl or --store tells one expire",
+    ),
+    Setting(
+        section="expire",
+        name="store",
+        help="store directory whose topics' reserve.time rules before --ttl",
+        default_text="none",
+        metavar="DIR",
     ),
     Setting(
         section="expire",

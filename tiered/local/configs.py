@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tiered.format.fastjson import loads
 from tiered.local.files import open_read_only, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _TRIES: Final = 3
 TOPICS_FILE: Final = "config/topics.json"
@@ -29,6 +32,7 @@ class Topics:
         names: Topics that exist; None when no table can be read (then nothing is known).
         batch: Those of them with a batch consume queue.
         static: Static topics: their queue offsets are not those that clients see.
+        reserve_hours: How long messages of a topic are to be kept in a tier, hours; topics that do not say are left out.
         cluster: Name that the system topics bear, or None.
         broker: Likewise.
         notes: Lines for the report.
@@ -37,6 +41,7 @@ class Topics:
     names: frozenset[str] | None = None
     batch: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
+    reserve_hours: Mapping[str, int] = field(default_factory=dict)
     cluster: str | None = None
     broker: str | None = None
     notes: tuple[str, ...] = field(default=())
@@ -52,6 +57,11 @@ def read_topics(root: str) -> Topics:
         names=names,
         batch=frozenset(name for name, config in (table or {}).items() if _is_batch(config)),
         static=frozenset(static or ()),
+        reserve_hours={
+            name: hours
+            for name, config in (table or {}).items()
+            if (hours := _reserve_hours(config)) > 0
+        },
         cluster=_suffix(names, _REVIVE),
         broker=_suffix(names, _SYNC_MEMBER),
         notes=tuple(notes),
@@ -102,6 +112,16 @@ def _table(document: dict[str, Any] | None, key: str) -> dict[str, Any] | None:
 def _is_batch(config: object) -> bool:
     attributes = config.get("attributes") if isinstance(config, dict) else None
     return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+
+
+def _reserve_hours(config: object) -> int:
+    """The attribute ``reserve.time``, hours; -1 where there is none, or none that is a number."""
+    attributes = config.get("attributes") if isinstance(config, dict) else None
+    text = attributes.get("reserve.time", "-1") if isinstance(attributes, dict) else "-1"
+    try:
+        return int(str(text))
+    except ValueError:
+        return -1
 
 
 def _suffix(names: frozenset[str] | None, prefix: str) -> str | None:
