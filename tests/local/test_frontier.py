@@ -352,6 +352,7 @@ def test_records_of_a_deleted_topic_do_not_hold_up_those_behind_them(
     broker.put(1)
     store = attach()
     store.refresh()
+    broker.now_ms += 100
     broker.put(150)  # several files
     shutil.rmtree(broker.store / "consumequeue" / TOPIC)
     clock.advance(10)

@@ -1,0 +1,177 @@
+"""``take_back``: strict, pure; nothing lost, nothing doubled, whatever the place of the cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.log.test_state import MACHINE, QUEUE, REIGN, add, gap, life, part, replay
+from tiered.journal.entry import Entry
+from tiered.log.divergence import first_difference
+from tiered.log.parts import part_json, queue_action
+from tiered.log.takeback import head_of, is_tail, rest_of
+from tiered.log.verify_state import check_state
+
+if TYPE_CHECKING:
+    from tiered.journal.entry import Action
+    from tiered.log.parts import Part
+    from tiered.log.state import TierState
+
+
+def take_back(end: int, was: int, head: Part | None = None) -> Action:
+    row = part_json(head) if head else None
+    return queue_action("take_back", QUEUE, 0, end=end, was=was, part=row, reason="why")
+
+
+def head(whole: Part, count: int) -> Part:
+    return head_of(whole, count, log_bytes=100 * count, holes=0, last=9)
+
+
+def then(state: TierState, *actions: Action, generation: int = 1) -> TierState:
+    return MACHINE.apply(state, Entry(9, generation, "0badcafe", 9, actions))
+
+
+def contradictions(state: TierState) -> list[str]:
+    """But for the names of objects, which are short here."""
+    return [p.detail for p in check_state(state) if "is no key" not in p.detail]
+
+
+@pytest.fixture
+def three() -> TierState:
+    """Parts [0, 10) and [10, 20) in one segment, [20, 30) in the next."""
+    return replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 0), add(part(20, 2000), 2000)])
+
+
+def test_between_two_parts(three: TierState):
+    tail, now = then(three, take_back(10, 30)).queues[QUEUE]
+    assert (now.min_offset, now.commit_offset, now.log_end, now.ended) == (0, 10, 1000, "")
+    assert [p.queue_offset for p in now.parts()] == [0]
+    assert (tail.min_offset, tail.commit_offset, tail.ended) == (10, 30, "why")
+    assert [p.queue_offset for p in tail.parts()] == [10, 20]
+    assert (now.incarnation, tail.incarnation) == (0, 0)
+
+
+def test_inside_a_part_both_keep_their_range_of_the_same_objects(three: TierState):
+    whole = life(three).parts()[1]
+    tail, now = then(three, take_back(13, 30, head(whole, 3))).queues[QUEUE]
+    kept, gone = now.parts()[-1], tail.parts()[0]
+    assert (kept.log.key, kept.index.key) == (gone.log.key, gone.index.key)
+    assert (kept.log.start, kept.log.end, gone.log.start, gone.log.end) == (0, 300, 300, 1000)
+    assert (kept.index.end, gone.index.start) == (60, 60)
+    assert (kept.count, gone.count, gone.queue_offset, gone.log_offset) == (3, 7, 13, 1300)
+    assert (now.commit_offset, now.log_end, kept.last) == (13, 1300, 9)
+
+
+def test_the_queue_goes_on_where_it_was_cut(three: TierState):
+    state = then(three, take_back(20, 30), add(part(20, 2000), 2000))
+    assert state.refused_parts == 0
+    assert life(state).commit_offset == 30
+    assert contradictions(state) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        take_back(10, 29),  # the writer knew another end
+        take_back(30, 30),
+        take_back(31, 30),
+        take_back(0, 30),  # nothing would be left: that is a new incarnation
+        take_back(13, 30),  # inside a part, and nobody says where
+        take_back(13, 30, head(part(0, 0), 3)),  # of another part
+        take_back(13, 30, head(part(10, 1000), 4)),  # another end
+        take_back(13, 30, replace(head(part(10, 1000), 3), holes=4)),
+        take_back(10, 30, head(part(10, 1000), 3)),  # a part that the end does not lie in
+    ],
+)
+def test_what_does_not_fit_changes_nothing_and_is_not_counted(three: TierState, bad: Action):
+    after = then(three, bad)
+    assert (after.queues, after.refused_parts) == (three.queues, 0)
+
+
+@pytest.mark.parametrize("generation", [0, 2])
+def test_i6_only_the_reigning_writer_takes_back(three: TierState, generation: int):
+    after = then(three, take_back(10, 30), generation=generation)
+    assert (after.queues, after.refused_parts) == (three.queues, 1)
+
+
+def test_a_seal_that_was_planned_before_changes_nothing(three: TierState):
+    cut = then(three, take_back(15, 30, head(part(10, 1000), 5)))
+    merged = replace(part(0, 0, count=20, size=2000), store_min_ms=5)
+    late = queue_action("seal", QUEUE, 0, segment=0, parts=[part_json(merged)])
+    assert then(cut, late).queues == cut.queues
+
+
+def test_in_a_gap():
+    state = replay([REIGN], [add(part(0, 0), 0)], [gap(10, 50)], [add(part(50, 1000), 1000)])
+    tail, now = then(state, take_back(30, 60)).queues[QUEUE]
+    assert [(g.start, g.end) for g in now.gaps] == [(10, 30)]
+    assert [(g.start, g.end) for g in tail.gaps] == [(30, 50)]
+    assert contradictions(then(state, take_back(30, 60))) == []
+
+
+@given(st.lists(st.integers(1, 39), max_size=6), st.integers(1, 5))
+def test_i1_after_any_cuts_state_is_sound_and_nothing_is_lost(ends: list[int], parts: int):
+    """Each time the queue is filled again to its old length; all that was ever there is in one life."""
+    count = 40 // parts
+    state = replay([REIGN])
+    total = 0
+    for number, end in enumerate([0, *ends]):
+        now = state.life(QUEUE)
+        if now and 0 < end < now.commit_offset:
+            over = next((p for p in now.parts() if p.queue_offset < end < p.queue_end), None)
+            cut = head(over, end - over.queue_offset) if over else None
+            state = then(state, take_back(end, now.commit_offset, cut))
+        at, log = (life(state).commit_offset, life(state).log_end) if state.queues else (0, 0)
+        fresh = part(at, log, count=count, size=100 * count)
+        key = replace(fresh.log, key=f"l{number}"), replace(fresh.index, key=f"i{number}")
+        state = then(state, add(replace(fresh, log=key[0], index=key[1]), log))
+        total += count
+    lives = state.queues[QUEUE]
+    assert sum(p.count for one in lives for p in one.parts()) == total
+    assert [is_tail(lives, number) for number in range(len(lives))] == [True] * (len(lives) - 1) + [
+        False
+    ]
+    assert contradictions(state) == []
+    assert MACHINE.load(MACHINE.dump(state)).queues == state.queues
+
+
+def test_head_and_rest_are_the_whole():
+    whole = replace(part(0, 0), holes=3)
+    first = head_of(whole, 4, log_bytes=400, holes=1, last=7)
+    rest = rest_of(whole, first)
+    assert (first.count + rest.count, first.holes + rest.holes) == (10, 3)
+    assert (first.log.end, first.index.end) == (rest.log.start, rest.index.start)
+    assert first.log_end == rest.log_offset
+
+
+@given(
+    st.integers(0, 50),
+    st.integers(1, 60),
+    st.integers(0, 70),
+    st.sets(st.integers(0, 120)),
+    st.sets(st.integers(0, 120)),
+)
+def test_the_first_difference_is_found_over_whatever_cannot_be_compared(
+    low: int, length: int, common: int, holes: set[int], ends: set[int]
+):
+    high, differs = low + length, low + common
+
+    def same(offset: int) -> bool | None:
+        assert low <= offset < high
+        return None if offset in holes else offset < differs
+
+    real = [offset for offset in range(low, high) if offset not in holes]
+    expected = next((offset for offset in real if offset >= differs), high)
+    found, is_common = first_difference(low, high, sorted(ends), same)
+    assert found == expected
+    if expected < high:
+        assert is_common == any(offset < differs for offset in real)
+
+
+def test_i6_a_part_without_a_mark_has_18_values_as_before():
+    assert len(part_json(part(0, 0))) == 18
+    assert len(part_json(replace(part(0, 0), last=5))) == 19
