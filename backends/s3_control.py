@@ -151,6 +151,18 @@ class BotoWire:
         with _failures():
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
+    def rules(self) -> tuple[str, Sequence[dict[str, Any]]]:
+        """Whether the bucket keeps old versions (``Enabled``, ``Suspended``, or ""), and its lifecycle rules."""
+        with _failures():
+            versioning = self._client.get_bucket_versioning(Bucket=self._bucket).get("Status", "")
+            try:
+                answer = self._client.get_bucket_lifecycle_configuration(Bucket=self._bucket)
+            except exceptions.ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "NoSuchLifecycleConfiguration":
+                    raise
+                answer = {}
+            return str(versioning), answer.get("Rules", [])
+
     def close(self) -> None:
         """See ``S3Wire``."""
         self._client.close()

@@ -57,3 +57,29 @@ def test_wrong_keys(tiered: CommandLine, minio: S3Server, monkeypatch: pytest.Mo
     assert ran.code == 3
     assert "check credentials and permissions" in ran.error
     assert "wrong" not in ran.err
+
+
+def test_doctor_reads_the_rules_of_a_bucket(tiered: CommandLine, s3_environment: S3Server):
+    bucket = s3_environment.bucket()
+    url = f"s3://{bucket}/some/prefix"
+    document = tiered.good("doctor", url, "--json").document
+    found = {check["name"]: check["status"] for check in document["checks"]}
+    assert found["conditional_writes"] == found["clock"] == found["lifecycle"] == "ok"
+    assert (found["encryption"], found["versioning"]) == ("ok", "ok")
+    rule = {
+        "ID": "r",
+        "Status": "Enabled",
+        "Filter": {"Prefix": "some/"},
+        "Expiration": {"Days": 9},
+    }
+    client = s3_environment.client()
+    try:
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        client.put_bucket_lifecycle_configuration(
+            Bucket=bucket, LifecycleConfiguration={"Rules": [rule]}
+        )
+    finally:
+        client.close()
+    ran = tiered("doctor", url, "--json")
+    found = {check["name"]: check["status"] for check in ran.document["checks"]}
+    assert (ran.code, found["lifecycle"], found["versioning"]) == (1, "fail", "warn")

@@ -41,4 +41,4 @@ DOCTOR: tuple[Setting, ...] = (
     ),
 )
 
-MEND: tuple[Setting, ...] = (*REBUILD,)
+MEND: tuple[Setting, ...] = (*REBUILD, *DOCTOR)

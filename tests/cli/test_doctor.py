@@ -1,0 +1,139 @@
+"""doctor: what is wrong is found, by a stable name, and what to do is said."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from backends.errors import PermissionDeniedError
+from backends.memory import MemoryStore
+from backends.s3_options import S3Options
+from backends.s3_rules import harm_of
+from backends.testing.faulty import Fault, FaultyStore, Rule
+from backends.wrapping import WrappingStore
+from tiered.clock import ManualClock
+from tiered.plugin.doctor import Check, examine
+
+if TYPE_CHECKING:
+    from cli.program import CommandLine
+
+    from backends.base import ObjectStore
+
+
+def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in document["checks"]}
+
+
+def checks_of(store: ObjectStore, **more: Any) -> dict[str, Check]:
+    settings: dict[str, Any] = {"clock": ManualClock(), "probe_id": "0", **more}
+    return {one.name: one for one in examine("memory://x", store, S3Options(), **settings)}
+
+
+def test_a_good_folder(tiered: CommandLine, basic: Path, basic_tier: str):
+    before = {p for p in Path(basic_tier[7:]).rglob("*") if p.is_file()}
+    document = tiered.good("doctor", basic_tier, "--store", basic, "--json").document
+    found = by_name(document)
+    for name in (
+        "reachability", "may_put", "may_get", "may_delete", "clock", "conditional_writes", "free_space",
+        "free_inodes", "journal", "lease", "local_store", "open_files", "java", "spark",
+    ):  # fmt: skip
+        assert name in found, name
+    assert document["is_ok"]
+    assert found["local_store"]["detail"].startswith("2,613 messages")
+    after = {p for p in Path(basic_tier[7:]).rglob("*") if p.is_file()}
+    assert after == before
+    assert "reachability" in tiered.good("doctor", basic_tier).text
+
+
+def test_nobody_answers(tiered: CommandLine):
+    tiered.environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+    url = "http://127.0.0.1:1"
+    ran = tiered(
+        "doctor", "s3://bucket/x", "--endpoint-url", url, "--request-timeout", "1", "--json"
+    )
+    assert ran.code == 3
+    found = by_name(ran.document)
+    assert found["reachability"]["status"] == "fail"
+    assert "may_put" not in found
+
+
+def test_a_damaged_journal_and_no_local_store(tiered: CommandLine, basic_tier: str, tmp_path: Path):
+    copied = tmp_path / "tier"
+    shutil.copytree(basic_tier[7:], copied)
+    for file in copied.glob("*/*/journal/*"):
+        file.chmod(0o600)
+        file.write_bytes(b"damaged")
+    ran = tiered("doctor", f"file://{copied}", "--store", tmp_path / "none", "--json")
+    assert ran.code == 1
+    found = by_name(ran.document)
+    assert (found["journal"]["status"], found["journal"]["advice"]) == (
+        "fail",
+        "run `tiered rebuild`",
+    )
+    assert found["local_store"]["status"] == "fail"
+
+
+def test_a_wrong_url(tiered: CommandLine):
+    assert tiered("doctor", "nonsense").code == 2
+
+
+class ReadOnly(WrappingStore):
+    """Refuses to be written to."""
+
+    def put_if_absent(self, key: str, data: Any) -> None:
+        raise PermissionDeniedError(f"no: {key}")
+
+
+def test_rights_of_a_reader_are_a_warning():
+    found = checks_of(ReadOnly(MemoryStore()))
+    assert found["may_put"].status == found["conditional_writes"].status == "warn"
+    assert "may_get" not in found
+
+
+class Deaf(WrappingStore):
+    """Takes conditions and ignores them, as some servers do."""
+
+    def put_if_absent(self, key: str, data: Any) -> None:
+        self._inner.delete(key)
+        self._inner.put_if_absent(key, data)
+
+
+def test_a_store_that_ignores_conditions_fails():
+    found = checks_of(Deaf(MemoryStore()))
+    assert found["conditional_writes"].status == "fail"
+    assert "put-if-absent" in found["conditional_writes"].detail
+
+
+@pytest.mark.parametrize(("skew_s", "status"), [(0, "ok"), (60, "warn"), (-3600, "fail")])
+def test_the_clock(skew_s: int, status: str):
+    clock = ManualClock()
+    store = MemoryStore(now_ms=lambda: clock.now_ms() + 1000 * skew_s)
+    assert checks_of(store, clock=clock)["clock"].status == status
+
+
+def test_listing_refused():
+    rule = Rule(Fault.UNAVAILABLE, frozenset({"list"}), "", times=None)
+    found = checks_of(FaultyStore(MemoryStore(), random.Random(1), rule))
+    assert found["reachability"].status == "fail"
+    assert "may_put" not in found
+
+
+@pytest.mark.parametrize(
+    ("rule", "harms"),
+    [
+        ({"Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30}}, True),
+        ({"Status": "Enabled", "Prefix": "tier/a", "Expiration": {"Date": "2030-01-01"}}, True),
+        ({"Status": "Enabled", "Filter": {"Prefix": "other/"}, "Expiration": {"Days": 30}}, False),
+        ({"Status": "Disabled", "Expiration": {"Days": 30}}, False),
+        ({"Status": "Enabled", "Transitions": [{"StorageClass": "GLACIER"}]}, True),
+        ({"Status": "Enabled", "Transitions": [{"StorageClass": "STANDARD_IA"}]}, False),
+        ({"Status": "Enabled", "NoncurrentVersionExpiration": {"NoncurrentDays": 3}}, False),
+        ({"Status": "Enabled", "Expiration": {"ExpiredObjectDeleteMarker": True}}, False),
+    ],
+)
+def test_lifecycle_rules(rule: dict[str, Any], harms: bool):
+    assert bool(harm_of(rule, "tier")) is harms

@@ -1,0 +1,65 @@
+"""``tiered doctor``: what is set up wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.errors import DONE, NEEDS_A_PERSON, UNREACHABLE
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.output import Output
+
+if TYPE_CHECKING:
+    from tiered.cli.call import Call
+    from tiered.local.face import LocalStore
+
+
+def run(call: Call) -> int:
+    """Look and print."""
+    from tiered.cli.tiers import open_objects
+    from tiered.plugin.doctor import FAIL, REACHABILITY, examine
+    from tiered.plugin.stores import backend_errors
+
+    output, url, directory = Output(call), call.argument("url"), call.text("store")
+
+    def open_local() -> LocalStore:
+        from tiered.local.rocketmq import RocketMQStore
+
+        return RocketMQStore.open(directory or "", clock=call.clock)
+
+    with contextlib.ExitStack() as stack, backend_errors():
+        store = open_objects(call, url, stack)
+        checks = list(
+            examine(
+                url,
+                store,
+                call.s3_options(),
+                clock=call.clock,
+                probe_id=f"{random.SystemRandom().getrandbits(64):016x}",
+                open_local=open_local if directory else None,
+            )
+        )
+        where = store.url
+    failed = [check.name for check in checks if check.status == FAIL]
+    rows = [asdict(check) for check in checks]
+    document = {"format": 1, "url": where, "is_ok": not failed, "checks": rows}
+    output.emit(document, rows, ["name", "status", "detail", "advice"])
+    if REACHABILITY in failed:
+        return UNREACHABLE
+    return NEEDS_A_PERSON if failed else DONE
+
+
+COMMAND = make_command(
+    "doctor",
+    run,
+    summary=COMMANDS["doctor"].summary,
+    arguments=[click.Argument(["url"])],
+    examples=[
+        "tiered doctor s3://bucket/prefix",
+        "tiered doctor file:///tmp/tier --store /data/rocketmq/store --json",
+    ],
+)

@@ -1,0 +1,301 @@
+"""Doctor: what a new user gets wrong, looked for one thing after another, each with what to do about it.
+
+Every check has a stable name, which scripts may rely on. What does not apply (a bucket's rules on a folder) is left out.
+The store is written to only below ``probe-…``, with random names, and cleaned up. When the store cannot be reached, nothing
+else of it is asked.
+
+Retries and errors: the store's. An error of a check is its result; none ends the run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
+from backends.probe import PREFIX, probe
+from backends.s3_rules import plain_http_host, read_rules
+from tiered.errors import DataError, TieredStoreError
+from tiered.plugin.lease import EXPIRED, GONE, UNREADABLE, report_lease
+from tiered.plugin.place import find_places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backends.base import ObjectStore
+    from backends.s3_options import S3Options
+    from tiered.clock import Clock
+    from tiered.local.face import LocalStore
+    from tiered.plugin.place import Place
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+REACHABILITY = "reachability"
+_SKEW_WARN_MS = 5_000
+_SKEW_FAIL_MS = 600_000
+"""Signatures of S3 are refused beyond 15 minutes."""
+_FREE_WARN, _FREE_FAIL = 0.05, 0.01
+_FILES_MIN = 1024
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: Stable.
+        status: ``ok``, ``warn`` or ``fail``.
+        detail: What was found.
+        advice: What to do; empty when there is nothing to do.
+    """
+
+    name: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+def examine(
+    url: str,
+    store: ObjectStore,
+    options: S3Options,
+    *,
+    clock: Clock,
+    probe_id: str,
+    open_local: Callable[[], LocalStore] | None = None,
+) -> Iterator[Check]:
+    """Look at everything, in order.
+
+    Args:
+        url: Of the tier.
+        store: The same, opened, with retries.
+        options: With which it was opened.
+        clock: Ours, held against the store's.
+        probe_id: Makes the names of the objects that are written for a moment.
+        open_local: Opens the local store, which is closed again; None: there is none to look at.
+    """
+    reached = _reachability(store)
+    yield reached
+    if reached.status != FAIL:
+        yield from _rights(store, clock, probe_id)
+        yield from _surroundings(url, options)
+        yield from _tier(store, clock)
+    if open_local is not None:
+        yield _local(open_local)
+    yield from _machine()
+
+
+def _reachability(store: ObjectStore) -> Check:
+    try:
+        found = next(iter(store.list("")), None)
+    except PermissionDeniedError as error:
+        advice = "check the credentials, and that they may list the bucket"
+        return Check(REACHABILITY, FAIL, str(error), advice)
+    except BackendError as error:
+        advice = "check URL, endpoint and network; make the bucket or folder"
+        return Check(REACHABILITY, FAIL, str(error), advice)
+    return Check(REACHABILITY, OK, f"{store.url} answers" + ("" if found else ", and is empty"))
+
+
+# -- rights, conditions, clock ------------------------------------------------------------------
+
+
+def _rights(store: ObjectStore, clock: Clock, probe_id: str) -> Iterator[Check]:
+    key = f"{PREFIX}{probe_id}-right"
+    is_written = False
+    try:
+        for name, step in (
+            ("put", lambda: store.put_if_absent(key, b"probe")),
+            ("get", lambda: store.get(key)),
+            ("delete", lambda: store.delete(key)),
+        ):
+            before_ms = clock.now_ms()
+            check = _right(name, step)
+            if name == "get" and check.status == OK:
+                yield from _skew(store, key, before_ms, clock)
+            yield check
+            is_written = is_written or (name == "put" and check.status == OK)
+            if not is_written:
+                advice = "reading needs none; `attach` cannot write here"
+                yield Check("conditional_writes", WARN, "not tried: nothing can be written", advice)
+                return
+        yield _conditions(store, probe_id)
+    finally:
+        if is_written:
+            with suppress(BackendError):
+                store.delete(key)
+
+
+def _right(name: str, step: Callable[[], object]) -> Check:
+    advice = {
+        "put": "reading needs no right to put; for `attach` allow s3:PutObject",
+        "get": "allow s3:GetObject",
+        "delete": "needed by `gc` only; allow s3:DeleteObject for those who run it",
+    }[name]
+    try:
+        step()
+    except BackendError as error:
+        return Check(f"may_{name}", FAIL if name == "get" else WARN, str(error), advice)
+    return Check(f"may_{name}", OK, "allowed")
+
+
+def _skew(store: ObjectStore, key: str, before_ms: int, clock: Clock) -> Iterator[Check]:
+    """The probe object's time against ours. Servers tell whole seconds."""
+    try:
+        modified_ms = store.head(key).modified_ms
+    except BackendError:
+        return
+    if modified_ms < 0:
+        return
+    skew_ms = max(before_ms - 2000 - modified_ms, modified_ms - clock.now_ms() - 1000, 0)
+    detail = f"{skew_ms / 1000:.0f} s between this clock and the store's"
+    advice = "set the clock (NTP): leases last seconds, and S3 refuses what is 15 minutes off"
+    if skew_ms < _SKEW_WARN_MS:
+        yield Check("clock", OK, "agrees with the store's")
+    else:
+        yield Check("clock", FAIL if skew_ms >= _SKEW_FAIL_MS else WARN, detail, advice)
+
+
+def _conditions(store: ObjectStore, probe_id: str) -> Check:
+    name = "conditional_writes"
+    advice = "use AWS S3, MinIO, versitygw, LocalStack, or a local folder to `attach` to"
+    try:
+        found = probe(store, probe_id)
+    except BackendError as error:
+        return Check(name, FAIL, str(error), advice)
+    if found.put_if_absent and found.compare_and_set:
+        return Check(name, OK, "put-if-absent and compare-and-set are honoured")
+    missing = [
+        text
+        for text, can in (
+            ("put-if-absent", found.put_if_absent),
+            ("compare-and-set", found.compare_and_set),
+        )
+        if not can
+    ]
+    return Check(name, FAIL, f"{' and '.join(missing)} not honoured: no `attach`", advice)
+
+
+# -- what surrounds the store -------------------------------------------------------------------
+
+
+def _surroundings(url: str, options: S3Options) -> Iterator[Check]:
+    if url.startswith("file:"):
+        yield from _folder(unquote("/" + url.removeprefix("file:").lstrip("/")))
+    if url.startswith(("s3://", "s3a://")):
+        yield from _bucket(url.partition("://")[2].rstrip("/"), options)
+
+
+def _folder(path: str) -> Iterator[Check]:
+    while path != "/" and not os.path.exists(path):  # noqa: PTH110 (a tier's folder may not be there yet)
+        path = os.path.dirname(path)  # noqa: PTH120 (likewise)
+    found = os.statvfs(path)
+    advice = "make room: a full tier stops tiering, and local retention goes on"
+    for name, free, total, text in (
+        (
+            "free_space",
+            found.f_bavail,
+            found.f_blocks,
+            f"{found.f_bavail * found.f_frsize:,} bytes",
+        ),
+        ("free_inodes", found.f_favail, found.f_files, f"{found.f_favail:,} files"),
+    ):
+        share = free / total if total else 1.0  # some file systems count no inodes
+        status = FAIL if share < _FREE_FAIL else WARN if share < _FREE_WARN else OK
+        yield Check(name, status, f"room for {text}", advice if status != OK else "")
+
+
+def _bucket(location: str, options: S3Options) -> Iterator[Check]:
+    host = plain_http_host(location, options)
+    if host and host not in _LOOPBACK:
+        yield Check(
+            "encryption", WARN, f"messages go to {host} by plain http", "use an https endpoint"
+        )
+    else:
+        yield Check("encryption", OK, "https" if not host else "plain http, on this machine")
+    try:
+        rules = read_rules(location, options)
+    except (BackendError, ConfigurationError) as error:
+        detail = f"the bucket's rules cannot be read: {error}"
+        yield Check("lifecycle", OK, detail, "look at them yourself, or allow reading them")
+        return
+    if rules.harmful:
+        advice = "restrict the rule to other prefixes; `tiered expire` deletes by age, safely"
+        yield Check("lifecycle", FAIL, "; ".join(rules.harmful), advice)
+    else:
+        yield Check("lifecycle", OK, "no rule deletes or moves what is in the tier")
+    if rules.versioning == "Enabled":
+        advice = "expire noncurrent versions by a lifecycle rule"
+        yield Check("versioning", WARN, "deleted objects stay as old versions, and cost", advice)
+    else:
+        yield Check("versioning", OK, "off")
+
+
+# -- the tier, the local store, this machine ----------------------------------------------------
+
+
+def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
+    try:
+        places = find_places(store)
+        if not places:
+            yield Check("tier", OK, "there is no tier yet; `tiered attach` makes one")
+        for place in places:
+            yield from _broker(store, place, clock)
+    except (BackendError, TieredStoreError) as error:
+        yield Check("tier", FAIL, str(error), "see the other checks")
+
+
+def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
+    name = f"{place.cluster}/{place.broker}"
+    try:
+        found = report_lease(store, place.prefix, clock)
+    except DataError as error:
+        yield Check("journal", FAIL, f"{name}: {error}", "run `tiered rebuild`")
+        return
+    queues = len(found.state.queues)
+    yield Check("journal", OK, f"{name}: generation {found.state.generation}, {queues} queues")
+    words = {
+        EXPIRED: "its writer went without giving it back",
+        GONE: "its writer was killed",
+        UNREADABLE: "it cannot be read",
+    }
+    if found.word in words:
+        advice = "start the writer again, if it should run; the next one takes the lease"
+        yield Check("lease", WARN, f"{name}: {words[found.word]}", advice)
+    else:
+        yield Check("lease", OK, f"{name}: {found.word}")
+
+
+def _local(open_local: Callable[[], LocalStore]) -> Check:
+    try:
+        local = open_local()
+        try:
+            local.refresh()
+            queues, report = local.queues(), local.report()
+        finally:
+            local.close()
+    except (TieredStoreError, OSError) as error:
+        return Check("local_store", FAIL, str(error), "give the broker's store directory, readable")
+    messages = sum(bounds.end - bounds.min for bounds in queues.values())
+    detail = f"{messages:,} messages in {len(queues)} queues"
+    if report.damaged_records:
+        detail += f", {report.damaged_records} damaged records so far"
+        return Check("local_store", WARN, detail, "they go to quarantine; look at the disk")
+    return Check("local_store", OK, detail)
+
+
+def _machine() -> Iterator[Check]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < _FILES_MIN
+    advice = f"raise it to {_FILES_MIN} at least (ulimit -n)" if few else ""
+    yield Check("open_files", WARN if few else OK, f"{soft} files may be open at once", advice)
+    java = shutil.which("java")
+    yield Check("java", OK, java or "not found; needed by Spark only")
+    spark = importlib.util.find_spec("pyspark") is not None or shutil.which("spark-submit")
+    yield Check("spark", OK, "found" if spark else "not found; needed for large archives only")
