@@ -81,7 +81,7 @@ def plan(tier: TierBuilder, *more: ObjectInfo, limit: int = 99, **fields: object
     )
 
 
-def test_what_is_named_stays():
+def test_i11_what_is_named_stays():
     found = plan(second_reign())
     assert (found.deletions, found.refusals, found.missing) == ([], [], set())
 
@@ -111,7 +111,7 @@ def test_what_stays_and_why(info: ObjectInfo, fields: dict[str, object], count: 
     assert found.refusals == []
 
 
-def test_what_was_named_within_the_grace_stays():
+def test_i11_what_was_named_within_the_grace_stays():
     info = orphan(1)
     tier = second_reign()
     protected = known(tier.journal.state).protected | {info.key.removeprefix(PREFIX)}
@@ -130,7 +130,7 @@ def test_the_limit():
     assert (len(found.deletions), found.left.over_limit) == (3, 2)
 
 
-def test_nothing_goes_when_anything_is_strange():
+def test_i11_nothing_goes_when_anything_is_strange():
     tier = second_reign()
     victim = orphan(1)
     assert plan(tier, victim).deletions

@@ -25,7 +25,7 @@ from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
 from tiered.plugin.gc import apply_gc, plan_gc
 
 
-def test_a_plan_changes_nothing_and_applying_does_exactly_the_plan():
+def test_i11_a_plan_changes_nothing_and_applying_does_exactly_the_plan():
     tier, litter = old_litter()
     before = {i.key for i in tier.store.list("")}
     plan = tier.plan()
@@ -53,7 +53,7 @@ def test_the_ledger_says_what_was_to_be_done_and_what_was():
     assert tier.plan(0)["left"]["others"] == 2  # and the ledger stays
 
 
-def test_nothing_young_goes_by_the_store_s_clock_whatever_ours_says():
+def test_i11_nothing_young_goes_by_the_store_s_clock_whatever_ours_says():
     tier = Tier()
     tier.litter(1)
     tier.restart()
@@ -146,7 +146,7 @@ def test_merged_parts_go_beside_the_writer_that_merged_them():
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
 @pytest.mark.parametrize("at", range(1, 7))
-def test_a_crash_in_the_middle_and_again(fault: Fault, at: int):
+def test_i11_a_crash_in_the_middle_and_again(fault: Fault, at: int):
     tier, _ = old_litter()
     plan = tier.plan()
     rule = Rule(fault, operations=frozenset({"delete"}), skip=at - 1, times=1)
@@ -203,7 +203,7 @@ def test_a_plan_that_was_made_by_hand_deletes_nothing_that_is_named():
     assert tier.named() <= tier.data()
 
 
-def test_nothing_is_deleted_when_a_named_object_is_gone():
+def test_i11_nothing_is_deleted_when_a_named_object_is_gone():
     tier, _ = old_litter()
     plan = tier.plan()
     tier.store.delete(PREFIX + min(tier.named()))
@@ -237,7 +237,7 @@ def test_the_journal_is_trimmed_behind_two_checkpoints_and_the_grace():
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
-def test_expired_segments_go_in_two_phases():
+def test_i11_expired_segments_go_in_two_phases():
     tier = Tier()
     for roll in (False, True, True):
         tier.builder.add([b"a", b"b"], roll=roll)
@@ -310,7 +310,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(1, 9), st.sampled_from([0, 5, GRACE_S]))
-def test_whatever_happens_gc_deletes_nothing_that_anybody_may_need(
+def test_i11_whatever_happens_gc_deletes_nothing_that_anybody_may_need(
     steps: list[str], limit: int, grace_s: int
 ):
     tier = Tier()

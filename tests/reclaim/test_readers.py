@@ -92,7 +92,7 @@ def test_an_object_that_is_named_still_and_gone_is_damage():
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_every_read_gives_the_right_bytes_or_says_expired(data: st.DataObject):
+def test_i1_i11_every_read_gives_the_right_bytes_or_says_expired(data: st.DataObject):
     tier = Tier()
     bodies = [b"body %d" % n for n in range(8)]
     for body in bodies:

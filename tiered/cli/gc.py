@@ -45,28 +45,25 @@ def run(call: Call) -> int:
 
     limit = call.whole("max-deletions")
     applied = None
+    done = Progressed("listing, and reading the journal")
+
+    def told(count: int, total: int) -> None:
+        nonlocal done
+        done = Progressed(f"{count} of {total} objects deleted", count, total)
+
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, call.argument("url"), stack)
+        stack.enter_context(Progress("gc", lambda: done, clock=call.clock, is_quiet=call.is_quiet))
+        grace_ms = call.whole("grace")
         plan = get_plan(
             call,
             "gc",
             at,
-            lambda: plan_gc(
-                at.store, at.place, at.clock, grace_ms=call.whole("grace"), max_deletions=limit
-            ),
+            lambda: plan_gc(at.store, at.place, at.clock, grace_ms=grace_ms, max_deletions=limit),
         )
         has_work = bool(plan["deletions"])
         if call.text("apply") and has_work:
             require_within(limit, len(plan["deletions"]))
-            done = Progressed("looking again")
-
-            def told(count: int, total: int) -> None:
-                nonlocal done
-                done = Progressed(f"{count} of {total} objects deleted", count, total)
-
-            stack.enter_context(
-                Progress("deleting", lambda: done, clock=call.clock, is_quiet=call.is_quiet)
-            )
             executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-gc"))
             applied = apply_gc(at, plan, executor=executor, told=told)
     document = {**plan, "applied": applied}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from backends.errors import AlreadyExistsError
+from backends.errors import AlreadyExistsError, UnsupportedError
 from tiered.errors import InvalidError
 from tiered.journal.entry import seal_text
 from tiered.keys import ledger_key
@@ -53,10 +53,17 @@ class Ledger:
             The time, UTC ms, by the store's clock.
 
         Raises:
-            InvalidError: The store does not tell when an object was written.
+            InvalidError: The store does not tell when an object was written, or does not write conditionally.
             BackendError: It could not be written.
         """
-        key = self.note("begin", fields)
+        try:
+            key = self.note("begin", fields)
+        except UnsupportedError as error:
+            raise InvalidError(
+                "this store cannot create an object only if it is absent, so nothing is changed in it",
+                where=self._store.url,
+                do="use the store to which attach writes",
+            ) from error
         now_ms = self._store.head(key).modified_ms
         if now_ms < 0:
             raise InvalidError(
