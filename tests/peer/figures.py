@@ -218,9 +218,12 @@ def linear_rows(work: Path, _runs: int) -> Iterator[str]:
         result = run_json(
             [*TIERED, "bench", "dispatch", "--store", str(store), "--to", tier.as_uri(), "--json"]
         )
+        bare = bare_files(tier, work / "bare")
         yield (f"| dispatch, {queues:,} queues x 50 x 256 B | {result['seconds']:.2f} s, "
                f"{1000 * result['seconds'] / queues:.2f} ms a queue, {1000 * result['cpu_seconds'] / queues:.2f} CPU ms "
-               f"a queue, {result['peak_rss_bytes'] / MIB:.0f} MiB RSS | | | |")  # fmt: skip
+               f"a queue, {result['peak_rss_bytes'] / MIB:.0f} MiB RSS "
+               f"| {1000 * bare['seconds'] / queues:.2f} ms, {1000 * bare['cpu'] / queues:.2f} CPU ms a queue (bare files) "
+               f"| | {bare['seconds'] / result['seconds']:.2f} of bare |")  # fmt: skip
     remove_and_settle(tier)
 
 
