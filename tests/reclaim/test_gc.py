@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +25,10 @@ from tiered.log.verify import verify_tier
 from tiered.plugin import gc
 from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
 from tiered.plugin.gc import apply_gc, plan_gc
+from tiered.plugin.reign import WATCH_S
+
+if TYPE_CHECKING:
+    import threading
 
 
 def test_i11_a_plan_changes_nothing_and_applying_does_exactly_the_plan():
@@ -298,6 +304,52 @@ def test_a_topic_s_removal_needs_that_nobody_writes():
     assert tier.data() == tier.named()
     with pytest.raises(InvalidError, match="no topic"):
         plan_delete_topic(tier.at, "nobody", objects_max=9)
+
+
+class Renewing(ManualClock):
+    """Time on our side; another host's writer, whose clock is behind, renews whenever we wait."""
+
+    lease: Lease
+    theirs: ManualClock
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        self.theirs.advance(timeout_s)
+        self.lease.renew()
+        return super().wait(event, timeout_s)
+
+
+def test_a_clock_that_is_ahead_does_not_fence_a_living_writer():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    tier.litter(1)
+    tier.clock.advance(GRACE_S + 1)
+    holder = replace(Holder.present(), host="elsewhere")
+    ours = Renewing(tier.clock.now_ms() + 30_000)
+    ours.theirs = tier.clock
+    ours.lease = Lease(
+        tier.store, PREFIX, writer="0badcafe", holder=holder, seconds=10, clock=tier.clock
+    )
+    assert ours.lease.try_acquire() is None
+    at = tier.workplace(tier.store, ours)
+    plan = plan_gc(at.store, at.place, ours, grace_ms=1000, max_deletions=9)
+    assert plan["takes_reign"]  # by our clock nobody is alive
+    with pytest.raises(FencedError, match="renews its lease"):
+        apply_gc(at, plan)
+    tier.builder.add([b"b"])
+    assert len(tier.data() - tier.named()) == 2
+
+
+def test_a_lease_that_has_really_expired_is_taken_after_a_while():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    tier.litter(1)
+    holder = replace(Holder.present(), host="elsewhere")
+    dead = Lease(tier.store, PREFIX, writer="0badcafe", holder=holder, seconds=10, clock=tier.clock)
+    assert dead.try_acquire() is None
+    tier.clock.advance(GRACE_S + 1)
+    begin_s = tier.clock.monotonic_s()
+    assert tier.apply(tier.plan())["deleted"] == 2
+    assert tier.clock.monotonic_s() - begin_s >= WATCH_S
 
 
 STEPS = st.lists(

@@ -3,6 +3,9 @@
 After the reign's entry nothing that an earlier writer made can be named any more, however long it sleeps. The lease is
 held only for the moment of taking the reign: a writer that comes afterwards takes the next one, and what is done under
 ours stays right.
+
+A lease that has expired by our clock alone is watched first: a writer whose clock is behind ours renews it, and must not be
+fenced by a command that only tidies up.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tiered.errors import FencedError
-from tiered.journal.lease import Holder, Lease
+from tiered.journal.lease import Holder, Lease, read_lease
 from tiered.journal.writer import JournalWriter
+from tiered.keys import LEASE
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
     from tiered.plugin.workplace import Workplace
 
+WATCH_S = 15.0
+"""How long an expired lease is watched: longer than the default lease, and than the renewals of one of 45 s."""
 _SECONDS = 60.0
 """A lease that nobody renews: longer than taking a reign and a few entries may last."""
 
@@ -38,6 +44,30 @@ def journal_writer(at: Workplace) -> JournalWriter[TierState]:
     )
     journal.catch_up()
     return journal
+
+
+def require_silent(at: Workplace) -> None:
+    """Watch a lease that seems to have expired, for ``WATCH_S``.
+
+    Raises:
+        FencedError: It was renewed meanwhile.
+        BackendError: It could not be read.
+    """
+    key = at.prefix + LEASE
+    present, first = read_lease(at.store, key)
+    if present is None or present.released or present.holder.is_gone():
+        return
+    if present.expires_ms > at.clock.now_ms():
+        return  # held, which whoever acquires it will say
+    never, until_s = threading.Event(), at.clock.monotonic_s() + WATCH_S
+    while at.clock.monotonic_s() < until_s:
+        at.clock.wait(never, 1.0)
+        if read_lease(at.store, key)[1] != first:
+            raise FencedError(
+                f"a writer on {present.holder.host} renews its lease, which our clock calls expired",
+                where=f"{at.store.url}/{at.prefix}",
+                do="set the clocks",
+            )
 
 
 def reign_and(
@@ -59,6 +89,7 @@ def reign_and(
         seconds=_SECONDS,
         clock=at.clock,
     )
+    require_silent(at)
     other = lease.try_acquire()
     if other is not None:
         raise FencedError(
