@@ -187,6 +187,44 @@ def test_opening_reads_nothing_of_the_tier_when_all_is_well():
     assert [key for key in keys if "/queue/" in key] == []
 
 
+def test_a_lagging_copy_that_is_made_anew_begins_anew_however_short():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    local.cut("t", 0, 31)
+    with dispatching(store, local, seed=2) as dispatcher:
+        follow(dispatcher)
+        assert dispatcher.continuity.lagging == 1
+        local.delete("t", 0)
+        append(local, 10, b"new")
+        follow(dispatcher)
+    assert counted(dispatcher) == (0, 1)
+    check(store, local)
+
+
+@pytest.mark.parametrize("kind", ["commitlog", "consumequeue"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_damage_in_the_tier_holds_nothing_up(kind: str, is_gone: bool):
+    """What cannot be divided goes as a whole, and is taken anew."""
+    store, local = MemoryStore(), stored(20)
+    for seed in range(3):
+        run_once(store, local, seed=seed)
+        append(local, 20, b"more %d" % seed)
+    part = lives(store)[0].parts()[-1]
+    place = part.log if kind == "commitlog" else part.index
+    data = bytearray(store.get(PREFIX + place.key))
+    store.delete(PREFIX + place.key)
+    if not is_gone:
+        data[:] = bytes(len(data))
+        store.put_if_absent(PREFIX + place.key, [data])
+    local.cut("t", 0, part.queue_offset + 5)
+    append(local, 40, b"new")
+    assert counted(run_once(store, local, seed=9)) == (1, 0)
+    for queue in local.queues():
+        found = read_back(store, queue)[0] if kind == "consumequeue" else {}
+        assert found in ({}, local.raw(queue))
+    assert lives(store)[-1].commit_offset == part.queue_offset + 45
+
+
 # -- while it runs ------------------------------------------------------------------------------
 
 
@@ -228,6 +266,11 @@ def test_a_tail_taken_back_while_it_is_followed():
             done.set()
             thread.join()
     check(store, local)
+
+
+def follow(dispatcher: TieredDispatcher) -> None:
+    dispatcher.follow(lambda: False, until_idle=True)
+    assert dispatcher.drain(20), dispatcher.fault
 
 
 def wait(true: Callable[[], bool], dispatcher: TieredDispatcher) -> None:

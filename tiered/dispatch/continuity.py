@@ -13,8 +13,8 @@ does not fit is *suspect*: nothing of it is taken until a compensate thread has 
 Ordering: the entry is written when all that was taken of the queue is durable and named; then the queue goes on from the
 journal's state, and the follower is told where (``take_moved``).
 
-Retries and errors: what could not be read of the tier is tried again at the next scan, for ever; a damaged tier record
-decides nothing.
+Retries and errors: what could not be read of the tier is tried again at the next scan, for ever; a record of the tier that
+is damaged or gone decides nothing, and holds up nothing.
 
 Threads: ``dispatch`` owns ``open`` and the patrol, compensate threads resolve; the sets are under one lock. After a crash
 nothing here survives: every queue is open again.
@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from tiered.dispatch.rounds import Fact
-from tiered.errors import DataError
 from tiered.log.marks import mark_of_item
 from tiered.log.parting import Change, mark_in_tier, measure, plan_change
 from tiered.log.reader import QueueReader
@@ -54,6 +53,7 @@ _PATROL_QUEUES = 16
 """Every ``_PATROL_S`` so many queues at most: about one percent of a processor."""
 _AGAIN_S = 2.0
 """A queue is patrolled at most so often; and so often one is resolved of which the journal has no mark."""
+_COMPLAIN_S = 60.0
 _RIPE_S = 30.0
 """A queue that is shorter than the tier is resolved at the latest after this time, if the follower lags so long."""
 
@@ -115,7 +115,10 @@ class Continuity:
         self._said: set[MessageQueue] = set()
         self._moved: dict[MessageQueue, QueueOffset] = {}
         self._vouched: dict[MessageQueue, tuple[int, QueueOffset]] = {}
-        self._lagging: dict[MessageQueue, QueueOffset] = {}
+        self._lagging: dict[
+            MessageQueue, tuple[QueueOffset, int]
+        ] = {}  # local end, and its last mark
+        self._complained_s: dict[MessageQueue, float] = {}
         self._ring: deque[MessageQueue] = deque()
         self._ring_s = self._patrol_s = self._read_s = clock.monotonic_s()
 
@@ -224,11 +227,12 @@ class Continuity:
         return is_fine or waits
 
     def _is_lag_known(self, queue: MessageQueue) -> bool:
-        """Whether it was found before that the local queue is a lagging copy, and has not grown since."""
-        end = self._lagging.get(queue)
-        if end is None:
+        """Whether it was found before that the local queue is a lagging copy, and nothing has changed there since."""
+        known = self._lagging.get(queue)
+        if known is None or self._local_mark(queue, known[0]) is not None:
             return False
-        return self._local.read(queue, end, bytes_max=1, count_max=1) is None
+        end, mark = known
+        return end == 0 or self._local_mark(queue, end - 1) == mark
 
     # -- of any thread --------------------------------------------------------------------------
 
@@ -255,7 +259,7 @@ class Continuity:
     @property
     def lagging(self) -> int:
         """Queues of which the tier has more than the local store, and nothing else: a lagging copy."""
-        return sum(end > 0 for end in list(self._lagging.values()))
+        return sum(end > 0 for end, _ in list(self._lagging.values()))
 
     def _local_mark(self, queue: MessageQueue, offset: int) -> int | None:
         """Mark of a local record; 0 when it has expired or is a hole, None when the queue ends before it."""
@@ -283,10 +287,8 @@ class Continuity:
             return False
         try:
             change = self._decide(file)
-        except (BackendError, DataError) as error:
-            _LOG.warning(
-                "%s cannot be held against the local store, trying again: %s", queue, error
-            )
+        except BackendError as error:
+            self._complain(queue, error)
             return False
         if change is None:
             self._clear(queue)
@@ -298,6 +300,12 @@ class Continuity:
         self._say(Fact(change.action, lambda: self._done(file, change)))
         return False
 
+    def _complain(self, queue: MessageQueue, error: BackendError) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._complained_s.get(queue, now_s):
+            self._complained_s[queue] = now_s + _COMPLAIN_S
+            _LOG.warning("%s cannot be held against the tier, trying again: %s", queue, error)
+
     def _decide(self, file: CompositeFlatFile) -> Change | None:
         queue, life = file.queue, self._state().life(file.queue)
         self._lagging.pop(queue, None)
@@ -305,7 +313,7 @@ class Continuity:
         if life is None:
             return None  # nothing was taken
         if bounds is None or bounds.end == bounds.min:
-            self._lagging[queue] = bounds.end if bounds else QueueOffset(0)  # deleted, or empty
+            self._lagging[queue] = QueueOffset(0), 0  # deleted, or empty
             return None
         reader = QueueReader(self._store, self._prefix, queue, life)
         change = plan_change(
@@ -318,7 +326,8 @@ class Continuity:
         )
         if change is None:
             if bounds.end < life.commit_offset:
-                self._lagging[queue] = bounds.end
+                last_mark = self._local_mark(queue, bounds.end - 1) or 0
+                self._lagging[queue] = bounds.end, last_mark
             last = file.last_taken
             if last and not last[1]:
                 self._vouched[queue] = (mark_in_tier(reader, last[0]), last[0])

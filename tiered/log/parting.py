@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from backends.errors import ObjectNotFoundError
+from tiered.errors import DataError
 from tiered.log.consume_queue import ITEM, ITEM_BYTES
 from tiered.log.divergence import first_difference
 from tiered.log.marks import mark_of_item
@@ -85,9 +87,10 @@ def plan_change(
         end, is_common = first_difference(low, high, ends, same)
         if end == high:
             return None
-    if not is_common:
+    cut = _cut(life, QueueOffset(end), tier_mark, read_items) if is_common else None
+    if cut is None:
         return _begin_anew(queue, life, bounds)
-    return _end_at(queue, life, QueueOffset(end), tier_mark, read_items)
+    return _end_at(queue, life, *cut)
 
 
 def _begin_anew(queue: MessageQueue, life: QueueLife, bounds: QueueBounds) -> Change:
@@ -99,20 +102,7 @@ def _begin_anew(queue: MessageQueue, life: QueueLife, bounds: QueueBounds) -> Ch
     return Change(action, life.commit_offset, bounds.min)
 
 
-def _end_at(
-    queue: MessageQueue,
-    life: QueueLife,
-    end: QueueOffset,
-    tier_mark: Callable[[int], int],
-    read_items: Callable[[Part, int], tuple[int, int]],
-) -> Change:
-    """``take_back`` from ``end`` on, with what stays of the part that it lies in."""
-    part = next((p for p in life.parts() if p.queue_offset < end < p.queue_end), None)
-    head = None
-    if part:
-        count = end - part.queue_offset
-        size, holes = read_items(part, count)
-        head = head_of(part, count, log_bytes=size, holes=holes, last=tier_mark(end - 1))
+def _end_at(queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Part | None) -> Change:
     action = queue_action(
         "take_back",
         queue,
@@ -125,12 +115,36 @@ def _end_at(
     return Change(action, life.commit_offset, end)
 
 
+def _cut(
+    life: QueueLife,
+    end: QueueOffset,
+    tier_mark: Callable[[int], int],
+    read_items: Callable[[Part, int], tuple[int, int]],
+) -> tuple[QueueOffset, Part | None] | None:
+    """Where to end, and what stays of the part that this lies in; None when nothing of the life would be left.
+
+    A part whose index is damaged or gone can not be divided: all of it goes, and is taken anew.
+    """
+    part = next((p for p in life.parts() if p.queue_offset < end < p.queue_end), None)
+    if part is None:
+        return end, None
+    count = end - part.queue_offset
+    try:
+        size, holes = read_items(part, count)
+    except (DataError, ObjectNotFoundError):
+        return (part.queue_offset, None) if part.queue_offset > life.min_offset else None
+    return end, head_of(part, count, log_bytes=size, holes=holes, last=tier_mark(end - 1))
+
+
 def mark_in_tier(reader: QueueReader, offset: int) -> int:
     """Mark of a tier record: the journal's if it has it, else the record is read; 0 for a hole or in a gap."""
     part = next((p for p in reader.life.parts() if p.queue_end - 1 == offset), None)
     if part and part.last:
         return part.last
-    found = reader.read(QueueOffset(offset), bytes_max=1, count_max=1)
+    try:
+        found = reader.read(QueueOffset(offset), bytes_max=1, count_max=1)
+    except (DataError, ObjectNotFoundError):
+        return 0
     if found is None or isinstance(found, Gap) or found.records.base_offset != offset:
         return 0
     return mark_of_item(found.records, 0)
