@@ -99,6 +99,26 @@ def test_a_tail_lost_and_written_anew_is_taken_back(end: int, more: int):
     check(store, local)
 
 
+def test_a_cut_part_is_sealed_like_others():
+    store, local = MemoryStore(), stored(12)
+    for seed in range(4):
+        run_once(store, local, seed=seed)
+        append(local, 12, b"more %d" % seed)
+    local.cut("t", 0, 17)
+    append(local, 9, b"new")
+    with dispatching(store, local, seed=9) as dispatcher:
+        follow(dispatcher)
+        dispatcher.seal_all()
+    assert dispatcher.counters.taken_back == 1
+    assert [segment.sealed for segment in lives(store)[-1].segments] == [True]
+    assert [(part.queue_offset, part.queue_end) for part in lives(store)[-1].parts()] == [(0, 26)]
+    check(store, local)
+    local.cut("t", 0, 21)  # and again, in a merged part
+    append(local, 9, b"newer")
+    assert counted(run_once(store, local, seed=10)) == (1, 0)
+    check(store, local)
+
+
 def test_what_was_taken_back_is_still_readable():
     store, local = MemoryStore(), stored(60)
     run_once(store, local)
@@ -223,6 +243,20 @@ def test_damage_in_the_tier_holds_nothing_up(kind: str, is_gone: bool):
         found = read_back(store, queue)[0] if kind == "consumequeue" else {}
         assert found in ({}, local.raw(queue))
     assert lives(store)[-1].commit_offset == part.queue_offset + 45
+
+
+def test_the_plug_in_way_is_held_against_the_store_too():
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    local.cut("t", 0, 31)
+    append(local, 40, b"new")
+    with dispatching(store, local, seed=2) as dispatcher:
+        batch = local.read(QUEUE, 60, bytes_max=1 << 20, count_max=100)
+        assert batch is not None
+        assert not dispatcher.dispatch(batch)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert counted(dispatcher) == (1, 0)
+    check(store, local)
 
 
 # -- while it runs ------------------------------------------------------------------------------

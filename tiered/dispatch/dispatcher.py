@@ -114,6 +114,7 @@ class TieredDispatcher:
             policy=settings.commit_policy,
             start=start,
             selects=selects,
+            made=lambda queue: self.continuity.reopen([queue]),
         )
         self._stop = threading.Event()
         self._room = threading.Event()

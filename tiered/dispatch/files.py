@@ -30,6 +30,7 @@ class QueueFiles:
         policy: CommitPolicy,
         start: Start,
         selects: Callable[[MessageQueue], bool],
+        made: Callable[[MessageQueue], None],
     ) -> None:
         """Begin with none.
 
@@ -39,7 +40,9 @@ class QueueFiles:
             policy: When to commit and to roll.
             start: Where a queue begins that the tier has never met.
             selects: Which queues are tiered.
+            made: Told of each queue whose write side is made of what the tier has, before anybody sees it.
         """
+        self._made = made
         self._local = local
         self._state = state
         self._policy = policy
@@ -56,6 +59,8 @@ class QueueFiles:
             if file is None:
                 file = CompositeFlatFile(queue, self._life(queue), self._policy)
                 self._files[queue] = file
+                if file.last_taken:
+                    self._made(queue)
             return file
 
     def renew(self, queue: MessageQueue) -> None:
