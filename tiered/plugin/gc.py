@@ -1,8 +1,8 @@
 """gc: deletes what no reader can reach any more. Plan, then apply.
 
-Overview: ``plan_gc`` lists the broker's prefix, then replays the recent history, and so sees every name that was there
-before the listing; ``tiered.log.orphans`` decides. ``apply_gc`` writes a ledger record (whose time of writing is the clock
-by which ages are held), looks again, takes a reign when the plan needs one, and deletes in batches.
+Overview: ``plan_gc`` looks at the tier (``tiered.plugin.survey``); ``tiered.log.orphans`` decides. ``apply_gc`` writes a
+ledger record (whose time of writing is the clock by which ages are held), looks again, takes a reign when the plan needs
+one, and deletes in batches.
 
 Ordering: indexes before data before journal. Before each batch the journal is followed, so that nothing that an entry
 has named meanwhile is touched. A batch ends before the next begins.
@@ -16,103 +16,29 @@ counted as gone), or a new one be made.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from backends.errors import BackendError, ObjectNotFoundError
-from backends.probe import PREFIX as PROBES
-from tiered.errors import DataError
-from tiered.keys import JOURNAL
-from tiered.log.history import TierHistory
-from tiered.log.orphans import Deletion, Known, OrphanPlan, plan_orphans
-from tiered.log.verify_listing import named_objects
-from tiered.plugin.lease import report_lease
+from backends.errors import BackendError
+from tiered.log.orphans import Deletion
 from tiered.plugin.ledger import Ledger
 from tiered.plugin.plans import FORMAT, Plan, moved_on
 from tiered.plugin.reign import reign_and
+from tiered.plugin.survey import refused, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
-    from backends.base import ObjectInfo, ObjectStore
+    from backends.base import ObjectStore
     from tiered.clock import Clock
+    from tiered.log.history import TierHistory
     from tiered.plugin.place import Place
     from tiered.plugin.workplace import Workplace
 
 BATCH = 200
 """Deletions between two looks at the journal."""
-MISSING_LOOKED_AT = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What was found at one look.
-
-    Attributes:
-        history: The journal.
-        orphans: The decision.
-        takes_reign: It presumes that a reign is taken first.
-        is_held: A writer is alive.
-        listed: Every object that could be deleted, as listed.
-    """
-
-    history: TierHistory
-    orphans: OrphanPlan
-    takes_reign: bool
-    is_held: bool
-    listed: dict[str, ObjectInfo]
-
-
-def survey(
-    store: ObjectStore, prefix: str, clock: Clock, *, now_ms: int, grace_ms: int, limit: int
-) -> Survey:
-    """Look at a tier.
-
-    Args:
-        store: With retries.
-        prefix: Of the broker.
-        clock: For the lease.
-        now_ms: Against which ages are held.
-        grace_ms: The grace.
-        limit: Deletions at most.
-
-    Raises:
-        DataError: The journal is damaged.
-        BackendError: The store could not be read.
-    """
-    is_held = report_lease(store, prefix, clock).is_held
-    listed = list(store.list(prefix))
-    probes = list(store.list(PROBES))
-    journal = [info for info in listed if info.key.startswith(prefix + JOURNAL)]
-    history = TierHistory(store, prefix, journal, now_ms - grace_ms)
-
-    def planned(reign: int) -> OrphanPlan:
-        known = Known(
-            prefix=prefix,
-            state=history.state,
-            base=history.base,
-            protected=history.protected(),
-            once_named=history.once_named,
-            bound=history.bound,
-            reign=reign,
-            old_ms=now_ms - grace_ms,
-        )
-        return plan_orphans(listed, probes, known, limit=limit)
-
-    orphans = planned(history.state.generation)
-    takes_reign = False
-    if not is_held and orphans.left.present_reign and not orphans.refusals:
-        beyond = planned(history.state.generation + 1)
-        takes_reign = len(beyond.deletions) > len(orphans.deletions)
-        orphans = beyond if takes_reign else orphans
-    orphans.refusals += history.problems
-    orphans.refusals += _truly_missing(store, prefix, history, orphans.missing)
-    if orphans.refusals:
-        orphans.deletions.clear()
-    seen = {info.key: info for info in (*listed, *probes)}
-    return Survey(history, orphans, takes_reign and bool(orphans.deletions), is_held, seen)
 
 
 def plan_gc(
@@ -281,37 +207,9 @@ class _Run:
                 raise failure
 
 
-def refused(reasons: list[str], where: str) -> Exception:
-    """Nothing is deleted, and why."""
-    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    return DataError(
-        f"nothing is deleted, since something is missing or strange: {reasons[0]}{more}",
-        where=where,
-        do="run `tiered verify --deep`",
-    )
-
-
 def _batches(deletions: list[Deletion]) -> Iterator[list[Deletion]]:
     """Of one kind each."""
     for _, group in groupby(deletions, lambda one: one.kind):
         ones = list(group)
         for start in range(0, len(ones), BATCH):
             yield ones[start : start + BATCH]
-
-
-def _truly_missing(
-    store: ObjectStore, prefix: str, history: TierHistory, missing: set[str]
-) -> Iterator[str]:
-    """What an entry names and is not there: what came behind the listing is, and what was unnamed meanwhile may go."""
-    gone: list[str] = []
-    for key in sorted(missing)[:MISSING_LOOKED_AT]:
-        try:
-            store.head(prefix + key)
-        except ObjectNotFoundError:
-            gone.append(key)
-    if gone:
-        history.follow()
-        named = {key for key, _ in named_objects(history.state)}
-        for key in gone:
-            if key in named:
-                yield f"{prefix}{key} is named by the journal and is gone"

@@ -1,0 +1,124 @@
+"""One look at a tier for gc, and what ``tiered.log.orphans`` decides of it. Changes nothing.
+
+Order: lease, listing, then the journal's recent history, so that every name that was there before the listing is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backends.errors import ObjectNotFoundError
+from backends.probe import PREFIX as PROBES
+from tiered.errors import DataError
+from tiered.keys import JOURNAL
+from tiered.log.history import TierHistory
+from tiered.log.orphans import Known, OrphanPlan, plan_orphans
+from tiered.log.verify_listing import named_objects
+from tiered.plugin.lease import report_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backends.base import ObjectInfo, ObjectStore
+    from tiered.clock import Clock
+
+MISSING_LOOKED_AT = 100
+"""Of so many objects that seem to be missing it is looked whether they really are; one is enough to refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found at one look.
+
+    Attributes:
+        history: The journal.
+        orphans: The decision.
+        takes_reign: It presumes that a reign is taken first.
+        is_held: A writer is alive.
+        listed: Every object that could be deleted, as listed.
+    """
+
+    history: TierHistory
+    orphans: OrphanPlan
+    takes_reign: bool
+    is_held: bool
+    listed: dict[str, ObjectInfo]
+
+
+def survey(
+    store: ObjectStore, prefix: str, clock: Clock, *, now_ms: int, grace_ms: int, limit: int
+) -> Survey:
+    """Look at a tier.
+
+    Args:
+        store: With retries.
+        prefix: Of the broker.
+        clock: For the lease.
+        now_ms: Against which ages are held.
+        grace_ms: The grace.
+        limit: Deletions at most.
+
+    Raises:
+        DataError: The journal is damaged.
+        BackendError: The store could not be read.
+    """
+    is_held = report_lease(store, prefix, clock).is_held
+    listed = list(store.list(prefix))
+    probes = list(store.list(PROBES))
+    journal = [info for info in listed if info.key.startswith(prefix + JOURNAL)]
+    history = TierHistory(store, prefix, journal, now_ms - grace_ms)
+
+    def planned(reign: int) -> OrphanPlan:
+        known = Known(
+            prefix=prefix,
+            state=history.state,
+            base=history.base,
+            protected=history.protected(),
+            once_named=history.once_named,
+            bound=history.bound,
+            reign=reign,
+            old_ms=now_ms - grace_ms,
+        )
+        return plan_orphans(listed, probes, known, limit=limit)
+
+    orphans = planned(history.state.generation)
+    takes_reign = False
+    if not is_held and orphans.left.present_reign and not orphans.refusals:
+        beyond = planned(history.state.generation + 1)
+        takes_reign = len(beyond.deletions) > len(orphans.deletions)
+        orphans = beyond if takes_reign else orphans
+    orphans.refusals += history.problems
+    orphans.refusals += _truly_missing(store, prefix, history, orphans.missing)
+    if orphans.refusals:
+        orphans.deletions.clear()
+    seen = {info.key: info for info in (*listed, *probes)}
+    return Survey(history, orphans, takes_reign and bool(orphans.deletions), is_held, seen)
+
+
+def refused(reasons: list[str], where: str) -> Exception:
+    """Nothing is deleted, and why."""
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return DataError(
+        f"nothing is deleted, since something is missing or strange: {reasons[0]}{more}",
+        where=where,
+        do="run `tiered verify --deep`",
+    )
+
+
+def _truly_missing(
+    store: ObjectStore, prefix: str, history: TierHistory, missing: set[str]
+) -> Iterator[str]:
+    """What an entry names and is not there: what came behind the listing is, and what was unnamed meanwhile may go."""
+    gone: list[str] = []
+    for key in sorted(missing)[:MISSING_LOOKED_AT]:
+        try:
+            store.head(prefix + key)
+        except ObjectNotFoundError:
+            gone.append(key)
+    if gone:
+        history.follow()
+        named = {key for key, _ in named_objects(history.state)}
+        for key in gone:
+            if key in named:
+                yield f"{prefix}{key} is named by the journal and is gone"
