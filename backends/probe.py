@@ -9,10 +9,12 @@ from backends.errors import (
     AlreadyExistsError,
     BackendError,
     PreconditionFailedError,
+    UnknownOutcomeError,
     UnsupportedError,
 )
 
 PREFIX = "probe-"
+_TRIES = 3
 
 
 def probe(store: ObjectStore, probe_id: str) -> Capabilities:
@@ -27,6 +29,15 @@ def probe(store: ObjectStore, probe_id: str) -> Capabilities:
     Raises:
         BackendError: The store cannot be reached or refuses us; it stays open what it can do.
     """
+    for tried in range(_TRIES - 1):
+        with suppress(
+            UnknownOutcomeError
+        ):  # what became of it is not worth asking: the next has other keys
+            return _probe(store, f"{probe_id}-{tried}")
+    return _probe(store, probe_id)
+
+
+def _probe(store: ObjectStore, probe_id: str) -> Capabilities:
     created, replaced = f"{PREFIX}{probe_id}-put", f"{PREFIX}{probe_id}-set"
     try:
         return Capabilities(

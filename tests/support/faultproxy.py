@@ -1,12 +1,14 @@
 """A proxy that makes an S3 server fail at the right moment: plain HTTP, one thread per connection.
 
-``proxy.add("lost", method="PUT")`` breaks the next PUT; ``proxy.requests`` tells what came.
+``proxy.add("lost", method="PUT")`` breaks the next PUT; ``proxy.requests`` tells what came. ``StormProxy`` breaks a share of
+all requests, chosen by a seed.
 
 ====== ==========================================================================================
 kind   what happens
 ====== ==========================================================================================
 status answered here with ``status`` and ``code``; the server sees nothing
 reset  the connection is reset once the request is read; the server sees nothing
+half   the connection is reset in the middle of the request's body; the server sees nothing
 lost   the server carries it out; its answer is dropped and the connection reset
 late   the server carries it out; its answer waits ``seconds``
 cut    half of the answer's body comes, then the connection ends
@@ -16,15 +18,18 @@ cut    half of the answer's body comes, then the connection ends
 from __future__ import annotations
 
 import http.client
+import random
 import socket
 import struct
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
@@ -91,17 +96,45 @@ class FaultProxy:
         self._server.server_close()
 
 
+class StormProxy(FaultProxy):
+    """Breaks a share of all requests, in every way, until it is told to stop."""
+
+    KINDS: Mapping[str, tuple[str, ...]] = {
+        "PUT": ("status", "reset", "half", "lost", "late"),
+        "GET": ("status", "reset", "cut", "late"),
+        "DELETE": ("status", "lost"),
+        "HEAD": ("status", "reset"),
+    }
+
+    def __init__(self, upstream_url: str, *, seed: int, share: float) -> None:
+        """A storm. A seed gives the same faults; which request meets which depends on their order."""
+        super().__init__(upstream_url)
+        self._rng = random.Random(seed)
+        self._lock = threading.Lock()
+        self._share = share
+        self.broken: Counter[str] = Counter()
+
+    def take(self, method: str, path: str) -> Rule | None:
+        with self._lock:
+            if self._share <= self._rng.random():
+                return super().take(method, path)
+            kind = self._rng.choice(self.KINDS.get(method, ("status",)))
+            self.broken[kind] += 1
+            return Rule(kind, method, seconds=self._rng.uniform(0.0, 0.3))
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: FaultProxy
 
     def handle_any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        size = int(self.headers.get("Content-Length", 0))
         self.owner.requests.append(f"{self.command} {self.path}")
         self.owner.headers.append({name.lower(): value for name, value in self.headers.items()})
         rule = self.owner.take(self.command, self.path)
         kind = rule.kind if rule else ""
-        if kind == "reset":
+        body = self.rfile.read(size // 2 if kind == "half" else size)
+        if kind in {"reset", "half"}:
             self._reset()
         elif rule and kind == "status":
             text = f"<Error><Code>{rule.code}</Code></Error>".encode()

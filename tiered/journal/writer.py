@@ -27,7 +27,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
@@ -48,6 +53,7 @@ CHECKPOINT_ENTRIES = 12
 """A checkpoint is due after so many entries, so that opening a tier costs at most that many reads and a few more."""
 _CHECKPOINT_REST = 20
 """After a checkpoint that took a second none is written for 20: in a hurry they cost at most a twentieth of the time."""
+_READ_TRIES = 10
 _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 5.0
 
@@ -107,14 +113,24 @@ class JournalWriter(Generic[S]):
         return self._reader.number
 
     def catch_up(self) -> None:
-        """Replay to the head.
+        """Replay to the head. A store that answers is asked again a few times, one that cannot be reached is not.
 
         Raises:
             DataError: The journal is damaged.
             BackendError: The store could not be read.
         """
         with self._lock:
-            self._reader.catch_up()
+            pause_s = _PAUSE_S_MIN
+            for tries_left in reversed(range(_READ_TRIES)):
+                try:
+                    self._reader.catch_up()
+                except BackendError as error:
+                    is_down = isinstance(error, UnreachableError) or not error.retriable
+                    if is_down or not tries_left:
+                        raise
+                    pause_s = self._pause(pause_s, "the journal is not read", error)
+                else:
+                    return
 
     def take_reign(self, holder: Mapping[str, Any]) -> None:
         """Begin to reign: whatever an earlier writer has in flight will be named by no entry.
