@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,9 @@ from tiered.keys import LEASE
 from tiered.plugin.lease import break_lease, report_lease
 
 if TYPE_CHECKING:
-    from cli.program import CommandLine
+    from pathlib import Path
+
+    from cli.program import CommandLine, Start
 
     from backends.base import Version
 
@@ -102,3 +105,24 @@ def test_the_command_needs_a_tier(tiered: CommandLine, tmp_path: object):
     ran = tiered("lease", f"file://{tmp_path}/nothing")
     assert ran.code == 2
     assert "there is no tier here" in ran.error
+
+
+def test_a_running_attach_whose_lease_is_broken_ends_with_code_4(
+    tiered: CommandLine, basic: Path, tmp_path: Path, start: Start
+):
+    url = f"file://{tmp_path}/tier"
+    with start("attach", basic, "--to", url, "--lease-seconds", "1") as process:
+        try:
+            deadline = time.monotonic() + 30
+            while tiered("lease", url, "--json").code != 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            broken = tiered.good("lease", url, "--break")
+            assert "warning: the lease is broken" in broken.err
+            assert "the lease is free now" in broken.text
+            assert process.wait(20) == 4
+            assert b"another writer has taken the lease" in process.communicate()[1]
+        finally:
+            process.kill()
+    assert tiered.good("attach", basic, "--to", url, "--once", "--no-wait").code == 0
+    assert tiered.good("verify", url, "--deep").code == 0
