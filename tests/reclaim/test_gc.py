@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reclaim.aged import GRACE_S, Tier, keys_of, old_litter, seal_all
 from support.journals import PREFIX
-from support.tiers import QUEUE, TierBuilder
+from support.tiers import QUEUE, TierBuilder, record_of
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
@@ -21,6 +21,8 @@ from tiered.errors import DataError, FencedError, InvalidError
 from tiered.journal.entry import open_text
 from tiered.journal.lease import Holder, Lease
 from tiered.keys import JOURNAL, LEDGER
+from tiered.log.state import part_json, queue_action
+from tiered.log.takeback import head_of
 from tiered.log.verify import verify_tier
 from tiered.plugin import gc
 from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
@@ -304,6 +306,33 @@ def test_a_topic_s_removal_needs_that_nobody_writes():
     assert tier.data() == tier.named()
     with pytest.raises(InvalidError, match="no topic"):
         plan_delete_topic(tier.at, "nobody", objects_max=9)
+
+
+def test_a_tail_that_was_taken_back_expires_and_what_it_shares_stays():
+    tier = Tier()
+    tier.builder.add([b"a"])
+    part = tier.builder.add([b"b", b"c"])
+    size = len(record_of(QUEUE, 1, b"b"))
+    head = head_of(part, 1, log_bytes=size, holes=0, last=0)
+    row = part_json(head)
+    tier.builder.say(
+        queue_action("take_back", QUEUE, 0, end=2, was=3, part=row, reason="power failure")
+    )
+    tier.restart().add([b"other"])
+    lives = tier.builder.journal.state.queues[QUEUE]
+    assert [(life.min_offset, life.commit_offset) for life in lives] == [(2, 3), (0, 3)]
+    tier.clock.advance(GRACE_S)
+    plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
+    assert [(step["life"], step["min_from"], step["min_to"]) for step in plan["steps"]] == [
+        (0, 2, 3)
+    ]
+    assert apply_steps(tier.at, plan)["steps"] == 1
+    tier.builder.journal.catch_up()
+    tier.clock.advance(GRACE_S + 1)
+    tier.apply(tier.plan())
+    assert tier.data() == tier.named()
+    assert part.log.key in tier.named()  # the head that was kept lies in it
+    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
 class Renewing(ManualClock):
