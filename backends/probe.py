@@ -14,7 +14,7 @@ from backends.errors import (
 )
 
 PREFIX = "probe-"
-_TRIES = 3
+_TRIES = 6
 
 
 def probe(store: ObjectStore, probe_id: str) -> Capabilities:

@@ -48,4 +48,4 @@ def test_a_storm(s3_environment: S3Server, stores: Callable[[str], Path]):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("name", ["s01-basic", "s04-batch-compress", "s11-lmq-batchcq"])
 def test_storms(s3_environment: S3Server, stores: Callable[[str], Path], name: str, seed: int):
-    storm(s3_environment, stores(name), seed=seed, share=0.05 + 0.03 * seed)
+    storm(s3_environment, stores(name), seed=seed, share=0.05 + 0.015 * seed)

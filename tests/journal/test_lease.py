@@ -243,10 +243,16 @@ def test_i7_a_lost_answer_is_read_back(store: MemoryStore, clock: ManualClock):
     lease.renew()
 
 
-def test_i7_a_lost_request_is_an_error_and_calling_again_is_harmless(
+def test_i7_a_lost_request_is_made_again(store: MemoryStore, clock: ManualClock):
+    flaky = faulty(store, Rule(Fault.LOST_REQUEST, CAS))
+    assert lease_of(flaky, "aaaaaaaa", clock).try_acquire() is None
+    assert present(store).writer == "aaaaaaaa"
+
+
+def test_i7_requests_lost_again_and_again_are_an_error_and_calling_again_is_harmless(
     store: MemoryStore, clock: ManualClock
 ):
-    flaky = faulty(store, Rule(Fault.LOST_REQUEST, CAS))
+    flaky = faulty(store, Rule(Fault.LOST_REQUEST, CAS, times=6))
     lease = lease_of(flaky, "aaaaaaaa", clock)
     with pytest.raises(BackendError):
         lease.try_acquire()

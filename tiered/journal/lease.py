@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore, Version
     from tiered.clock import Clock
 
-_TRIES = 3
+_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Lease:
             BackendError: It could not be read or written; calling again is harmless.
         """
         present: LeaseState | None = None
-        for _ in range(_TRIES):
+        for tries_left in reversed(range(_TRIES)):
             present, version = read_lease(self._store, self._key)
             if present and present.writer != self._writer and not self._is_free(present):
                 return present
@@ -134,6 +134,10 @@ class Lease:
                 self._write(version)
             except PreconditionFailedError:
                 continue  # another was faster, or a write of ours landed late: look again
+            except UnknownOutcomeError:
+                if not tries_left:
+                    raise
+                continue  # what became of it is told by the lease itself
             reached("lease-taken")
             return None
         return present or _UNKNOWN
