@@ -26,6 +26,7 @@ class Broker(SyntheticStore):
         super().__init__()
         self._rng = rng
         self.pause: Callable[[float], None] = lambda _seconds: None
+        self.elapsed_s: Callable[[], float] = lambda: 0.0
         self._names = [MessageQueue(f"topic{number % 2}", number // 2) for number in range(queues)]
         self._ever: dict[tuple[str, int], list[bytes]] = {}
         self._first: dict[tuple[str, int], int] = {}
@@ -67,6 +68,7 @@ class Broker(SyntheticStore):
         key = (name.topic, name.queue_id)
         if key not in self._first:
             self._first[key] = rng.choice((0, 0, 7))
+        self._count = max(self._count, round(self.elapsed_s() * 1000))  # store times
         size = rng.choice((5, 40, 40, 300, 900))
         self.append(name.topic, name.queue_id, rng.randbytes(size), first=self._first[key])
         self._ever.setdefault(key, []).append(self._queues[name].records[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulation.history import require
+from simulation.reclaimer import reclaim_all
 
 from tiered.errors import TieredStoreError
 from tiered.log.reader import TierReader
@@ -43,6 +44,9 @@ def check_end(world: World) -> None:
     report = verify_tier(world.memory, world.place.prefix, deep=True, local=world.broker)
     real = [problem for problem in report.problems if not _is_known(world, problem)]
     require(not real, f"verify finds {real}")
+    if "spoiled" not in world.met and not world.history.strays:
+        reclaim_all(world)
+        check_now(world)
     refused = report.recorded.refused_parts
     require(refused == world.history.refused, f"replay has refused {refused} parts")
 

@@ -42,6 +42,8 @@ class Life:
         parts: Queue offset, count, and the keys of the two objects.
         gaps: ``[start, end)``.
         rows: The parts as entries had them.
+        segments: Base of the segment of each part, by queue offset.
+        sealed: Bases of those that take no part any more.
     """
 
     min: int
@@ -50,6 +52,8 @@ class Life:
     parts: list[tuple[int, int, str, str]] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     rows: list[list[Any]] = field(default_factory=list)
+    segments: dict[int, int] = field(default_factory=dict)
+    sealed: set[int] = field(default_factory=set)
 
 
 class History:
@@ -73,15 +77,20 @@ class History:
         self.generation = 0
         self.queues: dict[QueueKey, Life] = {}
         self.texts: dict[int, bytes] = {}
+        self._now_s = 0.0
+        self._deleted: set[str] = set()
+        self._unnamed_s: dict[str, float] = {}
         self.strays: set[int] = set()
         self.refused = 0
 
-    def landed(self, key: str, data: bytes) -> None:
+    def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
         """An object has become visible."""
+        self._now_s = now_s
         short = key.removeprefix(self._prefix)
         if "/consumequeue/" in short:
             log_key = _description(data)["log_key"]
-            require(self._has(log_key), f"I2: {short} points at {log_key}, which is not there")
+            is_there = self._has(log_key) or log_key in self._deleted  # (by gc: of an older reign)
+            require(is_there, f"I2: {short} points at {log_key}, which is not there")
         elif short.startswith("journal/") and not short.endswith(".checkpoint"):
             number = int(short.removeprefix("journal/"))
             if number <= self.number:
@@ -97,7 +106,7 @@ class History:
             what = action["do"]
             if what == "reign":
                 self._reign(action["generation"])
-            elif entry["generation"] != self.generation and what != "seal":
+            elif entry["generation"] != self.generation and what not in {"seal", "expire"}:
                 continue  # not of the reign: no history
             elif what == "part":
                 self._part(action)
@@ -108,6 +117,8 @@ class History:
                 self.queues.setdefault(queue, Life(action["start"], action["start"]))
             elif what == "seal":
                 self._seal(action)
+            elif what == "expire":
+                self._expire(entry, action)
             else:
                 require(what == "meta", f"history does not know the action {what!r}")
 
@@ -126,6 +137,9 @@ class History:
         self._holds(queue, row)
         life.parts.append((queue_offset, count, row[0], row[6]))
         life.rows.append(row)
+        if life.segments and max(life.segments.values()) != action["segment"]:
+            life.sealed |= set(life.segments.values())
+        life.segments[queue_offset] = action["segment"]
         life.commit += count
         life.log_end += row[2] - row[1]
 
@@ -169,6 +183,43 @@ class History:
             self._holds(queue, row)
         at = life.parts.index(old[0])
         life.parts[at : at + len(old)] = new
+        life.sealed.add(action["segment"])
+        life.segments = {
+            offset: base for offset, base in life.segments.items() if offset not in
+            {part[0] for part in old} - {part[0] for part in new}
+        }  # fmt: skip
+        self._unname(old, new)
+
+    def _expire(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
+        """Whole segments at the beginning; one that presumes what does not hold changes nothing."""
+        life, low = self.queues[(action["topic"], action["queue_id"])], action["min_to"]
+        gone = [part for part in life.parts if part[0] + part[1] <= low]
+        kept = life.parts[len(gone) :]
+        bases = {life.segments[part[0]] for part in gone}
+        may = bases <= life.sealed or entry["generation"] == self.generation
+        begins = kept[0][0] if kept else life.commit
+        divided = kept and life.segments[kept[0][0]] in bases
+        if action["min_from"] != life.min or not may or begins != low or divided:
+            return
+        life.min, life.parts = low, kept
+        life.gaps = [gap for gap in life.gaps if gap[1] > low]
+        self._unname(gone, [])
+
+    def _unname(self, old: list[tuple[int, int, str, str]], new: Any) -> None:
+        names = {key for part in new for key in part[2:]}
+        for part in old:
+            for key in part[2:]:
+                if key not in names:
+                    self._unnamed_s[key] = self._now_s
+
+    def deleting(self, key: str, now_s: float, grace_s: float) -> None:
+        """An object is about to be deleted (I11)."""
+        short = key.removeprefix(self._prefix)
+        named = {k for life in self.queues.values() for part in life.parts for k in part[2:]}
+        require(short not in named, f"I11: {short} is deleted, and named")
+        self._deleted.add(short)
+        age_s = now_s - self._unnamed_s.get(short, -1e9)
+        require(age_s >= grace_s, f"I11: {short} is deleted {age_s:.1f} s after it was named")
 
     def is_history(self, number: int, data: bytes) -> bool:
         """Whether exactly this was written as an entry."""

@@ -1,7 +1,6 @@
 """Deliberate defects. Each must be found by some seed: this is what shows that the checker can fail.
 
-Still to come with what they break: gc without grace, gc of the running reign's objects, a tail that is not held against the
-local store.
+Still to come with what it breaks: a tail that is not held against the local store.
 """
 
 from __future__ import annotations
@@ -250,6 +249,39 @@ def _memory_not_given_back() -> Patches:
     return [mock.patch.object(GroupCommitter, "_report", keeps)]
 
 
+def _gc_without_grace() -> Patches:
+    from tiered.plugin import gc
+
+    plan = gc.plan_orphans
+
+    def hasty(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
+        named = {key for key, _ in gc.named_objects(known.state)}
+        base = known.base or known.state
+        return plan(
+            listed,
+            probes,
+            replace(known, protected=named, base=base, old_ms=1 << 60),
+            limit=limit,
+        )
+
+    return [
+        mock.patch.object(gc, "plan_orphans", hasty),
+        mock.patch.object(gc.TierHistory, "protected", return_value=set()),
+    ]
+
+
+def _gc_of_the_present_reign() -> Patches:
+    from tiered.plugin import gc
+
+    plan = gc.plan_orphans
+
+    def greedy(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
+        old_ms = known.old_ms + 4500
+        return plan(listed, probes, replace(known, reign=1 << 60, old_ms=old_ms), limit=limit)
+
+    return [mock.patch.object(gc, "plan_orphans", greedy)]
+
+
 MUTANTS: dict[str, Callable[[], Patches]] = {
     "index before data": _index_before_data,
     "entry before index": _entry_before_index,
@@ -269,6 +301,8 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "repeated records taken twice": _trim_off_by_one,
     "sealing loses bytes": _merge_loses,
     "memory not given back": _memory_not_given_back,
+    "gc without grace": _gc_without_grace,
+    "gc of the running reign's objects": _gc_of_the_present_reign,
 }
 QUICK = ("exists taken for done", "switch base off by one")
 """Found within a few seeds, so that every run of the tests can afford them."""

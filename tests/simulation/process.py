@@ -22,6 +22,7 @@ from tiered.plugin.attach import Attachment, AttachSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from simulation.reclaimer import Reclaimer
     from simulation.world import World
     from typing_extensions import Buffer
 
@@ -38,7 +39,7 @@ _LATENCY_S = 0.04
 class SimStore(WrappingStore):
     """A process's connection: each request takes time on its way, and the answer too; a kill may fall into either."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process | Reclaimer) -> None:
         super().__init__(process.world.faulty)
         self._process = process
         self._world = process.world

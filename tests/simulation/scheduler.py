@@ -132,6 +132,7 @@ class Scheduler:
 
     def spawn(self, owner: Owner, name: str, body: Callable[[], None]) -> Actor:
         """A new actor, which goes on when it is chosen."""
+        owner.dead = owner.dead or self.failure is not None
         hand = Hand.idle.pop() if Hand.idle else Hand()
         actor = Actor(owner, name, body, hand)
         actor.at_s = self.now_s

@@ -3,14 +3,15 @@
 Everything is decided by the seed. After the last operation the store is healed, everything is ended, and one more writer
 brings the tier level; then the whole of it is read as a stranger would.
 
-Room for more steps: each is one method in ``_operations``. Still to come with their features: expiry, gc, deletion from
-old plans, topics that are created again, tails that are taken back.
+Room for more steps: each is one method in ``_operations``. Still to come: topics that are created again, tails that are
+taken back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -19,7 +20,8 @@ from simulation.broker import Broker
 from simulation.checker import check_end, check_now
 from simulation.history import History, require
 from simulation.process import Process
-from simulation.scheduler import Scheduler
+from simulation.reclaimer import GRACE_S, Reclaimer
+from simulation.scheduler import Scheduler, SimClock
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from simulation.history import Life
+    from simulation.scheduler import Owner
     from typing_extensions import Buffer
 
 END_S = 30.0
@@ -56,9 +59,17 @@ class Ledger(WrappingStore):
         world = self._world
         if key.startswith(world.place.prefix):
             try:
-                world.history.landed(key, data)
+                world.history.landed(key, data, world.scheduler.now_s)
             except AssertionError as error:
                 world.scheduler.fail(error)
+
+    def delete(self, key: str) -> None:
+        world = self._world
+        try:
+            world.history.deleting(key, world.scheduler.now_s, GRACE_S)
+        except AssertionError as error:
+            world.scheduler.fail(error)
+        self._inner.delete(key)
 
 
 class World:
@@ -72,14 +83,18 @@ class World:
         self.rng = rng = random.Random(seed)
         self.scheduler = Scheduler(rng)
         self.place = Place("c", "b")
-        self.memory = MemoryStore()
+        self.memory = MemoryStore(now_ms=SimClock(self.scheduler).now_ms)
         self.ledger = Ledger(self.memory, self)
         self.faulty = FaultyStore(self.ledger, random.Random(seed + 1))
         self.broker = Broker(rng, queues=rng.randrange(1, 5))
         self.broker.pause = self.scheduler.pause
+        self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.history = History(self.place.prefix, self.memory._objects, self.broker)
         self.processes: list[Process] = []
-        self.late: list[tuple[Process, Callable[[], object]]] = []
+        self.reclaimers: list[Reclaimer] = []
+        self.plans: list[Any] = []
+        self.never = threading.Event()
+        self.late: list[tuple[Owner, Callable[[], object]]] = []
         self.met: dict[str, int] = {}
         self.has_lease = rng.random() < 0.6
         self.skews_ms = rng.choice(((0,), (0,), (-7_200_000, 0, 3_600_000)))
@@ -92,7 +107,6 @@ class World:
         self._last: Process | None = None
         self._outage_until_s = 0.0
         self.scheduler.operate = self._operate
-        self.scheduler.owners = self.processes  # type: ignore[assignment]
 
     def run(self) -> None:
         """From the first message to the last check.
@@ -134,9 +148,8 @@ class World:
 
     def _choose_operations(self) -> list[tuple[Callable[[], None], float]]:
         rng = self.rng
-        collects = (
-            rng.random() < 0.5
-        )  # else checkpoints are damaged; both at once may lose a journal
+        # Of these three one at a time: two of them may lose a journal together.
+        bane = rng.choice((self._collect, self._spoil_checkpoint, self._reclaim))
         some = [
             (self.broker.store_some, 10.0),
             (self.broker.forget_some, rng.choice((0.0, 1.0, 3.0))),
@@ -148,8 +161,7 @@ class World:
             (self._outage, rng.choice((0.0, 0.0, 1.0))),
             (self._land, 3.0),
             (self._jump, rng.choice((0.0, 0.5))),
-            (self._collect, rng.choice((1.0, 5.0)) if collects else 0.0),
-            (self._spoil_checkpoint, 0.0 if collects else rng.choice((0.0, 2.0))),
+            (bane, rng.choice((1.0, 3.0, 5.0))),
             (self._misbehave, rng.choice((0.0, 0.0, 0.0, 0.3))),
             (lambda: check_now(self), 1.0),
         ]
@@ -173,8 +185,9 @@ class World:
             self._start()
         scheduler.next_operation_s = scheduler.now_s + self.rng.expovariate(1.6)
 
-    def _count(self, what: str) -> None:
-        self.met[what] = self.met.get(what, 0) + 1
+    def count(self, what: str, number: int = 1) -> None:
+        """Note that something happened."""
+        self.met[what] = self.met.get(what, 0) + number
 
     def _alive(self) -> list[Process]:
         return [process for process in self.processes if not (process.dead or process.ended)]
@@ -183,26 +196,45 @@ class World:
         if len(self._alive()) >= 3 and not once:
             return None
         process = Process(self, len(self.processes), once=once, seal=seal)
-        process.has_rivals = bool(self._alive())
+        process.has_rivals = bool(self._alive()) or any(not r.ended for r in self.reclaimers)
         for other in self._alive():
             other.has_rivals = True
         self.processes.append(process)
+        self.scheduler.owners.append(process)
         self.scheduler.spawn(process, f"{process.name} main", process.live)
-        self._count("start")
+        self.count("start")
         return process
 
+    def _reclaim(self) -> None:
+        """Expiry and gc, whose plans may be old, and which may take a reign."""
+        reclaimer = Reclaimer(self, len(self.reclaimers))
+        for process in self._alive():
+            process.has_rivals = True
+        busy = [
+            one for one in self.reclaimers if not one.ended
+        ]  # (a dead one's deletions may land late)
+        for one in (*busy, reclaimer) if busy else ():
+            one.has_rivals = True
+        self.reclaimers.append(reclaimer)
+        self.scheduler.owners.append(reclaimer)
+        self.scheduler.spawn(reclaimer, f"{reclaimer.name} main", reclaimer.live)
+
     def _kill(self) -> None:
+        busy = [one for one in self.reclaimers if not (one.dead or one.ended)]
+        if busy and self.rng.random() < 0.3:
+            self.rng.choice(busy).dead = True
+            return
         if alive := self._alive():
             self.rng.choice(alive).dead = True
-            self._count("kill")
+            self.count("kill")
 
     def _pause(self) -> None:
         if alive := self._alive():
             self.rng.choice(alive).paused = True
-            self._count("pause")
+            self.count("pause")
 
     def _resume(self) -> None:
-        for process in self.processes:
+        for process in self.scheduler.owners:
             process.paused = process.paused and self.rng.random() < 0.3
 
     def _stop(self) -> None:
@@ -214,7 +246,7 @@ class World:
         self.faulty.heal()
         fault = self.rng.choice((Fault.UNAVAILABLE, Fault.LOST_REQUEST, Fault.LATE))
         self.faulty.add(Rule(fault, WRITES, times=None), Rule(Fault.UNAVAILABLE, READS, times=None))
-        self._count("outage")
+        self.count("outage")
 
     def _heal(self, rules: Sequence[Rule]) -> None:
         self._outage_until_s = 0.0
@@ -225,20 +257,20 @@ class World:
         if alive := self._alive():
             self.rng.choice(alive).clock.skew_ms += self.rng.choice((-60_000, 20_000, 3_600_000))
 
-    def leave_behind(self, sender: Process, write: Callable[[], object]) -> None:
+    def leave_behind(self, sender: Owner, write: Callable[[], object]) -> None:
         """A killed process's request, which may still land."""
         self.late.append((sender, write))
 
-    def dramatise(self, process: Process, key: str) -> None:
+    def dramatise(self, process: Owner, key: str) -> None:
         """A process sends an entry of the journal: the best moment to stop or to kill it."""
         if JOURNAL not in key or self.rng.random() >= self._drama:
             return
         if self.rng.random() < 0.7:
             process.paused = True
-            self._count("pause")
+            self.count("pause")
         else:
             process.dead = True
-            self._count("kill")
+            self.count("kill")
 
     def _land(self, count: int | None = 1) -> None:
         """Some of what is on its way lands; those who live then have met a rival."""
@@ -252,7 +284,7 @@ class World:
             for process in self._alive():
                 process.has_rivals = True
         if landed:
-            self._count("late")
+            self.count("late")
 
     def _collect(self) -> None:
         """Deletes some of what two checkpoints cover, as a collector that is slow or is interrupted."""
@@ -269,7 +301,7 @@ class World:
         whole = self.rng.random() < 0.7
         for key in old if whole else old[: self.rng.randrange(len(old) + 1)]:
             self.memory.delete(key)
-            self._count("collected")
+            self.count("collected")
 
     def _misbehave(self) -> None:
         """A copy of the reigning writer's process names a part again, or one that begins beyond the end (I1)."""
@@ -287,7 +319,7 @@ class World:
         for process in self._alive():
             process.has_rivals = True
         self.ledger.put_if_absent(entry_key(self.place.prefix, history.number + 1), data)
-        self._count("clone")
+        self.count("clone")
 
     def _some_queue(self) -> tuple[tuple[str, int], Life | None]:
         queues = sorted(self.history.queues.items(), key=lambda item: item[0])
@@ -301,7 +333,7 @@ class World:
             return
         rng, keys = self.rng, sorted(keys)
         key, how = rng.choice(keys), rng.random()
-        self._count("spoiled")
+        self.count("spoiled")
         data = bytearray(objects[key].data)
         if how < 0.2:
             self.memory.delete(key)
@@ -328,7 +360,10 @@ class World:
                     process.dead = True
                 else:
                     process.attachment.stop()
-            if not self._alive():
+            for reclaimer in self.reclaimers:
+                reclaimer.paused = False
+                reclaimer.dead = reclaimer.dead or self.rng.random() < 0.5
+            if not self._alive() and all(one.dead or one.ended for one in self.reclaimers):
                 self.memory.delete(
                     self.place.prefix + LEASE
                 )  # as an operator breaks one of the dead

@@ -109,12 +109,18 @@ class TierHistory:
             BackendError: The journal could not be read.
         """
         new: set[str] = set()
-        while (entry := self._reader.step()) is not None:
-            self._checksums[self.number] = self.checksum
-            for action in entry.actions:
-                new.update(keys_of(action))
-        entries, checkpoints = self._reader.behind(self.number)
-        if entries or any(number > self.number for number in checkpoints):
+        awaited = 0
+        while True:
+            while (entry := self._reader.step()) is not None:
+                self._checksums[self.number] = self.checksum
+                for action in entry.actions:
+                    new.update(keys_of(action))
+            entries, checkpoints = self._reader.behind(self.number)
+            if not entries and all(number <= self.number for number in checkpoints):
+                break
+            if self.number + 1 in entries and self.number + 1 != awaited:
+                awaited = self.number + 1  # a writer is at work: it came between the two looks
+                continue
             raise DataError(
                 f"journal entry {self.number + 1} is missing, and later ones are there",
                 where=entry_key(self._prefix, self.number + 1),

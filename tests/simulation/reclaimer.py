@@ -1,0 +1,111 @@
+"""One ``tiered gc`` or ``tiered expire`` in the simulation: the real plans, carried out at once, later, or by another."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from simulation.history import ViolationError, require
+from simulation.process import SimStore
+from simulation.scheduler import START_MS, Owner, SimClock
+
+from backends.errors import BackendError
+from backends.metered import MeteredStore
+from backends.testing.faulty import SimulatedCrash
+from tiered.clock import ManualClock
+from tiered.errors import (
+    ClosedError,
+    DataError,
+    FencedError,
+    InvalidError,
+    StoreUnavailableError,
+)
+from tiered.plugin.expire import apply_steps, plan_expire
+from tiered.plugin.gc import apply_gc, plan_gc
+from tiered.plugin.stores import with_retries
+from tiered.plugin.workplace import Workplace
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+GRACE_S = 5.0
+TTL_S = 8.0
+
+
+class Reclaimer(Owner):
+    """A process that makes a plan, waits perhaps, and carries it out; or carries out an old one.
+
+    Attributes:
+        ended: It has.
+        has_rivals: Another was at work meanwhile, so that something may have been strange.
+    """
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(f"r{number}")
+        self.world = world
+        self.ended = False
+        self.has_rivals = False
+        self._rng = random.Random(world.rng.getrandbits(64))
+        clock = SimClock(world.scheduler, world.rng.choice(world.skews_ms))
+        meter = MeteredStore(SimStore(self))
+        stop: Any = world.never
+        store = with_retries(meter, clock, self._rng, stop)
+        self._at = Workplace(store, meter, world.place, clock, self._rng)
+
+    def live(self) -> None:
+        """Body of its thread."""
+        try:
+            self._live()
+        except (SimulatedCrash, InvalidError, FencedError, ClosedError):
+            pass
+        except (StoreUnavailableError, BackendError):
+            pass
+        except DataError as error:
+            if not (self.world.history.strays or self.has_rivals):
+                self._broken(f"refuses to go on: {error}", error)
+        except BaseException as error:  # noqa: BLE001 (a defect)
+            self._broken(f"died of {error!r}", error)
+        finally:
+            self.ended = True
+
+    def _broken(self, what: str, cause: BaseException) -> None:
+        violation = ViolationError(f"{self.name} {what}")
+        violation.__cause__ = cause
+        self.world.scheduler.fail(violation)
+
+    def _live(self) -> None:
+        at, rng, plans = self._at, self._rng, self.world.plans
+        if plans and rng.random() < 0.3:
+            plan = rng.choice(plans)
+        else:
+            plan = self._plan()
+            plans.append(plan)
+            if rng.random() < 0.3:
+                self.world.scheduler.park(rng.random() * 10)
+        if plan["what"] == "gc":
+            done = apply_gc(at, plan)
+            self.world.count("deleted", int(done["deleted"]))
+        else:
+            done = apply_steps(at, plan)
+            self.world.count("expired", int(done["steps"]))
+
+    def _plan(self) -> Any:
+        at = self._at
+        if self._rng.random() < 0.4:
+            return plan_expire(at, lambda _topic: round(TTL_S * 1000), objects_max=20)
+        return plan_gc(
+            at.store, at.place, at.clock, grace_ms=round(GRACE_S * 1000), max_deletions=50
+        )
+
+
+def reclaim_all(world: World) -> None:
+    """A last gc, when everybody is gone and everything is old: nothing hinders it, and nothing needed goes."""
+    clock = ManualClock(round(START_MS + (world.scheduler.now_s + 3600) * 1000))
+    world.memory._now_ms = clock.now_ms  # the ledger is dated by the store
+    at = Workplace(world.ledger, world.ledger, world.place, clock, random.Random(1))
+    for _ in range(2):
+        plan = plan_gc(
+            at.store, at.place, at.clock, grace_ms=round(GRACE_S * 1000), max_deletions=100_000
+        )
+        require(not plan["refusals"], f"I11: the last gc refuses: {plan['refusals']}")
+        apply_gc(at, plan)
