@@ -7,11 +7,13 @@ import contextlib
 import copy
 import json
 import resource
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.journals import PREFIX
@@ -20,11 +22,14 @@ from zlib_ng import zlib_ng
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
+from tiered.clock import ManualClock
 from tiered.errors import DataError, TieredStoreError
+from tiered.format.compression import decompress_body
 from tiered.format.part import build_object, parse_trailer
+from tiered.format.sysflag import COMPRESSED, COMPRESSION_ZSTD
 from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
-from tiered.journal.lease import read_lease
+from tiered.journal.lease import Holder, Lease, read_lease
 from tiered.keys import LEASE, checkpoint_key, entry_key
 from tiered.log.messages import messages_json
 from tiered.log.reader import TierReader
@@ -145,7 +150,7 @@ def _rebuild(store: ObjectStore) -> None:
     plan_rebuild(store, PREFIX, POOL)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_nonsense_with_right_checksums(draw: st.DataObject):
     found = dict(objects())
@@ -200,3 +205,24 @@ def test_garbage_keys_cost_little():
     store.list = counted  # type: ignore[method-assign]
     assert find_places(store) == [place]
     assert calls < 50
+
+
+@pytest.mark.parametrize(
+    "holder", [{}, {"host": 1}, "x", {"host": [], "boot": 1, "space": 2, "pid": "3", "started": {}}]
+)
+def test_a_lease_that_is_nonsense_is_free(holder: Any):
+    store = MemoryStore()
+    said = {"format": 1, "writer": "x", "expires_ms": "soon", "released": 0, "holder": holder}
+    store.put_if_absent(PREFIX + LEASE, seal_text(said))
+    clock = ManualClock()
+    mine = Holder.present()
+    lease = Lease(store, PREFIX, writer="0badcafe", holder=mine, seconds=9, clock=clock)
+    assert lease.try_acquire() is None
+
+
+def test_a_body_of_a_million_empty_frames():
+    one = zstandard.ZstdCompressor().compress(b"")
+    begin = time.perf_counter()
+    with pytest.raises(DataError, match="frames"):
+        decompress_body(one * 1_000_000, COMPRESSED | COMPRESSION_ZSTD)
+    assert time.perf_counter() - begin < 20

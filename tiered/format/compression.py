@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX: Final = 64 << 20
 """Largest body that is unpacked by default. A broker takes 4 MiB unless it is told otherwise."""
+FRAMES_MAX: Final = 1000
+"""A body of millions of empty frames would take hours."""
 _ZSTD_STEP_BYTES: Final = 1024
 """zstd knows no bound on its output; this much input makes at most 32 MiB."""
 _ZSTD_WINDOW_BYTES_MAX: Final = 128 << 20
@@ -84,7 +86,7 @@ def _unpack(
 ) -> bytes:
     """Unpack ``data``, and what follows it as long as that begins with ``next_frame``."""
     pieces: list[bytes] = []
-    while True:
+    for _ in range(FRAMES_MAX):
         decompressor = make()
         pieces.append(decompressor.decompress(data, bytes_max + 1))
         bytes_max -= len(pieces[-1])
@@ -95,6 +97,7 @@ def _unpack(
         data = decompressor.unused_data or b""
         if next_frame is None or not data.startswith(next_frame):
             return b"".join(pieces)
+    raise DataError(f"a compressed body has more than {FRAMES_MAX} frames")
 
 
 class _ZstdFrame:

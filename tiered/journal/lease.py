@@ -242,17 +242,24 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
         return None, None
     try:
         document = open_text(data, where=key)
-        return (
-            LeaseState(
-                Holder(**document["holder"]),
-                document["writer"],
-                document["expires_ms"],
-                document["released"],
-            ),
-            version,
+        found = LeaseState(
+            Holder(**document["holder"]),
+            document["writer"],
+            document["expires_ms"],
+            document["released"],
         )
     except (DataError, KeyError, TypeError, ValueError):
         return None, version
+    return (found if _is_sound(found) else None), version
+
+
+def _is_sound(found: LeaseState) -> bool:
+    """Whether all is of the right type: the checksum says nothing of who made it."""
+    holder = found.holder
+    texts = (found.writer, holder.host, holder.boot, holder.space)
+    numbers = (found.expires_ms, holder.pid, holder.started)
+    is_typed = {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
+    return is_typed and type(found.released) is bool
 
 
 def _boot_id() -> str:
