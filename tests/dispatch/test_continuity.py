@@ -221,6 +221,23 @@ def test_a_lagging_copy_that_is_made_anew_begins_anew_however_short():
     check(store, local)
 
 
+def test_a_lagging_copy_is_held_against_the_tier_before_anything_more_is_taken():
+    """A power failure while attach runs: first only the tail is gone, then other messages come."""
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    local.cut("t", 0, 31)
+    with dispatching(store, local, seed=2) as dispatcher:
+        follow(dispatcher)
+        assert dispatcher.continuity.lagging == 1
+        append(local, 40, b"new")
+        batch = local.read(QUEUE, 60, bytes_max=1 << 20, count_max=100)
+        assert batch is not None
+        assert not dispatcher.dispatch(batch)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert counted(dispatcher) == (1, 0)
+    check(store, local)
+
+
 @pytest.mark.parametrize("kind", ["commitlog", "consumequeue"])
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_damage_in_the_tier_holds_nothing_up(kind: str, is_gone: bool):

@@ -103,3 +103,35 @@ def test_a_store_goes_on_from_a_backup(broker: oracle.Broker, url: str, tmp_path
     assert (said["begun_anew"], said["taken_back"]) == (0, 2)
     assert lives(url) == [(0, 1), (0, 1)]
     check(broker, url, told)
+
+
+def lose_tail(store: Path, size_bytes: int) -> None:
+    """What a power failure does to the log: its last bytes were never written."""
+    file = max(file for file in (store / "commitlog").iterdir() if any(file.read_bytes()))
+    data = bytearray(file.read_bytes())
+    end = len(bytes(data).rstrip(b"\0"))
+    assert end > size_bytes
+    data[end - size_bytes :] = bytes(len(data) - end + size_bytes)
+    file.write_bytes(data)
+
+
+def test_a_power_failure_takes_a_tail_that_was_tiered_while_attach_runs(
+    broker: oracle.Broker, url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "attach.log"
+    with Attach(broker.store, url, log) as attach:
+        live.wait_level(url, produce(broker, 200, 1))
+        broker.kill()
+        lose_tail(broker.store, 30_000)
+        broker.start()
+        told = produce(broker, 300, 2)
+        live.wait_level(url, told)
+        harness.until(lambda: lives(url) == [(0, 1), (0, 1)], "two ends that were taken back")
+        live.wait_level(url, told)
+        said = attach.stop()
+    assert (said["begun_anew"], said["taken_back"]) == (0, 2)
+    assert "has taken back" in log.read_text()
+    harness.check_sound(url, broker.store)
+    found = {(m["queue_id"], m["queue_offset"]): m["msg_id"] for m in harness.cat(url, TOPIC)}
+    for row in told:
+        assert found[row["queue_id"], row["queue_offset"]] == row["msg_id"]

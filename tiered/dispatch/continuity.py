@@ -144,7 +144,7 @@ class Continuity:
         if not waits and file.lock.locked():
             self._counters.lock_misses += 1
             return False
-        return self._is_fine(file, is_ripe=True, reads=True)
+        return self._is_fine(file, is_ripe=True, reads=True) and queue not in self._open
 
     def patrol(self, *, is_at_end: bool, is_final: bool = False) -> list[MessageQueue]:
         """Look at some queues.
@@ -214,12 +214,16 @@ class Continuity:
         with file.lock:
             last = file.last_taken
         look = self.look(queue, last)
-        is_fine = look is Look.SAME or (look is Look.SHORTER and self._is_lag_known(queue))
-        waits = (look is Look.SHORTER and not is_ripe) or (look is Look.UNKNOWN and not reads)
+        is_fine = look is Look.SAME
+        waits = (look is Look.UNKNOWN and not reads) or (
+            look is Look.SHORTER and (self._is_lag_known(queue) or not is_ripe)
+        )
         with self._lock:
-            since_s = self._open.pop(queue, None)
-            if waits and since_s is not None:
+            since_s = self._open.pop(queue, self._clock.monotonic_s())
+            if waits:
                 self._open[queue] = since_s  # behind the others
+            if is_fine:
+                self._lagging.pop(queue, None)
             if not is_fine and not waits:
                 self._suspect.add(queue)
                 if look is Look.UNKNOWN:
@@ -291,7 +295,11 @@ class Continuity:
             self._complain(queue, error)
             return False
         if change is None:
-            self._clear(queue)
+            with self._lock:  # one that lags stays open: before more of it is taken it has to fit
+                self._suspect.discard(queue)
+                self._open.pop(queue, None)
+                if queue in self._lagging:
+                    self._open[queue] = self._clock.monotonic_s()
             return True
         if not _is_still(file, hold=True):
             return False
@@ -332,11 +340,6 @@ class Continuity:
             if last and not last[1]:
                 self._vouched[queue] = (mark_in_tier(reader, last[0]), last[0])
         return change
-
-    def _clear(self, queue: MessageQueue) -> None:
-        with self._lock:
-            self._suspect.discard(queue)
-            self._open.pop(queue, None)
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:
         """The entry is durable."""
