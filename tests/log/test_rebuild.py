@@ -20,11 +20,13 @@ from tiered.journal.lease import Holder, Lease
 from tiered.journal.reader import JournalReader
 from tiered.keys import entry_key
 from tiered.log.reader import TierReader
-from tiered.log.state import TierMachine, queue_action
+from tiered.log.rebuild import EPOCH
+from tiered.log.state import TierMachine, part_json, queue_action
+from tiered.log.takeback import head_of
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 from tiered.plugin.place import Place
-from tiered.plugin.rebuild import EPOCH, RebuildPlan, apply_rebuild, plan_rebuild
+from tiered.plugin.rebuild import RebuildPlan, apply_rebuild, plan_rebuild
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -418,3 +420,56 @@ def test_readers_jump_to_the_rebuilt_state():
     assert reader.number == EPOCH
     assert reader.state == state_of(builder.store)
     assert QueueOffset(13) == reader.state.queues[QUEUE][0].commit_offset
+
+
+# -- what brokers took back ---------------------------------------------------------------------
+
+
+def taken_back(builder: TierBuilder, end: int) -> None:
+    """The broker has cut the queue at ``end``, which lies in the last part or at its beginning."""
+    life = builder.journal.state.life(QUEUE)
+    assert life
+    last = life.parts()[-1]
+    head = None
+    if last.queue_offset < end < last.queue_end:
+        items = builder.store.get(PREFIX + last.index.key)
+        count = end - last.queue_offset
+        at = int.from_bytes(items[20 * count : 20 * count + 8], "big")
+        head = part_json(head_of(last, count, log_bytes=at - last.log_offset, holes=0, last=0))
+    fields = {"end": end, "was": life.commit_offset, "part": head, "reason": "power failure"}
+    builder.say(queue_action("take_back", QUEUE, 0, **fields))
+    builder._files.pop(QUEUE, None)
+
+
+@pytest.mark.parametrize("end", [3, 4])
+@pytest.mark.parametrize("more", [0, 1, 2, 5])
+@pytest.mark.parametrize("all_lost", [False, True])
+def test_a_tail_that_was_taken_back_stays_so(end: int, more: int, all_lost: bool):
+    builder = TierBuilder()
+    builder.add([b"a", b"b", b"c"])
+    builder.add([b"d", b"e", b"f"])
+    builder = TierBuilder(builder.store, writer="11111111")
+    taken_back(builder, end)
+    builder.journal.write_checkpoint(force=True)
+    for number in range(more):
+        builder.add([b"other%d" % number], roll=number == 0)
+    store, before = builder.store, builder.journal.state
+    if all_lost:
+        if not more:
+            return  # nothing tells
+        lose_journal(store)
+    else:
+        builder.add([b"last"], roll=not more)
+        before = builder.journal.state
+        key = entry_key(PREFIX, builder.journal.number)
+        store.delete(key)
+        store.put_if_absent(key, b"damaged")
+    rebuild(store)
+    after = state_of(store)
+    present, wanted = after.queues[QUEUE][-1], before.queues[QUEUE][-1]
+    assert [p.index for p in present.parts()] == [p.index for p in wanted.parts()]
+    assert [p.log for p in present.parts()] == [p.log for p in wanted.parts()]
+    assert (present.commit_offset, present.log_end) == (wanted.commit_offset, wanted.log_end)
+    if not all_lost:
+        assert [life.ended for life in after.queues[QUEUE]] == ["power failure", ""]
+    assert_whole(store)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from tiered.log.rebuild_chain import Items, LifeKey
     from tiered.model import MessageQueue
 
+EPOCH = 10**12
+"""A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
 UNKNOWN_END = "unknown: the journal was rebuilt"
 SKIPPED_MAX = 1000
 """So many lives of a queue may have left nothing; a number beyond is no life but garbage."""

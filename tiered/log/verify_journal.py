@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
@@ -10,6 +11,7 @@ from tiered.journal.entry import checksum
 from tiered.journal.lease import read_lease
 from tiered.journal.reader import JournalReader
 from tiered.keys import LEASE, checkpoint_key, entry_key
+from tiered.log.rebuild import EPOCH
 from tiered.log.state import TierMachine
 from tiered.log.verify_report import Finding
 
@@ -43,7 +45,9 @@ class _JournalCheck:
         self._found = Finding()
 
     def run(self, entries: list[int], checkpoints: list[int]) -> Finding:
+        start = self._rebuilt(checkpoints)  # what lies before it means nothing any more
         steps = sorted([(n, False) for n in entries] + [(n, True) for n in checkpoints])
+        steps = [step for step in steps if step[0] >= start]
         for number, is_checkpoint in steps:
             check = self._checkpoint if is_checkpoint else self._entry
             key = (checkpoint_key if is_checkpoint else entry_key)(self._prefix, number)
@@ -53,6 +57,15 @@ class _JournalCheck:
                 self._found.problem("journal", key, str(error))
                 self._knows = self._knows and is_checkpoint
         return self._found
+
+    def _rebuilt(self, checkpoints: list[int]) -> int:
+        """Number of the newest whole checkpoint at which the journal was rebuilt; 0 when it never was."""
+        for number in reversed(checkpoints):
+            if number % EPOCH == 0:
+                with contextlib.suppress(TieredStoreError, BackendError):
+                    if self._reader.read_checkpoint(number):
+                        return number
+        return 0
 
     def _entry(self, number: int) -> None:
         found = self._reader.read_entry(number)

@@ -34,7 +34,7 @@ from tiered.journal.reader import JournalReader
 from tiered.keys import LEASE, OFFSET_DIGITS, checkpoint_key, parse_data_key, parse_journal_key
 from tiered.log.described import Described, Refused, read_described
 from tiered.log.objects import read_range
-from tiered.log.rebuild import Proposal, propose
+from tiered.log.rebuild import EPOCH, Proposal, propose
 from tiered.log.state import TierMachine, TierState
 from tiered.log.wellformed import INT_MAX
 
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from tiered.log.rebuild_chain import LifeKey
     from tiered.plugin.place import Place
 
-EPOCH = 10**12
-"""A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
 LEASE_SECONDS = 600.0
 _NUMBER_END = 10**OFFSET_DIGITS
 
