@@ -9,6 +9,7 @@ import json
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from zlib_ng import zlib_ng
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.errors import DataError, TieredStoreError
 from tiered.format.compression import decompress_body
@@ -226,3 +228,22 @@ def test_a_body_of_a_million_empty_frames():
     with pytest.raises(DataError, match="frames"):
         decompress_body(one * 1_000_000, COMPRESSED | COMPRESSION_ZSTD)
     assert time.perf_counter() - begin < 20
+
+
+class Enormous(WrappingStore):
+    """Says that some objects are enormous, and does not give them."""
+
+    def list(self, prefix: str, *, start_after: str = "") -> Any:
+        for info in self._inner.list(prefix, start_after=start_after):
+            yield replace(info, size_bytes=2**40) if "journal/" in info.key else info
+
+    def get(self, key: str, byte_range: Any = None) -> bytes:
+        assert "journal/" not in key
+        return self._inner.get(key, byte_range)
+
+
+def test_an_enormous_journal_is_not_read():
+    store = Enormous(store_of(objects()))
+    with pytest.raises(DataError, match="larger than"):
+        _read(store)
+    assert plan_rebuild(store, PREFIX, POOL).damage

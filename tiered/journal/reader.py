@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
+ENTRY_BYTES_MAX = 256 * 1024 * 1024
+CHECKPOINT_BYTES_MAX = 2 * 1024 * 1024 * 1024
+"""No more is read of anything that was listed: whoever may write into the bucket could fill the memory."""
 LISTINGS_MAX = 4
 """How often one ``catch_up`` lists the journal, when entries vanish under its hands, before that is damage."""
 
@@ -87,6 +90,7 @@ class JournalReader(Generic[S]):
         self.number = 0
         self.last = 0
         self.since_checkpoint = 0
+        self._too_large: set[str] = set()
 
     def catch_up(self) -> list[Entry]:
         """Apply everything that is new.
@@ -145,6 +149,8 @@ class JournalReader(Generic[S]):
             parsed = parse_journal_key(self._prefix, info.key)
             if parsed:
                 (checkpoints if parsed[1] else entries).append(parsed[0])
+                if info.size_bytes > (CHECKPOINT_BYTES_MAX if parsed[1] else ENTRY_BYTES_MAX):
+                    self._too_large.add(info.key)
         return entries, checkpoints
 
     def read_entry(self, number: int) -> tuple[Entry, bytes] | None:
@@ -154,6 +160,7 @@ class JournalReader(Generic[S]):
             DataError: It is damaged, or says that it has another number.
         """
         key = entry_key(self._prefix, number)
+        self._refuse_too_large(key)
         try:
             data = self._store.get(key)
         except ObjectNotFoundError:
@@ -175,6 +182,7 @@ class JournalReader(Generic[S]):
             InvalidError: It is of a newer version.
         """
         key = checkpoint_key(self._prefix, number)
+        self._refuse_too_large(key)
         try:
             found = decode_checkpoint(self._store.get(key), where=key)
         except ObjectNotFoundError:
@@ -187,6 +195,14 @@ class JournalReader(Generic[S]):
             return self._machine.load(found.state), found.last
         except (LookupError, TypeError, ValueError) as error:
             raise DataError(f"this is no checkpoint: {error!r}", where=key) from error
+
+    def _refuse_too_large(self, key: str) -> None:
+        if key in self._too_large:
+            raise DataError(
+                "this object is larger than any journal's can be",
+                where=key,
+                do="delete it, and rebuild the journal with `tiered rebuild`",
+            )
 
     def apply(self, entry: Entry, data: bytes) -> None:
         """Apply the next entry, which the caller knows to be in the store with these bytes.
