@@ -200,7 +200,7 @@ def head_of(part: Part, end: QueueOffset, log_end: LogOffset, items: Items) -> P
     log_bytes = log_end - part.log_offset
     index = replace(part.index, end=part.index.start + count * ITEM_BYTES)
     try:
-        found = np.frombuffer(items(index), ITEM)
+        found = np.frombuffer(memoryview(items(index)), ITEM)
     except (DataError, BackendError):
         return None
     sizes, ends = found["size"], found["log_offset"] + found["size"]
