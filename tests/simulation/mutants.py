@@ -250,12 +250,14 @@ def _memory_not_given_back() -> Patches:
 
 
 def _gc_without_grace() -> Patches:
-    from tiered.plugin import gc
+    from tiered.log.history import TierHistory
+    from tiered.log.verify_listing import named_objects
+    from tiered.plugin import survey
 
-    plan = gc.plan_orphans
+    plan = survey.plan_orphans
 
     def hasty(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
-        named = {key for key, _ in gc.named_objects(known.state)}
+        named = {key for key, _ in named_objects(known.state)}
         base = known.base or known.state
         return plan(
             listed,
@@ -265,21 +267,21 @@ def _gc_without_grace() -> Patches:
         )
 
     return [
-        mock.patch.object(gc, "plan_orphans", hasty),
-        mock.patch.object(gc.TierHistory, "protected", return_value=set()),
+        mock.patch.object(survey, "plan_orphans", hasty),
+        mock.patch.object(TierHistory, "protected", return_value=set()),
     ]
 
 
 def _gc_of_the_present_reign() -> Patches:
-    from tiered.plugin import gc
+    from tiered.plugin import survey
 
-    plan = gc.plan_orphans
+    plan = survey.plan_orphans
 
     def greedy(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
         old_ms = known.old_ms + 4500
         return plan(listed, probes, replace(known, reign=1 << 60, old_ms=old_ms), limit=limit)
 
-    return [mock.patch.object(gc, "plan_orphans", greedy)]
+    return [mock.patch.object(survey, "plan_orphans", greedy)]
 
 
 MUTANTS: dict[str, Callable[[], Patches]] = {

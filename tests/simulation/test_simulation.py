@@ -62,6 +62,7 @@ def test_the_simulation_meets_what_it_is_made_for():
     wanted = {
         "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "collected": 100,
         "spoiled": 50, "clone": 10, "gap": 50, "fenced": 100, "stray": 3, "switch": 200,
+        "deleted": 30, "expired": 5,
     }  # fmt: skip
     assert {what: met[what] for what, least in wanted.items() if met[what] < least} == {}
 
