@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.registry import open_store
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -83,3 +85,18 @@ def test_doctor_reads_the_rules_of_a_bucket(tiered: CommandLine, s3_environment:
     ran = tiered("doctor", url, "--json")
     found = {check["name"]: check["status"] for check in ran.document["checks"]}
     assert (ran.code, found["lifecycle"], found["versioning"]) == (1, "fail", "warn")
+
+
+def test_a_lost_journal_in_a_bucket(tiered: CommandLine, basic: Path, s3_environment: S3Server):
+    url = f"s3://{s3_environment.bucket()}/some/prefix"
+    tiered.good("attach", basic, "--to", url, "--once")
+    store = open_store(url)
+    try:
+        for info in list(store.list("")):
+            if "/journal/" in info.key:
+                store.delete(info.key)
+    finally:
+        store.close()
+    assert tiered("ls", url).code == 2
+    assert tiered.good("rebuild", url, "--apply", "-", "--json").document["is_applied"]
+    assert tiered.good("verify", url, "--deep", "--store", basic, "--strict").code == 0
