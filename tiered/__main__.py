@@ -24,7 +24,9 @@ def main() -> None:
     def terminate(_number: int, _frame: object) -> None:
         raise Terminated
 
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads for algebra spin, and we have no algebra
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # NumPy's threads for algebra spin, and we have no algebra
     signal.signal(signal.SIGTERM, terminate)
     raise SystemExit(run(sys.argv[1:]))
 

@@ -60,7 +60,9 @@ class CommandLine:
 
     def __init__(self, capture: pytest.CaptureFixture[bytes]) -> None:
         self._capture = capture
-        self.environment: dict[str, str] = {"TIERED_ATTACH_NICE": "0"}  # it would be that of all tests
+        self.environment: dict[str, str] = {
+            "TIERED_ATTACH_NICE": "0"
+        }  # it would be that of all tests
         self.clock: Clock = SystemClock()
 
     def __call__(self, *arguments: str | Path) -> Ran:
@@ -84,7 +86,9 @@ def unpack(name: str, folder: Path) -> Path:
 
 def attach(store: Path, folder: Path) -> str:
     url = f"file://{folder}"
-    code = run(["attach", str(store), "--to", url, "--once", "--quiet", "--nice", "0"], Surroundings({}))
+    code = run(
+        ["attach", str(store), "--to", url, "--once", "--quiet", "--nice", "0"], Surroundings({})
+    )
     assert code == 0
     return url
 

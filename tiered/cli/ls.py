@@ -85,7 +85,11 @@ def queue_listing(tier: Tier, queues: list[MessageQueue]) -> list[Row]:
     facts = BrokerFacts(tier.place, tier.state, 0, None)
     wanted = {(queue.topic, queue.queue_id) for queue in queues}
     return [
-        {name: value for name, value in row.items() if not name.startswith(("lag_", "local_", "ahead_"))}
+        {
+            name: value
+            for name, value in row.items()
+            if not name.startswith(("lag_", "local_", "ahead_"))
+        }
         for row in queue_rows(facts)
         if (row["topic"], row["queue_id"]) in wanted
     ]
