@@ -142,6 +142,7 @@ class Process(Owner):
         self.ended = False
         self.fenced = False
         self.result: Any = None
+        self._starts: dict[Any, int] = {}
         self.clock = SimClock(world.scheduler, world.rng.choice(world.skews_ms))
         settings = AttachSettings(
             lease_s=world.lease_s,
@@ -231,12 +232,14 @@ class Process(Owner):
         dispatcher = self.attachment.dispatcher
         if dispatcher is None:
             return
+        state = self.attachment._journal.state
         for queue, offset in dispatcher.lag().items():
+            if state.life(queue) is None:  # where it would begin, of which nobody was told
+                self._starts.setdefault(queue, offset)
             life = self.world.history.queues.get((queue.topic, queue.queue_id))
-            known = life.commit if life else self.world.broker.first((queue.topic, queue.queue_id))
-            require(
-                offset <= known, f"{self.name} counts {queue} up to {offset}, history to {known}"
-            )
+            known = max(life.commit if life else 0, self._starts.get(queue, 0))
+            what = f"{self.name} counts {queue} up to {offset}, history to {known}"
+            require(offset <= known, what)
         fault = dispatcher.fault
         if isinstance(fault, Exception) and not isinstance(
             fault, (FencedError, StoreUnavailableError, ClosedError, BackendError)
