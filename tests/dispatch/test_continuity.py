@@ -332,3 +332,32 @@ def wait(true: Callable[[], bool], dispatcher: TieredDispatcher) -> None:
         assert dispatcher.fault is None
         pause.wait(0.01)
     raise AssertionError("it has not come to that")
+
+
+# -- what local retention took ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_queue_that_retention_has_emptied_has_its_gap_on_record(*, is_stopped: bool):
+    store, local = MemoryStore(), stored(5)
+    if is_stopped:
+        run_once(store, local, settings=FAST)
+        append(local, 5, b"gone")
+        local.expire("t", 0, 10)
+        run_once(store, local, settings=FAST, seed=2)
+    else:
+        with dispatching(store, local, settings=FAST) as dispatcher:
+            dispatcher.follow(lambda: False, until_idle=True)
+            assert dispatcher.drain(20)
+            append(local, 5, b"gone")
+            local.expire("t", 0, 10)
+            dispatcher.follow(lambda: False, until_idle=True)
+            assert dispatcher.drain(20)
+    messages, gaps = read_back(store, QUEUE)
+    assert [*messages] == [0, 1, 2, 3, 4]
+    assert [(gap.start, gap.end) for gap in gaps] == [(5, 10)]
+    (life,) = lives(store)
+    assert life.commit_offset == 10
+    append(local, 3, b"new")
+    run_once(store, local, settings=FAST, seed=3)
+    assert [*read_back(store, QUEUE)[0]] == [0, 1, 2, 3, 4, 10, 11, 12]

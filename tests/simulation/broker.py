@@ -99,5 +99,9 @@ class Broker(SyntheticStore):
         return self.min(queue)
 
     def gone_unseen(self, queue: tuple[str, int], life: Life) -> int:
-        """Messages that retention took before they were tiered, with nothing left behind them: no gap is told yet."""
-        return self.end(queue) - life.commit if self.min(queue) == self.end(queue) else 0
+        """Messages that retention took before they were tiered, of a queue of which the tier and the broker have nothing.
+
+        No gap is told then before its next message: there is no last record to look for.
+        """
+        has_nothing = self.min(queue) == self.end(queue) and not life.parts
+        return self.end(queue) - life.commit if has_nothing else 0

@@ -126,9 +126,11 @@ class SyntheticStore:
     ) -> RecordBatch | None:
         with self._lock:
             row = self._queues.get(queue)
-            if row is None or start >= row.base + len(row.records):
+            if row is None:
                 return None
             start = max(start, row.base)
+            if start >= row.base + len(row.records):
+                return None
             index, size = start - row.base, 0
             raws: list[bytes] = []
             for raw in row.records[index : index + count_max]:

@@ -118,7 +118,7 @@ class Compensation:
                 file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
             )
             if batch is None:
-                return True
+                return not self._has_emptied(file, start)
             if batch.base_offset > start:
                 self._record_gap(file, batch.base_offset)
                 return False
@@ -130,6 +130,14 @@ class Compensation:
             self._take(file, batch)
             self._counters.compensated += 1
         return False
+
+    def _has_emptied(self, file: CompositeFlatFile, start: QueueOffset) -> bool:
+        """Whether retention has taken all that was left of a queue; that gap is on its way then."""
+        bounds = self._local.queues().get(file.queue)
+        if bounds is None or bounds.min <= start:
+            return False
+        self._record_gap(file, bounds.min)
+        return True
 
     def _is_continuous(self, file: CompositeFlatFile) -> bool:
         """Whether the queue goes on where it was; what was taken of a suspect one is committed first."""
