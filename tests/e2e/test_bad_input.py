@@ -297,7 +297,12 @@ def test_a_damaged_object_is_found_and_nothing_of_it_is_printed(
 ) -> None:
     url = f"file://{tmp_path}"
     attach_to(basic, url, *harness.SMALL).good()
-    damaged = sorted(tmp_path.glob("*/*/queue/orders/*2/*/commitlog/*"))[1]
+    objects = program("ls", url, "orders", "--objects", "-o", "jsonl").rows
+    damaged = tmp_path / next(  # not the first; what was merged is named no more
+        row["key"]
+        for row in objects
+        if (row["queue_id"], row["kind"]) == (2, "commitlog") and row["queue_offset"] > 0
+    )
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 0x10
     damaged.chmod(0o644)
