@@ -5,6 +5,7 @@
 #   PYTEST_ARGS=...  more options for pytest, as PYTEST_ARGS="-k journal -x"
 #   SEEDS=... FIRST=...   for `make simulate`: how many seeds, from which
 #   KILLS=...        for `make torture`
+#   RUNS=...         for `make zombies`
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ BIN := .venv/bin
 INSTALL := pyproject.toml requirements/install.sh requirements/uv.sh
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-all simulate torture system lint format lock bench minio localstack docs clean
+.PHONY: help setup demo test test-all simulate torture zombies system lint format lock bench minio localstack docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,9 @@ simulate: .venv/.installed-test ## SEEDS=100000 seeded runs of writers, faults a
 
 torture: .venv/.installed-test system ## KILLS=500 kills of real processes, at named points and at random, on a folder and S3 servers
 	@TIERED_TORTURE_KILLS=$(or $(KILLS),500) $(PYTEST) tests/torture $(PYTEST_ARGS)
+
+zombies: .venv/.installed-test system ## RUNS=100 writers that sleep past their lease while another works, on a folder and S3 servers
+	@TIERED_ZOMBIE_RUNS=$(or $(RUNS),100) $(PYTEST) tests/torture/test_zombies.py -s $(PYTEST_ARGS)
 
 system: ## JDK and Maven (with apt, as root), the RocketMQ oracle, MinIO; says what it has to leave out
 	@requirements/system.sh

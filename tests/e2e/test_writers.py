@@ -1,12 +1,9 @@
-"""Writers that are killed, paused and replaced while their store grows, on a folder and on S3 servers."""
+"""Writers that are killed and replaced while their store grows; ``tests/torture/zombies.py`` has those that are paused."""
 
 from __future__ import annotations
 
-import fcntl
 import random
-import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,14 +17,11 @@ from tests.e2e.live import Attach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 NAME = "s05-crash"
 FAST = ("--freshness", "0.1", *harness.SMALL)
 KILLS = 6
-LEASE_S = 2
-"""Of the writers of which one is paused: renewed every third of it, also on a busy machine."""
-HASTE_S = 10
-"""Seconds beside the lease within which one that was replaced has ended, also on a busy machine."""
 
 
 @pytest.fixture(params=["folder", "ministack", pytest.param("minio", marks=pytest.mark.go)])
@@ -77,57 +71,5 @@ def test_killed_again_and_again(growing: Growing, url: str, tmp_path: Path) -> N
     growing.crash()
     here("attach", growing.store, "--to", url, "--once").good()
     assert "waiting for the lease" not in log.read_text()
-    harness.check_equal(url, dump)
-    harness.check_sound(url, growing.store)
-
-
-def listed(growing: Growing, dump: harness.Dump) -> int:
-    """Messages that the store lists by now."""
-    messages = (message for topic in dump.messages.values() for message in topic)
-    return sum(message["physical_offset"] + message["size"] <= growing.end for message in messages)
-
-
-def pause(attach: Attach, url: str) -> None:
-    """Stop a writer, but not while it holds the lock of a folder: that would stop the other as well."""
-    lock = Path(url.removeprefix("file://")) / ".tiered-tmp" / "lock"
-    attach.pause()
-    while url.startswith("file:") and is_locked(lock):
-        attach.send(signal.SIGCONT)
-        attach.pause()
-
-
-def is_locked(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def test_paused_and_replaced(growing: Growing, url: str, tmp_path: Path) -> None:
-    """Who wakes up behind a newer writer is fenced, and has done no harm."""
-    dump, options = harness.captured(NAME), (*FAST, "--lease-seconds", str(LEASE_S))
-    first = Attach(growing.store, url, tmp_path / "first.log", options)
-    second = Attach(growing.store, url, tmp_path / "second.log", options)
-
-    def all_committed() -> bool:
-        return committed(url) == listed(growing, dump)
-
-    with first:
-        grow_by(growing, 300_000)
-        harness.until(all_committed, "the first messages")
-        with second:
-            harness.until(lambda: "waiting for the lease" in second.log.read_text(), "a second")
-            pause(first, url)
-            grow_by(growing, 700_000)
-            harness.until(all_committed, "messages of the second writer")
-            first.send(signal.SIGCONT)
-            assert first.ended(within_s=LEASE_S + HASTE_S) == 4
-            assert first.log.read_text().count("tiered: error: ") == 1
-            growing.grow(growing.whole_end)
-            harness.until(all_committed, "all messages")
-            assert second.stop()["generation"] == 2
-    growing.crash()
     harness.check_equal(url, dump)
     harness.check_sound(url, growing.store)

@@ -11,6 +11,7 @@ reset  the connection is reset once the request is read; the server sees nothing
 half   the connection is reset in the middle of the request's body; the server sees nothing
 lost   the server carries it out; its answer is dropped and the connection reset
 late   the server carries it out; its answer waits ``seconds``
+held   it waits ``seconds``, then the server carries it out, also when nobody waits for the answer any more
 cut    half of the answer's body comes, then the connection ends
 ====== ==========================================================================================
 """
@@ -140,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
             text = f"<Error><Code>{rule.code}</Code></Error>".encode()
             self._send(rule.status, {}, text, len(text))
         else:
+            if rule and kind == "held":
+                self.owner.stopping.wait(rule.seconds)
             self._pass_on(body, rule)
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any  # noqa: N815 (so the base class calls them)
