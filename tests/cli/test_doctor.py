@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -137,3 +138,73 @@ def test_listing_refused():
 )
 def test_lifecycle_rules(rule: dict[str, Any], harms: bool):
     assert bool(harm_of(rule, "tier")) is harms
+
+
+# -- places where no tier is --------------------------------------------------------------------
+
+
+def test_a_wrong_path_makes_nothing_and_is_an_error(tiered: CommandLine, tmp_path: Path):
+    ran = tiered("doctor", f"file://{tmp_path}/wrong/path")
+    assert ran.code == 2
+    assert "there is no such folder" in ran.error
+    assert "--new" in ran.error
+    ran = tiered("doctor", f"file://{tmp_path}/wrong/path", "--new")
+    assert ran.code == 2
+    assert "the one above" in ran.error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_place_for_a_new_tier_is_tried_and_left_as_it_was(
+    tiered: CommandLine, tmp_path: Path, *, is_there: bool
+):
+    folder = tmp_path / "to come"
+    if is_there:
+        folder.mkdir()
+    options = () if is_there else ("--new",)
+    url = f"file://{tmp_path}/to%20come"
+    found = by_name(tiered.good("doctor", url, *options, "--json").document)
+    assert found["may_put"]["status"] == found["conditional_writes"]["status"] == "ok"
+    assert found["clock"]["status"] == "ok"
+    assert found["tier"]["detail"].startswith("no tier here yet")
+    assert list(tmp_path.rglob("*")) == [folder] * is_there
+
+
+def test_a_folder_of_other_things_is_no_place_unless_it_is_said(
+    tiered: CommandLine, tmp_path: Path
+):
+    (tmp_path / "holiday.jpg").write_bytes(b"sun")
+    ran = tiered("doctor", f"file://{tmp_path}")
+    assert ran.code == 2
+    assert "no tier is here, but holiday.jpg is" in ran.error
+    found = by_name(tiered.good("doctor", f"file://{tmp_path}", "--new", "--json").document)
+    assert found["conditional_writes"]["status"] == "ok"
+    assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
+
+
+def test_what_a_killed_doctor_left_is_nothing_else(tiered: CommandLine, tmp_path: Path):
+    for trace in (".tiered-doctor-00/probe-00-put", "probe-00-put", ".tiered-tmp/lock"):
+        (tmp_path / trace).parent.mkdir(exist_ok=True)
+        (tmp_path / trace).write_bytes(b"probe")
+    tiered.good("doctor", f"file://{tmp_path}")
+
+
+def test_a_folder_in_which_nothing_may_be_written(tiered: CommandLine, tmp_path: Path):
+    tmp_path.chmod(0o500)
+    try:
+        found = by_name(tiered("doctor", f"file://{tmp_path}", "--json").document)
+    finally:
+        tmp_path.chmod(0o700)
+    is_root = os.geteuid() == 0
+    assert found["may_put"]["status"] == ("ok" if is_root else "warn")
+
+
+def test_a_lost_journal(tiered: CommandLine, basic_tier: str, tmp_path: Path):
+    copied = tmp_path / "tier"
+    shutil.copytree(basic_tier[7:], copied)
+    for folder in copied.glob("*/*/journal"):
+        shutil.rmtree(folder)
+    ran = tiered("doctor", f"file://{copied}", "--json")
+    assert ran.code == 1
+    assert by_name(ran.document)["journal"]["advice"] == "run `tiered rebuild`"
+    assert "tier" not in by_name(ran.document)

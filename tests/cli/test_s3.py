@@ -61,6 +61,23 @@ def test_wrong_keys(tiered: CommandLine, minio: S3Server, monkeypatch: pytest.Mo
     assert "wrong" not in ran.err
 
 
+def test_doctor_before_there_is_a_tier(tiered: CommandLine, s3_environment: S3Server):
+    bucket = s3_environment.bucket()
+    document = tiered.good("doctor", f"s3://{bucket}/to/come", "--json").document
+    found = {check["name"]: check["detail"] for check in document["checks"]}
+    assert found["tier"].startswith("no tier here yet")
+    store = open_store(f"s3://{bucket}")
+    try:
+        assert list(store.list("")) == []
+        store.put_if_absent("to/come/other", b"thing")
+    finally:
+        store.close()
+    assert "but other is" in tiered("doctor", f"s3://{bucket}/to/come").error
+    ran = tiered("doctor", "s3://no-such-bucket-here/prefix", "--json")
+    assert (ran.code, ran.document["checks"][0]["status"]) == (3, "fail")
+    assert "make the bucket" in ran.document["checks"][0]["advice"]
+
+
 def test_doctor_reads_the_rules_of_a_bucket(tiered: CommandLine, s3_environment: S3Server):
     bucket = s3_environment.bucket()
     url = f"s3://{bucket}/some/prefix"

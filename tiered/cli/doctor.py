@@ -22,8 +22,10 @@ def run(call: Call) -> int:
     """Look and print."""
     from tiered.cli.tiers import open_objects
     from tiered.plugin.doctor import FAIL, REACHABILITY, examine
+    from tiered.plugin.doctor_place import trial_store
     from tiered.plugin.stores import backend_errors
 
+    probe_id = f"{random.SystemRandom().getrandbits(64):016x}"
     output, url, directory = Output(call), call.argument("url"), call.text("store")
 
     def open_local() -> LocalStore:
@@ -33,13 +35,15 @@ def run(call: Call) -> int:
 
     with contextlib.ExitStack() as stack, backend_errors():
         store = open_objects(call, url, stack)
+        trial = stack.enter_context(trial_store(url, store, probe_id, is_new=call.flag("new")))
         checks = list(
             examine(
                 url,
                 store,
                 call.s3_options(),
                 clock=call.clock,
-                probe_id=f"{random.SystemRandom().getrandbits(64):016x}",
+                probe_id=probe_id,
+                trial=trial,
                 open_local=open_local if directory else None,
             )
         )
@@ -60,6 +64,7 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"])],
     examples=[
         "tiered doctor s3://bucket/prefix",
+        "tiered doctor file:///tmp/new-tier --new",
         "tiered doctor file:///tmp/tier --store /data/rocketmq/store --json",
     ],
 )

@@ -32,6 +32,14 @@ REBUILD: tuple[Setting, ...] = (
 )
 
 DOCTOR: tuple[Setting, ...] = (
+    _flag(
+        section="doctor",
+        name="new",
+        help=(
+            "a tier is to be made here: look also at a folder that is not there yet (the one above it must be),"
+            " or that has other things in it; without it that is an error, and an empty one is looked at"
+        ),
+    ),
     Setting(
         section="doctor",
         name="store",

@@ -1,8 +1,8 @@
 """Doctor: what a new user gets wrong, looked for one thing after another, each with what to do about it.
 
 Every check has a stable name, which scripts may rely on. What does not apply (a bucket's rules on a folder) is left out.
-The store is written to only below ``probe-…``, with random names, and cleaned up. When the store cannot be reached, nothing
-else of it is asked.
+Writing is tried only below ``probe-…``, with random names, and cleaned up; where, ``tiered.plugin.doctor_place`` decides.
+When the store cannot be reached, nothing else of it is asked.
 
 Retries and errors: the store's. An error of a check is its result; none ends the run.
 """
@@ -16,12 +16,12 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
 from backends.probe import PREFIX, probe
 from backends.s3_rules import plain_http_host, read_rules
 from tiered.errors import DataError, TieredStoreError
+from tiered.plugin.doctor_place import ANY_DATA, folder_of
 from tiered.plugin.lease import EXPIRED, GONE, UNREADABLE, report_lease
 from tiered.plugin.place import find_places
 
@@ -68,6 +68,7 @@ def examine(
     *,
     clock: Clock,
     probe_id: str,
+    trial: ObjectStore | None = None,
     open_local: Callable[[], LocalStore] | None = None,
 ) -> Iterator[Check]:
     """Look at everything, in order.
@@ -78,12 +79,13 @@ def examine(
         options: With which it was opened.
         clock: Ours, held against the store's.
         probe_id: Makes the names of the objects that are written for a moment.
+        trial: Where they are written (``doctor_place.trial_store``); None: in the store itself.
         open_local: Opens the local store, which is closed again; None: there is none to look at.
     """
     reached = _reachability(store)
     yield reached
     if reached.status != FAIL:
-        yield from _rights(store, clock, probe_id)
+        yield from _rights(trial or store, clock, probe_id)
         yield from _surroundings(url, options)
         yield from _tier(store, clock)
     if open_local is not None:
@@ -186,8 +188,9 @@ def _conditions(store: ObjectStore, probe_id: str) -> Check:
 
 
 def _surroundings(url: str, options: S3Options) -> Iterator[Check]:
-    if url.startswith("file:"):
-        yield from _folder(unquote("/" + url.removeprefix("file:").lstrip("/")))
+    folder = folder_of(url)
+    if folder is not None:
+        yield from _folder(str(folder))
     if url.startswith(("s3://", "s3a://")):
         yield from _bucket(url.partition("://")[2].rstrip("/"), options)
 
@@ -242,11 +245,15 @@ def _bucket(location: str, options: S3Options) -> Iterator[Check]:
 
 def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
     try:
-        places = find_places(store)
+        places, whole = find_places(store, ANY_DATA), find_places(store)
         if not places:
-            yield Check("tier", OK, "there is no tier yet; `tiered attach` makes one")
+            yield Check("tier", OK, "no tier here yet; `tiered attach` makes one")
         for place in places:
-            yield from _broker(store, place, clock)
+            if place in whole:
+                yield from _broker(store, place, clock)
+            else:
+                lost = f"{place.cluster}/{place.broker}: there are objects and no journal"
+                yield Check("journal", FAIL, lost, "run `tiered rebuild`")
     except (BackendError, TieredStoreError) as error:
         yield Check("tier", FAIL, str(error), "see the other checks")
 
