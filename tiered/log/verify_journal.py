@@ -1,4 +1,9 @@
-"""Reads every entry and checkpoint that a journal still has, also those that readers jump over."""
+"""Reads every entry and checkpoint that a journal still has, also those that readers jump over.
+
+An entry below the point to which the journal was trimmed is *stale*: left by a trimming that was cut short, or landed
+late, from a writer that was fenced long ago, under a number that had been used and deleted. Each is held against its own
+checksum; what it follows means nothing any more, since every reader begins behind it. So it is recorded, and no problem.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from tiered.errors import TieredStoreError
 from tiered.journal.entry import checksum
 from tiered.journal.lease import read_lease
 from tiered.journal.reader import JournalReader
+from tiered.journal.trimming import replay_starts
 from tiered.keys import LEASE, checkpoint_key, entry_key
 from tiered.log.rebuild import EPOCH
 from tiered.log.state import TierMachine
@@ -42,12 +48,14 @@ class _JournalCheck:
         self._machine = TierMachine()
         self._reader = JournalReader(store, prefix, self._machine)
         self._knows = True  # the reader's state is that after entry `number`
+        self._trimmed = 0  # entries below this number are stale
         self._found = Finding()
 
     def run(self, entries: list[int], checkpoints: list[int]) -> Finding:
         start = self._rebuilt(checkpoints)  # what lies before it means nothing any more
         steps = sorted([(n, False) for n in entries] + [(n, True) for n in checkpoints])
         steps = [step for step in steps if step[0] >= start]
+        self._trimmed = self._trimmed_to([n for n in entries if n >= start], checkpoints)
         for number, is_checkpoint in steps:
             check = self._checkpoint if is_checkpoint else self._entry
             key = (checkpoint_key if is_checkpoint else entry_key)(self._prefix, number)
@@ -61,11 +69,21 @@ class _JournalCheck:
     def _rebuilt(self, checkpoints: list[int]) -> int:
         """Number of the newest whole checkpoint at which the journal was rebuilt; 0 when it never was."""
         for number in reversed(checkpoints):
-            if number % EPOCH == 0:
-                with contextlib.suppress(TieredStoreError, BackendError):
-                    if self._reader.read_checkpoint(number):
-                        return number
+            if number % EPOCH == 0 and self._is_whole(number):
+                return number
         return 0
+
+    def _trimmed_to(self, entries: list[int], checkpoints: list[int]) -> int:
+        """Number of the oldest whole checkpoint from which replay gets to the head, when none gets there from entry 1."""
+        starts = replay_starts(entries, checkpoints)
+        if not entries or 0 in starts or not starts or entries[0] >= starts[0]:
+            return 0
+        return next((number for number in starts if self._is_whole(number)), 0)
+
+    def _is_whole(self, number: int) -> bool:
+        with contextlib.suppress(TieredStoreError, BackendError):
+            return self._reader.read_checkpoint(number) is not None
+        return False
 
     def _entry(self, number: int) -> None:
         found = self._reader.read_entry(number)
@@ -73,6 +91,9 @@ class _JournalCheck:
             return  # deleted since it was listed
         self._found.object_count += 1
         self._found.object_bytes += len(found[1])
+        if number < self._trimmed:
+            self._found.stale_entries.append(entry_key(self._prefix, number))
+            return
         follows = number == self._reader.number + 1
         if self._knows and follows:
             self._reader.apply(*found)

@@ -59,6 +59,8 @@ class Recorded:
         gap_messages: Queue offsets in them.
         quarantined: Damaged records that were put aside.
         refused_parts: Actions in the journal that replay refused.
+        stale_entries: Journal entries below the point to which it was trimmed, which no reader looks at (known after a deep
+            run): of a trimming that was cut short, or landed late under a number used and deleted long ago.
         ended_lives: Earlier incarnations of queues.
         taken_back: Ends of queues that the broker took back; they are kept.
         taken_back_messages: Their queue offsets.
@@ -75,6 +77,7 @@ class Recorded:
     gap_messages: int = 0
     quarantined: int = 0
     refused_parts: int = 0
+    stale_entries: int = 0
     ended_lives: int = 0
     taken_back: int = 0
     taken_back_messages: int = 0
@@ -130,6 +133,7 @@ class Finding:
         object_bytes: Their bytes.
         messages: Messages whose record was checked.
         unreferenced_bytes: See ``Recorded``.
+        stale_entries: Their keys; see ``Recorded``.
         comparison: See ``StoreComparison``.
     """
 
@@ -139,6 +143,7 @@ class Finding:
     object_bytes: int = 0
     messages: int = 0
     unreferenced_bytes: int = 0
+    stale_entries: list[str] = field(default_factory=list)
     comparison: StoreComparison | None = None
 
     def problem(self, kind: str, where: str, detail: str) -> None:
@@ -203,6 +208,11 @@ class VerifyReport:
         self.checked_bytes += finding.object_bytes
         self.checked_messages += finding.messages
         self.recorded.unreferenced_bytes += finding.unreferenced_bytes
+        self.recorded.stale_entries += len(finding.stale_entries)
+        for key in finding.stale_entries:
+            self.recorded.note(
+                f"{key}: an entry before the beginning of the journal, which nobody reads"
+            )
         if finding.comparison:
             self.comparison = self.comparison or StoreComparison()
             self.comparison.add(finding.comparison)

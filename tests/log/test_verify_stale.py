@@ -1,0 +1,79 @@
+"""Entries below the beginning of a trimmed journal: nobody reads them, so they are recorded, and no damage."""
+
+from __future__ import annotations
+
+import pytest
+from support.journals import PREFIX
+from support.tiers import TierBuilder
+
+from tiered.journal.entry import Entry, encode_entry
+from tiered.keys import entry_key
+from tiered.log.reader import TierReader
+from tiered.log.verify import verify_tier
+
+TRIMMED_TO = 8
+"""A checkpoint; another is at 12."""
+
+
+def trimmed() -> TierBuilder:
+    builder = TierBuilder()
+    while builder.journal.number < 14:
+        builder.add([b"a"])
+        if builder.journal.number in {TRIMMED_TO, 12}:
+            builder.journal.write_checkpoint(force=True)
+    for number in range(1, TRIMMED_TO):
+        builder.store.delete(entry_key(PREFIX, number))
+    return builder
+
+
+def put_stray(builder: TierBuilder, number: int, previous: int = 99) -> None:
+    """What a writer that was fenced long ago had still in flight."""
+    actions = [{"do": "meta", "store": {}}]
+    entry = Entry(number, 1, "0badcafe", 7, actions, previous)
+    builder.store.put_if_absent(entry_key(PREFIX, number), encode_entry(entry))
+
+
+@pytest.mark.parametrize("numbers", [(7,), (5,), (1,), (3, 4), (1, 2, 6, 7), (6, 7)])
+def test_an_entry_under_a_number_used_and_deleted_long_ago_is_recorded(numbers: tuple[int, ...]):
+    builder = trimmed()
+    before = verify_tier(builder.store, PREFIX, deep=True)
+    assert (before.is_clean, before.recorded.stale_entries) == (True, 0)
+    for number in numbers:
+        put_stray(builder, number)
+    report = verify_tier(builder.store, PREFIX, deep=True)
+    assert report.problems == []
+    assert report.recorded.stale_entries == len(numbers)
+    assert entry_key(PREFIX, numbers[0]) in report.recorded.notes[0]
+    reader = TierReader(builder.store, PREFIX)
+    reader.refresh()
+    assert reader.state == builder.journal.state
+
+
+def test_a_flipped_bit_in_one_is_damage_all_the_same():
+    builder = trimmed()
+    put_stray(builder, 7)
+    key = entry_key(PREFIX, 7)
+    data = bytearray(builder.store.get(key))
+    data[10] ^= 1
+    builder.store.delete(key)
+    builder.store.put_if_absent(key, bytes(data))
+    report = verify_tier(builder.store, PREFIX, deep=True)
+    assert [problem.where for problem in report.problems] == [key]
+
+
+@pytest.mark.parametrize("number", [9, 11, 13])
+def test_another_entry_behind_the_beginning_is_damage(number: int):
+    builder = trimmed()
+    builder.store.delete(entry_key(PREFIX, number))
+    put_stray(builder, number)
+    assert not verify_tier(builder.store, PREFIX, deep=True).is_clean
+
+
+def test_another_entry_in_a_journal_that_was_never_trimmed_is_damage():
+    builder = TierBuilder()
+    for _ in range(5):
+        builder.add([b"a"])
+    builder.journal.write_checkpoint(force=True)
+    builder.store.delete(entry_key(PREFIX, 3))
+    put_stray(builder, 3)
+    assert not verify_tier(builder.store, PREFIX, deep=True).is_clean
