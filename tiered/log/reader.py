@@ -20,19 +20,19 @@ import numpy.typing as npt
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError, ExpiredError, InvalidError
-from tiered.format.block import RecordBlock, parse_records, topics_equal
-from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.reader import JournalReader
-from tiered.local.face import RecordBatch
-from tiered.log.consume_queue import ITEM, ITEM_BYTES
+from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.objects import read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backends.base import ObjectStore
+
+__all__ = ["READ_BYTES", "QueueReader", "TierBatch", "TierReader"]
 
 T = TypeVar("T")
 
@@ -40,19 +40,6 @@ REPLAYS_MAX = 4
 """How often one read replays the journal because an object is gone: each time another must have gone."""
 READ_BYTES = 8 * 1024 * 1024
 """How much of a part is read at once, about; bounds the memory of a reader to twice that and its largest record."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierBatch:
-    """Records read from the tier, and where they lie in the tiered commit log.
-
-    Attributes:
-        records: The records; ``positions`` count from ``log_offset``.
-        log_offset: Of the first byte of ``records.data``.
-    """
-
-    records: RecordBatch
-    log_offset: LogOffset
 
 
 class TierReader:
@@ -265,90 +252,14 @@ class QueueReader:
         count = min(count_max, part.count - first)
         low = part.index.start + first * ITEM_BYTES
         raw = read_range(self._store, self._prefix, part.index, low, low + count * ITEM_BYTES)
-        items = np.frombuffer(raw, ITEM)
-        offsets = items["log_offset"].astype(np.int64)
-        sizes = items["size"].astype(np.int32)
-        real = sizes > 0
-        outside = (offsets[real] < part.log_offset) | (offsets[real] > part.log_end - sizes[real])
-        if (sizes < 0).any() or outside.any():
-            raise self._damaged(part, "an item points outside the commit log")
-        taken = _fitting(offsets, sizes, bytes_max)
-        return self._records(part, start, offsets[:taken], sizes[:taken], items[:taken])
-
-    def _records(
-        self,
-        part: Part,
-        start: QueueOffset,
-        offsets: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int32],
-        items: npt.NDArray[np.void],
-    ) -> TierBatch:
-        real = sizes > 0
-        begin = int(offsets[real].min()) if real.any() else part.log_offset
-        end = int((offsets[real] + sizes[real]).max()) if real.any() else begin
+        items = decode_items(part, start, raw, where=self._prefix)
+        items = items.part_of(0, _fitting(items.log_offsets, items.sizes, bytes_max))
+        begin, end = items.span(part)
         data: memoryview | bytes = b""
         if end > begin:
             place, shift = part.log, part.log.start - part.log_offset
             data = read_range(self._store, self._prefix, place, begin + shift, end + shift)
-        positions = np.where(real, offsets - begin, 0)
-        times, physical = self._check(part, start, data, positions, sizes)
-        records = RecordBatch(
-            queue=self.queue,
-            base_offset=start,
-            data=data,
-            positions=positions,
-            sizes=sizes,
-            tag_codes=items["tag_code"].astype(np.int64),
-            store_timestamps_ms=times,
-            physical_offsets=physical,
-        )
-        return TierBatch(records, LogOffset(begin))
-
-    def _check(
-        self,
-        part: Part,
-        start: QueueOffset,
-        data: memoryview | bytes,
-        positions: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int32],
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Hold the records' own fields against the items that point at them."""
-        times = np.full(len(sizes), -1, np.int64)
-        physical = np.full(len(sizes), -1, np.int64)
-        real = np.flatnonzero(sizes > 0)
-        if len(real):
-            block = parse_records(data, positions[real], sizes[real])
-            wanted = start + real
-            if block.faults.any() or not self._is_ours(block):
-                raise self._damaged(
-                    part, "an item points at something that is no record of this queue"
-                )
-            inner = block.sys_flags & INNER_BATCH != 0
-            if (np.where(inner, block.queue_offsets > wanted, block.queue_offsets != wanted)).any():
-                raise self._damaged(part, "an item points at a record of another queue offset")
-            times[real] = block.store_timestamps_ms
-            times = times[_neighbours(real, len(sizes))]
-            physical[real] = block.physical_offsets
-        return times, physical
-
-    def _is_ours(self, block: RecordBlock) -> bool:
-        """Whether every record says that it is of this queue: queue id and all bytes of the topic."""
-        if (block.queue_ids != self.queue.queue_id).any():
-            return False
-        return bool(topics_equal(block, np.arange(len(block)), self.queue.topic).all())
-
-    def _damaged(self, part: Part, what: str) -> DataError:
-        return DataError(
-            what,
-            where=self._prefix + part.index.key,
-            do="run `tiered verify --deep` to see the extent of the damage",
-        )
-
-
-def _neighbours(real: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """For each item itself or, for a hole, the item with a record before it (else after it)."""
-    before = np.searchsorted(real, np.arange(count), side="right") - 1
-    return real[np.maximum(before, 0)]
+        return decode_records(self.queue, part, items, data, begin, where=self._prefix)
 
 
 def _fitting(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32], bytes_max: int) -> int:

@@ -1,0 +1,180 @@
+"""From the checked bytes of a part to its records: items, what they point at, and whether both agree.
+
+Pure: whoever has read the bytes (``tiered.log.reader`` one after another, ``fetcher`` ahead) has them decoded here, so
+that no reader hands out a record that does not say of itself what its index says of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tiered.errors import DataError
+from tiered.format.block import RecordBlock, parse_records, topics_equal
+from tiered.format.sysflag import INNER_BATCH
+from tiered.local.face import RecordBatch
+from tiered.log.consume_queue import ITEM
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+    from tiered.log.parts import Part
+
+
+@dataclass(frozen=True, slots=True)
+class TierBatch:
+    """Records read from the tier, and where they lie in the tiered commit log.
+
+    Attributes:
+        records: The records; ``positions`` count from ``log_offset``.
+        log_offset: Of the first byte of ``records.data``.
+    """
+
+    records: RecordBatch
+    log_offset: LogOffset
+
+    @property
+    def base_offset(self) -> QueueOffset:
+        """Queue offset of the first item."""
+        return self.records.base_offset
+
+    @property
+    def end_offset(self) -> QueueOffset:
+        """One past the last queue offset."""
+        return self.records.end_offset
+
+
+@dataclass(frozen=True, slots=True)
+class PartItems:
+    """Items of a part's index, in order, without a gap.
+
+    Attributes:
+        start: Queue offset of the first.
+        log_offsets: int64[n], where each record begins in the tiered commit log.
+        sizes: int32[n], bytes of the record; 0 for a hole.
+        tag_codes: int64[n].
+    """
+
+    start: QueueOffset
+    log_offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int32]
+    tag_codes: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self.sizes)
+
+    def part_of(self, first: int, end: int) -> PartItems:
+        """Items ``[first, end)`` of these, without a copy."""
+        return PartItems(
+            QueueOffset(self.start + first),
+            self.log_offsets[first:end],
+            self.sizes[first:end],
+            self.tag_codes[first:end],
+        )
+
+    def span(self, part: Part) -> tuple[int, int]:
+        """Log offsets ``[begin, end)`` that hold all their records; empty when all are holes."""
+        real = self.sizes > 0
+        if not real.any():
+            return part.log_offset, part.log_offset
+        begins = self.log_offsets[real]
+        return int(begins.min()), int((begins + self.sizes[real]).max())
+
+
+def decode_items(part: Part, start: QueueOffset, raw: Buffer, *, where: str) -> PartItems:
+    """Items of a part's index.
+
+    Args:
+        part: Whose.
+        start: Queue offset of the first.
+        raw: 20 bytes each.
+        where: Prefix of the broker, for messages.
+
+    Raises:
+        DataError: One points outside the part's records.
+    """
+    items = np.frombuffer(raw, ITEM)
+    offsets = items["log_offset"].astype(np.int64)
+    sizes = items["size"].astype(np.int32)
+    real = sizes > 0
+    outside = (offsets[real] < part.log_offset) | (offsets[real] > part.log_end - sizes[real])
+    if (sizes < 0).any() or outside.any():
+        raise _damaged(part, "an item points outside the commit log", where)
+    return PartItems(start, offsets, sizes, items["tag_code"].astype(np.int64))
+
+
+def decode_records(
+    queue: MessageQueue, part: Part, items: PartItems, data: Buffer, begin: int, *, where: str
+) -> TierBatch:
+    """Records that items point at, each held against its item.
+
+    Args:
+        queue: Whose they have to be.
+        part: Of which they are.
+        items: The items.
+        data: Bytes of the commit log that hold all the records.
+        begin: Log offset of the first byte of ``data``.
+        where: Prefix of the broker, for messages.
+
+    Raises:
+        DataError: An item points at something else than its record.
+    """
+    positions = np.where(items.sizes > 0, items.log_offsets - begin, 0)
+    real = np.flatnonzero(items.sizes > 0)
+    times = np.full(len(items), -1, np.int64)
+    physical = np.full(len(items), -1, np.int64)
+    if len(real):
+        block = parse_records(data, positions[real], items.sizes[real])
+        fault = _fault(queue, block, items.start + real)
+        if fault:
+            raise _damaged(part, fault, where)
+        times[real] = block.store_timestamps_ms
+        times = times[_neighbours(real, len(items))]
+        physical[real] = block.physical_offsets
+    records = RecordBatch(
+        queue=queue,
+        base_offset=items.start,
+        data=data,
+        positions=positions,
+        sizes=items.sizes,
+        tag_codes=items.tag_codes,
+        store_timestamps_ms=times,
+        physical_offsets=physical,
+    )
+    return TierBatch(records, LogOffset(begin))
+
+
+def _fault(queue: MessageQueue, block: RecordBlock, wanted: npt.NDArray[np.int64]) -> str:
+    """What is wrong with records that shall be of these queue offsets; empty when nothing is."""
+    if block.faults.any() or not _is_of(block, queue):
+        return "an item points at something that is no record of this queue"
+    inner = block.sys_flags & INNER_BATCH != 0
+    if (np.where(inner, block.queue_offsets > wanted, block.queue_offsets != wanted)).any():
+        return "an item points at a record of another queue offset"
+    return ""
+
+
+def _is_of(block: RecordBlock, queue: MessageQueue) -> bool:
+    """Whether every record says that it is of this queue: queue id and all bytes of the topic."""
+    if (block.queue_ids != queue.queue_id).any():
+        return False
+    return bool(topics_equal(block, np.arange(len(block)), queue.topic).all())
+
+
+def _damaged(part: Part, what: str, where: str) -> DataError:
+    return DataError(
+        what,
+        where=where + part.index.key,
+        do="run `tiered verify --deep` to see the extent of the damage",
+    )
+
+
+def _neighbours(real: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """For each item itself or, for a hole, the item with a record before it (else after it)."""
+    before = np.searchsorted(real, np.arange(count), side="right") - 1
+    return real[np.maximum(before, 0)]
