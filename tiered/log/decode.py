@@ -86,7 +86,9 @@ class PartItems:
         return int(begins.min()), int((begins + self.sizes[real]).max())
 
 
-def decode_items(part: Part, start: QueueOffset, raw: Buffer, *, where: str) -> PartItems:
+def decode_items(
+    part: Part, start: QueueOffset, raw: bytes | memoryview, *, where: str
+) -> PartItems:
     """Items of a part's index.
 
     Args:
