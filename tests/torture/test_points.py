@@ -13,6 +13,7 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.harness import here, program
 from tests.torture.places import FAST, Victim
+from tests.torture.reclaiming import OF_RECLAIM
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 QUARANTINE = "quarantine-stored"
-OF_OTHER_COMMANDS: frozenset[str] = frozenset()
+OF_OTHER_COMMANDS = OF_RECLAIM
 """Points that `attach` never reaches; their command's own tests end a process there."""
 
 

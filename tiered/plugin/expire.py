@@ -19,6 +19,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_removal
 from tiered.log.reader import TierReader
@@ -99,7 +100,7 @@ def apply_steps(at: Workplace, plan: Plan) -> dict[str, Any]:
         journal = journal_writer(at)
         run.append(journal)
     journal.write_checkpoint()
-    ledger.note("end", run.done)
+    ledger.end(run.done)
     return {**run.done, "generation": journal.generation, "run": ledger.run}
 
 
@@ -133,6 +134,7 @@ class _Run:
         for start in range(0, len(due), STEPS_MAX):
             some = due[start : start + STEPS_MAX]
             journal.append([step.action() for step in some], check=partial(self._hold, some))
+            reached("steps-appended")
             self.done["entries"] += 1
             self.done["steps"] += len(some)
 

@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError
+from tiered.crashpoints import reached
 from tiered.log.orphans import Deletion
 from tiered.plugin.ledger import Ledger
 from tiered.plugin.plans import FORMAT, Plan, moved_on
@@ -140,7 +141,7 @@ class _Run:
 
     def _close(self, ledger: Ledger, fields: dict[str, Any]) -> None:
         try:
-            ledger.note("end", fields)
+            ledger.end(fields)
         except BackendError:
             if not fields["error"]:
                 raise
@@ -195,6 +196,7 @@ class _Run:
                 self._at.store.delete(one.key)
             except BackendError as error:
                 return error
+            reached("object-deleted")
             return None
 
         failures = list((executor.map if executor else map)(delete, batch))

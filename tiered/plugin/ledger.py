@@ -12,6 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import AlreadyExistsError, UnsupportedError
+from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.journal.entry import seal_text
 from tiered.keys import ledger_key
@@ -64,6 +65,7 @@ class Ledger:
                 where=self._store.url,
                 do="use the store to which attach writes",
             ) from error
+        reached("ledger-begun")
         now_ms = self._store.head(key).modified_ms
         if now_ms < 0:
             raise InvalidError(
@@ -71,6 +73,15 @@ class Ledger:
                 where=self._store.url,
             )
         return now_ms
+
+    def end(self, fields: Mapping[str, Any]) -> None:
+        """Say what was done.
+
+        Raises:
+            BackendError: It could not be written.
+        """
+        self.note("end", fields)
+        reached("ledger-ended")
 
     def note(self, step: str, fields: Mapping[str, Any]) -> str:
         """Write one record; its key.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
+from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def save_plan(path: str, plan: Plan) -> None:
         )
     except OSError as error:
         raise InvalidError(f"the plan cannot be written: {error.strerror}", where=path) from error
+    reached("plan-saved")
 
 
 def load_plan(path: str, what: str, place: Place) -> Plan:

@@ -1,0 +1,83 @@
+"""`gc`, `expire` and `delete-topic` end at each named point; the same plan, or a new one, goes on, and the tier is whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.harness import here
+from tests.torture.reclaiming import (
+    LITTER,
+    NO_GRACE,
+    check_end,
+    crash,
+    keys_in,
+    litter,
+    minima,
+    named,
+    tiered_store,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(180)
+TTL = ("--ttl", "1s", "--max-deletions", "100000")
+
+
+def test_i11_gc(
+    stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
+) -> None:
+    store, url, plan = stores("s01-basic"), new_url(tmp_path), tmp_path / "plan.json"
+    tiered_store(store, url)
+    lost = litter(url)
+    crash("plan-saved", "gc", url, *NO_GRACE, "--plan", plan)
+    due = keys_in(url) - named(url)
+    assert lost < due
+    apply = ("gc", url, "--apply", plan, "--max-deletions", "100000")
+    for point in ("ledger-begun", "lease-taken", "reign-taken"):
+        crash(point, *apply)
+        assert due <= keys_in(url), f"{point}: nothing may be deleted yet"
+    left = len(due)
+    for point in ("object-deleted", "object-deleted:9"):
+        crash(point, *apply)
+        before, left = left, len(keys_in(url) & due)
+        assert before - 20 < left < before
+    crash("ledger-ended", *apply)
+    assert keys_in(url) == named(url)
+    done = here(*apply, "--json").good().document["applied"]
+    assert (done["deleted"], done["already_gone"] >= len(due) > LITTER) == (0, True)
+    check_end(url, store, set())
+
+
+@pytest.mark.parametrize("what", ["expire", "delete-topic"])
+def test_i11_a_topic_given_up(
+    what: str, stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """At each point another topic, planned anew; `expire` is given up half-way, `delete-topic` with its reign."""
+    store, url = stores("s01-basic"), new_url(tmp_path)
+    tiered_store(store, url)
+    points = ["ledger-begun", "entry-begun", "entry-put", "steps-appended", "ledger-ended"]
+    topics = ["orders", "events", "unicode", "large", "many-properties"]
+    if what == "delete-topic":
+        points = ["lease-taken", "reign-taken", "entry-put:2", "steps-appended", "lease-held"]
+    for number, (point, topic) in enumerate(zip(points, topics, strict=True)):
+        plan = tmp_path / f"plan{number}.json"
+        some = (*TTL, "--topics", topic) if what == "expire" else (topic, *TTL[2:])
+        if number:
+            here(what, url, *some, "--plan", plan).good()
+        else:
+            crash("plan-saved", what, url, *some, "--plan", plan)
+        apply = (what, url, *some, "--apply", plan)
+        whole = minima(url, topic)
+        crash(point, *apply)
+        is_done = point.partition(":")[0] in {
+            "entry-put", "steps-appended", "ledger-ended", "lease-held",
+        }  # fmt: skip
+        assert (minima(url, topic) != whole) is is_done, point
+        done = here(*apply, "--json").good().document["applied"]
+        assert (done["already_done"] > 0) is is_done
+        assert all(low == high for low, high in minima(url, topic))
+    check_end(url, store, set(topics))
