@@ -165,9 +165,8 @@ class Continuity:
         found = []
         for queue, since_s in queues if is_final else queues[:_AT_ONCE]:
             is_ripe = is_final or is_at_end or now_s >= since_s + _RIPE_S
-            if not self._is_fine_queue(
-                queue, is_ripe=is_ripe, reads=is_final or self._may_read(now_s)
-            ):
+            reads = is_final or self._may_read(now_s)
+            if not self._is_fine_queue(queue, is_ripe=is_ripe, reads=reads, waits=is_final):
                 found.append(queue)
         found += [queue for queue in self._next_in_ring(now_s) if not self._is_fine_queue(queue)]
         return found
@@ -191,14 +190,21 @@ class Continuity:
         return [self._ring.popleft() for _ in range(min(_PATROL_QUEUES, len(self._ring)))]
 
     def _is_fine_queue(
-        self, queue: MessageQueue, *, is_ripe: bool = True, reads: bool = False
+        self,
+        queue: MessageQueue,
+        *,
+        is_ripe: bool = True,
+        reads: bool = False,
+        waits: bool = False,
     ) -> bool:
         file = self._known(queue)
         if file is None:
             with self._lock:
                 self._open.pop(queue, None)
             return True
-        return file.lock.locked() or self._is_fine(file, is_ripe=is_ripe, reads=reads)
+        if file.lock.locked() and not waits:
+            return True  # the next patrol will see
+        return self._is_fine(file, is_ripe=is_ripe, reads=reads)
 
     def _is_fine(self, file: CompositeFlatFile, *, is_ripe: bool, reads: bool) -> bool:
         """Look; a queue that is fine is not open any more, another is suspect, or is left open.
