@@ -48,6 +48,10 @@ class UnreachableError(UnavailableError):
     """No connection came about: nobody listens, or the name is unknown. Nothing was sent."""
 
 
+class UntrustedError(BackendError):
+    """The server's certificate is not accepted, so nothing was sent. Trying again does not help by itself."""
+
+
 class UnknownOutcomeError(UnavailableError):
     """A write timed out or its connection broke: it may have happened, and may still happen later (I7)."""
 

@@ -33,7 +33,7 @@ from backends.errors import (
     ShortReadError,
 )
 from backends.prefixes import is_key, keys_from
-from backends.s3_errors import to_error
+from backends.s3_errors import DELETE, GET, LIST, PUT, to_error
 from backends.s3_settings import check_options, resolve, split_location
 from backends.s3_wire import Condition, S3Failure, S3Wire
 
@@ -111,7 +111,7 @@ class S3Store:
                 raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
             if failure.status == _CONFLICT and self._is_there(key):
                 raise AlreadyExistsError(f"object exists: {self._where(key)}") from failure
-            raise self._error(failure, key, write=True) from failure
+            raise self._error(failure, key, PUT) from failure
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         """See ``ObjectStore``."""
@@ -121,7 +121,7 @@ class S3Store:
                 return self._wire.get(self._prefix + key)[0]
             data = self._wire.get_range(self._prefix + key, byte_range.start, byte_range.end)
         except S3Failure as failure:
-            raise self._error(failure, key, write=False) from failure
+            raise self._error(failure, key, GET) from failure
         if len(data) == byte_range.size_bytes:
             return data
         asked = f"[{byte_range.start}, {byte_range.end})"
@@ -147,7 +147,7 @@ class S3Store:
         try:
             data, etag = self._wire.get(self._prefix + key)
         except S3Failure as failure:
-            raise self._error(failure, key, write=False) from failure
+            raise self._error(failure, key, GET) from failure
         return data, Version(etag)
 
     def head(self, key: str) -> ObjectInfo:
@@ -156,7 +156,7 @@ class S3Store:
         try:
             found = self._wire.head(self._prefix + key)
         except S3Failure as failure:
-            raise self._error(failure, key, write=False) from failure
+            raise self._error(failure, key, GET) from failure
         return ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -175,7 +175,7 @@ class S3Store:
                         key = found.key.removeprefix(self._prefix)
                         yield ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
         except S3Failure as failure:
-            raise self._error(failure, prefix, write=False) from failure
+            raise self._error(failure, prefix, LIST) from failure
 
     def delete(self, key: str) -> None:
         """See ``ObjectStore``."""
@@ -185,7 +185,7 @@ class S3Store:
         except S3Failure as failure:
             if failure.status == _NOT_FOUND and failure.code != "NoSuchBucket":
                 return
-            raise self._error(failure, key, write=True) from failure
+            raise self._error(failure, key, DELETE) from failure
 
     def compare_and_set(self, key: str, data: Buffer, expected: Version | None) -> Version:
         """See ``ObjectStore``."""
@@ -197,7 +197,7 @@ class S3Store:
             if failure.status == _PRECONDITION or gone:
                 message = f"at another version, or gone: {self._where(key)}"
                 raise PreconditionFailedError(message) from failure
-            raise self._error(failure, key, write=True) from failure
+            raise self._error(failure, key, PUT) from failure
         return Version(etag)
 
     def close(self) -> None:
@@ -231,9 +231,14 @@ class S3Store:
     def _where(self, key: str) -> str:
         return f"{self._url} {key!r}"
 
-    def _error(self, failure: S3Failure, key: str, *, write: bool) -> BackendError:
-        server = self._connection()[1]
-        return to_error(failure, write=write, where=self._where(key), endpoint=server)
+    def _error(self, failure: S3Failure, key: str, permission: str) -> BackendError:
+        return to_error(
+            failure,
+            write=permission in {PUT, DELETE},
+            where=self._where(key),
+            endpoint=self._connection()[1],
+            permission=permission,
+        )
 
     def _is_there(self, key: str) -> bool:
         """Whether a key exists, asked once after a 409; an unclear answer counts as no."""

@@ -7,23 +7,27 @@ headers after signing.
 
 from __future__ import annotations
 
+import ssl
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import boto3
+import botocore.session
 from botocore import exceptions
 from botocore.config import Config
+from botocore.credentials import Credentials, ReadOnlyCredentials
 
 from backends.base import ObjectInfo, Version
 from backends.errors import ConfigurationError
 from backends.s3_settings import Credential, Profile
+from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
 from backends.s3_wire import Condition, S3Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backends.buffers import Piece
-    from backends.s3_settings import S3Settings
+    from backends.s3_settings import CredentialSource, S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0
 _CONNECTIONS_MAX = 64
@@ -32,6 +36,22 @@ _NOT_SENT = (
     exceptions.ConnectTimeoutError,
     exceptions.ProxyConnectionError,
 )
+_REASONS = {9: EXPIRED, 10: EXPIRED, 18: UNKNOWN, 19: UNKNOWN, 20: UNKNOWN, 21: UNKNOWN}
+_REASONS |= {62: OTHER_NAME, 64: OTHER_NAME}  # numbers of OpenSSL's verification errors
+
+
+class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
+    """Credentials that are asked for anew for each signature, so that those which expire are refreshed."""
+
+    def __init__(self, source: CredentialSource) -> None:
+        now = source()
+        super().__init__(now["access_key_id"], now["secret_access_key"], now.get("token"))
+        self._source = source
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """See ``Credentials``."""
+        now = self._source()
+        return ReadOnlyCredentials(now["access_key_id"], now["secret_access_key"], now.get("token"))
 
 
 def load_profile(name: str | None) -> Profile:
@@ -62,7 +82,8 @@ def load_profile(name: str | None) -> Profile:
             "expires_at": getattr(found, "_expiry_time", None),  # of those that expire
         }
 
-    return Profile(endpoint, session.region_name, None if found is None else credential)
+    bundle = session._session.get_config_variable("ca_bundle")  # noqa: SLF001 (the same)
+    return Profile(endpoint, session.region_name, None if found is None else credential, bundle)
 
 
 class BotoWire:
@@ -77,14 +98,15 @@ class BotoWire:
                 "ServerSideEncryption": "aws:kms",
                 "SSEKMSKeyId": settings.sse_kms_key_id,
             }
-        credential = settings.credentials()
-        self._client = boto3.client(
+        if settings.ca_bundle is not None:
+            read_ca_bundle(settings.ca_bundle)  # so that what is wrong with it is said now
+        session = botocore.session.get_session()
+        session._credentials = _Given(settings.credentials)  # noqa: SLF001 (has no public door)
+        self._client = boto3.Session(botocore_session=session).client(
             "s3",
             endpoint_url=settings.endpoint_url,
             region_name=settings.region,
-            aws_access_key_id=credential["access_key_id"],
-            aws_secret_access_key=credential["secret_access_key"],
-            aws_session_token=credential.get("token"),
+            verify=settings.ca_bundle,
             config=_config(settings),
         )
         headers = dict(settings.headers)
@@ -192,7 +214,24 @@ def _failures() -> Iterator[None]:
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = str(error.response.get("Error", {}).get("Code", ""))
         raise S3Failure(status, "" if code.isdigit() else code) from error
+    except exceptions.SSLError as error:
+        raise untrusted(_reason(error)) from error
     except _NOT_SENT as error:
         raise S3Failure(0, sent=False, detail=type(error).__name__) from error
     except (exceptions.BotoCoreError, OSError) as error:
         raise S3Failure(0, detail=type(error).__name__) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Why TLS failed: OpenSSL's own error lies somewhere below."""
+    below: BaseException | None = error
+    while below is not None:
+        for one in (below, *(arg for arg in below.args if isinstance(arg, BaseException))):
+            if (
+                type(one).__name__ == "CertificateError"
+            ):  # of urllib3, which compares the names itself
+                return OTHER_NAME
+            if isinstance(one, ssl.SSLCertVerificationError):
+                return _REASONS.get(one.verify_code, one.verify_message)
+        below = below.__cause__ or below.__context__
+    return NO_TLS if "WRONG_VERSION_NUMBER" in str(error) else type(error).__name__

@@ -19,6 +19,7 @@ from backends.errors import (
     UnknownOutcomeError,
     UnreachableError,
     UnsupportedError,
+    UntrustedError,
 )
 
 if TYPE_CHECKING:
@@ -66,11 +67,24 @@ _WRONG_REGION_CODES = {
     "PermanentRedirect",
     "IllegalLocationConstraint",
 }
+_DENIED_CODES = {"AccessDenied", "AllAccessDisabled", ""}
+"""With a 403. An answer to HEAD has no code."""
+PUT, GET, LIST, DELETE = "s3:PutObject", "s3:GetObject", "s3:ListBucket", "s3:DeleteObject"
+RULES = "s3:GetBucketVersioning and s3:GetLifecycleConfiguration"
+_VERBS = {
+    PUT: "put an object",
+    GET: "read an object",
+    LIST: "list the bucket",
+    DELETE: "delete an object",
+    RULES: "tell the bucket's rules",
+}
 _FIRST_SERVER_FAULT = 500
 _REQUEST_TIMEOUT = 408
 
 
-def to_error(failure: S3Failure, *, write: bool, where: str, endpoint: str) -> BackendError:
+def to_error(
+    failure: S3Failure, *, write: bool, where: str, endpoint: str, permission: str = ""
+) -> BackendError:
     """Our error for a failure.
 
     Args:
@@ -78,21 +92,32 @@ def to_error(failure: S3Failure, *, write: bool, where: str, endpoint: str) -> B
         write: Whether the request may have changed something.
         where: URL and key, for the message.
         endpoint: Address of the server, for the message.
+        permission: What the request needs, as policies name it (``s3:PutObject``), for the message.
     """
     if failure.code == "NoSuchBucket":
         return ObjectNotFoundError(f"no such bucket: {where} at {endpoint}")
     kind = _kind(failure, write=write)
     if kind is PermissionDeniedError:
-        return kind(f"{endpoint} refuses these credentials or this operation: {failure} ({where})")
+        return kind(f"{endpoint} refuses {_refused(failure, permission)}: {failure} ({where})")
     if kind is ObjectNotFoundError:
         return kind(f"no such object: {where}")
     if kind is InvalidRangeError:
         return kind(f"range begins behind the end: {where}")
+    if failure.untrusted:
+        return UntrustedError(f"{endpoint} is not trusted: {failure} ({where})")
     if not failure.sent:
         return kind(f"cannot reach {endpoint}: {failure} ({where})")
     if kind is BackendError and _is_redirect(failure):
         return kind(f"bucket is in another region than the one set: {failure} ({where})")
     return kind(f"{endpoint} answered {failure} ({where})")
+
+
+def _refused(failure: S3Failure, permission: str) -> str:
+    """What it is that the server does not accept: a right that is missing, or who we say we are."""
+    if failure.code in _DENIED_CODES and permission:
+        verb = _VERBS[permission]
+        return f"to {verb}, for which these credentials need the permission {permission}"
+    return "these credentials"
 
 
 def _kind(failure: S3Failure, *, write: bool) -> type[BackendError]:

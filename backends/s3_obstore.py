@@ -20,6 +20,7 @@ from obstore import exceptions
 from obstore.store import S3Store as Client
 
 from backends.base import ObjectInfo, Version
+from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
 from backends.s3_wire import Condition, S3Failure
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ _KIND = re.compile(r"HttpError \{\n\s+kind: (\w+),$", re.MULTILINE)
 # A connection that took too long is of kind Timeout; that it never came about stands only here.
 _NO_CONNECTION = re.compile(r"^\s+source: [\w:]+Error\(\n\s+Connect,$", re.MULTILINE)
 _CAUSE = re.compile(r'ConnectError\(\n\s+"([^"]+)",$', re.MULTILINE)
+_CERTIFICATE = re.compile(r"^\s+error: InvalidCertificate\(\n\s+(\w+)", re.MULTILINE)
+_NO_TLS = re.compile(r"^\s+error: InvalidMessage\($", re.MULTILINE)
+_REASONS = {
+    "UnknownIssuer": UNKNOWN,
+    "NotValidForName": OTHER_NAME,
+    "NotValidForNameContext": OTHER_NAME,
+    "Expired": EXPIRED,
+    "ExpiredContext": EXPIRED,
+    "NotValidYet": EXPIRED,
+    "NotValidYetContext": EXPIRED,
+}
 _STATUS_OF_CLASS: list[tuple[type[BaseException], int]] = [
     (exceptions.AlreadyExistsError, 412),
     (exceptions.PreconditionError, 412),
@@ -64,6 +76,8 @@ class ObstoreWire:
         }
         if settings.headers:
             client["default_headers"] = dict(settings.headers)
+        if settings.ca_bundle is not None and not settings.is_plain_http:
+            client["root_certificate"] = read_ca_bundle(settings.ca_bundle)
         self._client = Client(
             settings.bucket,
             config=_config(settings),
@@ -181,6 +195,11 @@ def failure_of(error: BaseException) -> S3Failure:
             return S3Failure(number)
     if "inner: BareRedirect" in text:
         return S3Failure(301)
+    refused = _CERTIFICATE.search(text)
+    if refused is not None:
+        return untrusted(_REASONS.get(refused[1], refused[1]))
+    if _NO_TLS.search(text) is not None:
+        return untrusted(NO_TLS)
     transport = _KIND.search(text)
     cause = _CAUSE.search(text)
     kind_name = transport[1] if transport else type(error).__name__

@@ -24,6 +24,7 @@ class S3Options:
             own, no without.
         headers: Added to every request. Not shown by ``repr``: people put tokens there.
         sse_kms_key_id: Key with which the server encrypts every object.
+        ca_bundle: PEM file of authorities that are trusted beside the system's.
         timeout_s: Deadline of each request, seconds.
         connections_max: Most requests under way at once.
         sign_payload: Let the server check the bytes on arrival, by their hash in the signature.
@@ -35,6 +36,7 @@ class S3Options:
     path_style: bool | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     sse_kms_key_id: str | None = None
+    ca_bundle: str | None = None
     timeout_s: float = TIMEOUT_S
     connections_max: int = 64
     sign_payload: bool = True

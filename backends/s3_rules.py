@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from backends.errors import ConfigurationError
-from backends.s3_errors import to_error
+from backends.s3_errors import RULES, to_error
 from backends.s3_settings import check_options, resolve, split_location
 from backends.s3_wire import S3Failure
 
@@ -68,7 +68,9 @@ def read_rules(location: str, options: S3Options) -> BucketRules:
         versioning, rules = wire.rules()
     except S3Failure as failure:
         where = f"rules of bucket {bucket}"
-        raise to_error(failure, write=False, where=where, endpoint=settings.server) from failure
+        raise to_error(
+            failure, write=False, where=where, endpoint=settings.server, permission=RULES
+        ) from failure
     finally:
         wire.close()
     return BucketRules(versioning, tuple(harm for rule in rules if (harm := harm_of(rule, prefix))))

@@ -43,11 +43,13 @@ class Profile:
         endpoint_url: Set in the profile, or None.
         region: Set in the profile, or None.
         credentials: Gives a key pair that is valid now, or None when there is none at all.
+        ca_bundle: Set in the profile, or None.
     """
 
     endpoint_url: str | None
     region: str | None
     credentials: CredentialSource | None = field(repr=False)
+    ca_bundle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class S3Settings:
         timeout_s: Deadline of a request.
         sign_payload: Whether the signature covers the bytes.
         credentials: Gives a key pair that is valid now.
+        ca_bundle: PEM file of authorities to trust beside the system's, or None.
     """
 
     bucket: str
@@ -75,6 +78,7 @@ class S3Settings:
     timeout_s: float
     sign_payload: bool
     credentials: CredentialSource = field(repr=False)
+    ca_bundle: str | None = None
 
     @property
     def is_plain_http(self) -> bool:
@@ -186,6 +190,7 @@ def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settin
         timeout_s=options.timeout_s,
         sign_payload=options.sign_payload,
         credentials=credentials,
+        ca_bundle=options.ca_bundle or env.get("AWS_CA_BUNDLE") or profile.ca_bundle,
     )
 
 

@@ -22,15 +22,25 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
         code: S3's error code in it, or "".
         sent: Whether the server may have seen the request.
         detail: What else is known, for the message; no secrets.
+        untrusted: There is a server, and its certificate was not accepted; nothing was sent.
     """
 
-    def __init__(self, status: int, code: str = "", *, sent: bool = True, detail: str = "") -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str = "",
+        *,
+        sent: bool = True,
+        detail: str = "",
+        untrusted: bool = False,
+    ) -> None:
         """Hold what is known of the failure."""
         super().__init__(status, code, sent, detail)
         self.status = status
         self.code = code
         self.sent = sent
         self.detail = detail
+        self.untrusted = untrusted
 
     def __str__(self) -> str:
         answer = f"{self.status} {self.code}".strip() if self.status else ""

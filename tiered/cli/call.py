@@ -153,5 +153,6 @@ class Call:
             path_style=cast("bool | None", self.get("path-style")),
             headers={name.strip(): value for name, _, value in pairs},
             sse_kms_key_id=self.text("sse-kms-key-id"),
+            ca_bundle=self.text("ca-bundle"),
             timeout_s=self.number("request-timeout"),
         )

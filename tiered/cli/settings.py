@@ -86,6 +86,13 @@ COMMON: tuple[Setting, ...] = (
         default_text="the bucket's own rule",
         metavar="ID",
     ),
+    Setting(
+        section="",
+        name="ca-bundle",
+        help="PEM file of authorities to trust beside the system's, for an https endpoint",
+        default_text="AWS_CA_BUNDLE, else that of the AWS profile",
+        metavar="FILE",
+    ),
     _seconds(
         section="", name="request-timeout", help="deadline of each request, seconds", default=30.0
     ),

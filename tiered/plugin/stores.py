@@ -10,6 +10,7 @@ from backends.errors import (
     ConfigurationError,
     ObjectNotFoundError,
     PermissionDeniedError,
+    UntrustedError,
 )
 from backends.metered import MeteredStore
 from backends.registry import open_store
@@ -36,6 +37,8 @@ def backend_errors() -> Iterator[None]:
         raise StoreUnavailableError(str(error), do="check the URL") from error
     except PermissionDeniedError as error:
         raise StoreUnavailableError(str(error), do="check credentials and permissions") from error
+    except UntrustedError as error:
+        raise StoreUnavailableError(str(error)) from error
     except BackendError as error:
         raise StoreUnavailableError(str(error), do="check that the store can be reached") from error
 
