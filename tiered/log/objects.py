@@ -7,6 +7,7 @@ damaged trailer alone costs no message: the journal knows the checksum of the pa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zlib_ng import zlib_ng
@@ -24,6 +25,8 @@ from tiered.format.part import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backends.base import ObjectStore
     from tiered.log.state import ObjectRange
 
@@ -31,6 +34,87 @@ TRAILER_BYTES_MAX = 8 * 1024 * 1024
 """A larger trailer would be that of an object of 100 GiB."""
 WHOLE_BYTES_MAX = 1024 * 1024 * 1024
 """No object that is larger is read whole, whatever the journal says; ours have some hundred MiB at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """Which bytes of an object are read so that a range of its payload can be had and checked.
+
+    Attributes:
+        place: The object.
+        start: First byte of the payload wanted.
+        end: One past the last.
+        low: Where the blocks around them begin.
+        high: Where they end.
+        ranges: What is read: the blocks, with the trailer where it follows at once; else the trailer by itself, unless
+            it is known.
+    """
+
+    place: ObjectRange
+    start: int
+    end: int
+    low: int
+    high: int
+    ranges: tuple[ByteRange, ...]
+
+    def check(
+        self, pieces: Sequence[bytes | memoryview], known: Trailer | None, *, where: str
+    ) -> tuple[memoryview, Trailer]:
+        """The bytes wanted, from what was read.
+
+        Args:
+            pieces: The bytes of ``ranges``.
+            known: The object's trailer, if ``ranges`` leave it out.
+            where: Key of the object, for messages.
+
+        Raises:
+            DataError: They are damaged, or cannot be checked without the rest (``read_range`` reads it).
+        """
+        data = memoryview(pieces[0])
+        behind = [*pieces[1:], data[self.high - self.low :]]
+        tail = bytes(behind[0])
+        trailer = check_trailer(tail, self.place, where=where) if tail else known
+        if trailer is None or trailer.block_bytes != BLOCK_BYTES:
+            raise _another(where)
+        blocks = data[: self.high - self.low]
+        check_blocks(blocks, self.low, trailer, where=where)
+        return blocks[self.start - self.low : self.end - self.low], trailer
+
+
+def plan_range(
+    place: ObjectRange, start: int, end: int, *, where: str, has_trailer: bool = False
+) -> RangePlan:
+    """Plan to read bytes ``[start, end)`` of an object's payload.
+
+    Args:
+        place: The object, as the journal names it.
+        start: First byte.
+        end: One past the last.
+        where: Prefix of the broker, for messages.
+        has_trailer: The caller knows the object's trailer.
+
+    Raises:
+        DataError: The journal contradicts itself.
+    """
+    if not (
+        0 <= place.start <= start < end <= place.end <= place.payload_bytes
+        and FOOTER_BYTES <= place.trailer_bytes <= TRAILER_BYTES_MAX
+    ):
+        raise DataError(
+            f"the journal names bytes [{start}, {end}) of an object that has not so many",
+            where=where + place.key,
+            do="run `tiered verify` to see what is damaged",
+        )
+    low = start // BLOCK_BYTES * BLOCK_BYTES
+    high = min(-(-end // BLOCK_BYTES) * BLOCK_BYTES, place.payload_bytes)
+    trailer = ByteRange(place.payload_bytes, place.object_bytes)
+    if has_trailer:
+        ranges: tuple[ByteRange, ...] = (ByteRange(low, high),)
+    elif high == place.payload_bytes:
+        ranges = (ByteRange(low, place.object_bytes),)
+    else:
+        ranges = (ByteRange(low, high), trailer)
+    return RangePlan(place, start, end, low, high, ranges)
 
 
 def read_range(
@@ -44,30 +128,14 @@ def read_range(
         DataError: The object is damaged there; nothing of it is returned.
         BackendError: It could not be read (``ObjectNotFoundError``: it is gone).
     """
-    if not (
-        0 <= place.start <= start < end <= place.end <= place.payload_bytes
-        and FOOTER_BYTES <= place.trailer_bytes <= TRAILER_BYTES_MAX
-    ):
-        raise DataError(
-            f"the journal names bytes [{start}, {end}) of an object that has not so many",
-            where=prefix + place.key,
-            do="run `tiered verify` to see what is damaged",
-        )
-    low, high = start // BLOCK_BYTES * BLOCK_BYTES, -(-end // BLOCK_BYTES) * BLOCK_BYTES
-    high = min(high, place.payload_bytes)
+    plan = plan_range(place, start, end, where=prefix)
     key = prefix + place.key
-    if 2 * (high - low) >= place.payload_bytes:
+    if 2 * (plan.high - plan.low) >= place.payload_bytes:
         return _from_whole(store, key, place, start, end)
-    wanted = [ByteRange(low, high), ByteRange(place.payload_bytes, place.object_bytes)]
     try:
-        piece, tail = store.get_ranges(key, wanted)
-        trailer = check_trailer(tail, place, where=key)
+        return plan.check(store.get_ranges(key, plan.ranges), None, where=key)[0]
     except (InvalidRangeError, ShortReadError, DataError):
         return _from_whole(store, key, place, start, end)
-    if trailer.block_bytes != BLOCK_BYTES:
-        return _from_whole(store, key, place, start, end)
-    check_blocks(piece, low, trailer, where=key)
-    return memoryview(piece)[start - low : end - low]
 
 
 def _from_whole(

@@ -11,8 +11,6 @@ Threads: a ``QueueReader`` may be used from any thread at once; ``refresh`` from
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -25,6 +23,7 @@ from tiered.log.consume_queue import ITEM_BYTES
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.objects import read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
+from tiered.log.view import LifeView
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -96,20 +95,6 @@ class TierReader:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A life, and where its parts begin."""
-
-    life: QueueLife
-    parts: list[Part]
-    starts: list[QueueOffset]
-
-    @classmethod
-    def of(cls, life: QueueLife) -> _View:
-        parts = life.parts()
-        return cls(life, parts, [part.queue_offset for part in parts])
-
-
 class QueueReader:
     """Reads one life of a queue as of one state."""
 
@@ -135,7 +120,7 @@ class QueueReader:
         self._prefix = prefix
         self.queue = queue
         self._life_now = life_now
-        self._view = _View.of(life)
+        self._view = LifeView.of(queue, life)
 
     @property
     def life(self) -> QueueLife:
@@ -164,22 +149,12 @@ class QueueReader:
         return self._again(lambda view: self._read(view, begin, bytes_max, count_max), begin)
 
     def _read(
-        self, view: _View, start: QueueOffset, bytes_max: int, count_max: int
+        self, view: LifeView, start: QueueOffset, bytes_max: int, count_max: int
     ) -> TierBatch | Gap | None:
-        if start >= view.life.commit_offset:
-            return None
-        index = bisect_right(view.starts, start) - 1
-        part = view.parts[index] if index >= 0 else None
-        if part is not None and start < part.queue_end:
-            return self._read_part(part, start, bytes_max, count_max)
-        for gap in view.life.gaps:
-            if gap.start <= start < gap.end:
-                return gap
-        raise DataError(
-            f"the journal has neither a part nor a gap for {self.queue} at queue offset {start}",
-            where=self._prefix,
-            do="run `tiered verify` to see what is damaged",
-        )
+        found = view.locate(start, where=self._prefix)
+        if found is None or isinstance(found, Gap):
+            return found
+        return self._read_part(found, start, bytes_max, count_max)
 
     def batches(
         self, start: QueueOffset, *, bytes_max: int = READ_BYTES
@@ -201,7 +176,7 @@ class QueueReader:
 
         return self._again(lambda view: self._first_of(view, beyond), None)
 
-    def _first_of(self, view: _View, beyond: Callable[[int], bool]) -> QueueOffset:
+    def _first_of(self, view: LifeView, beyond: Callable[[int], bool]) -> QueueOffset:
         low = view.life.min_offset
         for part in view.parts:
             timed = part.store_max_ms >= 0 and beyond(part.store_max_ms)
@@ -211,7 +186,7 @@ class QueueReader:
                     return found
         return view.life.commit_offset
 
-    def _again(self, work: Callable[[_View], T], start: QueueOffset | None) -> T:
+    def _again(self, work: Callable[[LifeView], T], start: QueueOffset | None) -> T:
         """Work on the life as last seen; when an object is gone, on the life as it is now."""
         for tries_left in reversed(range(REPLAYS_MAX)):
             view = self._view
@@ -233,7 +208,7 @@ class QueueReader:
                         now.min_offset,
                         where=f"{self._store.url}/{self._prefix}",
                     ) from error
-                self._view = _View.of(now)
+                self._view = LifeView.of(self.queue, now)
         raise AssertionError("the last try ends by itself")
 
     def _first(self, part: Part, at: QueueOffset, beyond: Callable[[int], bool]) -> QueueOffset:
