@@ -40,6 +40,7 @@ _LEFT = {
 
 def run(call: Call) -> int:
     """Plan, and apply if told to."""
+    from tiered.journal.ahead import JournalBytes
     from tiered.plugin.gc import apply_gc, plan_gc
     from tiered.plugin.stores import backend_errors
 
@@ -54,18 +55,26 @@ def run(call: Call) -> int:
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, call.argument("url"), stack)
         stack.enter_context(Progress("gc", lambda: done, clock=call.clock, is_quiet=call.is_quiet))
+        executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-gc"))
+        journal = JournalBytes(executor)
         grace_ms = call.whole("grace")
         plan = get_plan(
             call,
             "gc",
             at,
-            lambda: plan_gc(at.store, at.place, at.clock, grace_ms=grace_ms, max_deletions=limit),
+            lambda: plan_gc(
+                at.store,
+                at.place,
+                at.clock,
+                grace_ms=grace_ms,
+                max_deletions=limit,
+                journal=journal,
+            ),
         )
         has_work = bool(plan["deletions"])
         if call.text("apply") and has_work:
             require_within(limit, len(plan["deletions"]))
-            executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-gc"))
-            applied = apply_gc(at, plan, executor=executor, told=told)
+            applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
     document = {**plan, "applied": applied}
     show_result(
         call,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
+    from tiered.journal.ahead import JournalBytes
     from tiered.log.history import TierHistory
     from tiered.plugin.place import Place
     from tiered.plugin.workplace import Workplace
@@ -43,9 +44,23 @@ BATCH = 200
 
 
 def plan_gc(
-    store: ObjectStore, place: Place, clock: Clock, *, grace_ms: int, max_deletions: int
+    store: ObjectStore,
+    place: Place,
+    clock: Clock,
+    *,
+    grace_ms: int,
+    max_deletions: int,
+    journal: JournalBytes | None = None,
 ) -> Plan:
     """What gc would do now, as a plan document. Changes nothing; ages are held by our own clock until it is applied.
+
+    Args:
+        store: The tier's, with retries.
+        place: Which broker.
+        clock: Ours.
+        grace_ms: What was named or written within it stays.
+        max_deletions: Delete at most so many.
+        journal: Reads entries ahead and keeps them for ``apply_gc``; None: one after another.
 
     Raises:
         DataError: The journal is damaged.
@@ -53,7 +68,13 @@ def plan_gc(
     """
     now_ms = clock.now_ms()
     found = survey(
-        store, place.prefix, clock, now_ms=now_ms, grace_ms=grace_ms, limit=max_deletions
+        store,
+        place.prefix,
+        clock,
+        now_ms=now_ms,
+        grace_ms=grace_ms,
+        limit=max_deletions,
+        journal=journal,
     )
     orphans, history = found.orphans, found.history
     kinds = {kind: list(group) for kind, group in groupby(orphans.deletions, lambda d: d.kind)}
@@ -87,6 +108,7 @@ def apply_gc(
     plan: Plan,
     *,
     executor: Executor | None = None,
+    journal: JournalBytes | None = None,
     told: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Any]:
     """Carry out a plan.
@@ -95,6 +117,7 @@ def apply_gc(
         at: The tier.
         plan: As ``plan_gc`` made it.
         executor: For deletions at once; None: one after another.
+        journal: With which it was planned, so that entries are not read again; or a new one; None: read one after another.
         told: Of deletions done, and of how many.
 
     Returns:
@@ -106,13 +129,14 @@ def apply_gc(
         FencedError: The plan needs a reign, and a writer is at work.
         BackendError: The store does not answer. Applying again goes on.
     """
-    return _Run(at, plan).run(executor, told)
+    return _Run(at, plan, journal).run(executor, told)
 
 
 class _Run:
-    def __init__(self, at: Workplace, plan: Plan) -> None:
+    def __init__(self, at: Workplace, plan: Plan, journal: JournalBytes | None) -> None:
         self._at = at
         self._plan = plan
+        self._journal = journal
         self._deletions = [Deletion(**one) for one in plan["deletions"]]
         self._done = dict.fromkeys(("deleted", "deleted_bytes", "already_gone", "left_young"), 0)
 
@@ -156,6 +180,7 @@ class _Run:
             now_ms=now_ms,
             grace_ms=plan["grace_ms"],
             limit=1 << 60,
+            journal=self._journal,
         )
         history = found.history
         if found.orphans.refusals:

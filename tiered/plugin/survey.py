@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.clock import Clock
+    from tiered.journal.ahead import JournalBytes
 
 MISSING_LOOKED_AT = 100
 """Of so many objects that seem to be missing it is looked whether they really are; one is enough to refuse."""
@@ -47,7 +48,14 @@ class Survey:
 
 
 def survey(
-    store: ObjectStore, prefix: str, clock: Clock, *, now_ms: int, grace_ms: int, limit: int
+    store: ObjectStore,
+    prefix: str,
+    clock: Clock,
+    *,
+    now_ms: int,
+    grace_ms: int,
+    limit: int,
+    journal: JournalBytes | None = None,
 ) -> Survey:
     """Look at a tier.
 
@@ -58,6 +66,7 @@ def survey(
         now_ms: Against which ages are held.
         grace_ms: The grace.
         limit: Deletions at most.
+        journal: Reads entries, and keeps them for the next look; None: one after another, and anew.
 
     Raises:
         DataError: The journal is damaged.
@@ -66,8 +75,7 @@ def survey(
     is_held = report_lease(store, prefix, clock).is_held
     listed = list(store.list(prefix))
     probes = list(store.list(PROBES))
-    journal = [info for info in listed if info.key.startswith(prefix + JOURNAL)]
-    history = TierHistory(store, prefix, journal, now_ms - grace_ms)
+    history = _history(store, prefix, listed, now_ms - grace_ms, journal)
 
     def planned(reign: int) -> OrphanPlan:
         known = Known(
@@ -94,6 +102,20 @@ def survey(
         orphans.deletions.clear()
     seen = {info.key: info for info in (*listed, *probes)}
     return Survey(history, orphans, takes_reign and bool(orphans.deletions), is_held, seen)
+
+
+def _history(
+    store: ObjectStore,
+    prefix: str,
+    listed: list[ObjectInfo],
+    old_ms: int,
+    journal: JournalBytes | None,
+) -> TierHistory:
+    entries = [info for info in listed if info.key.startswith(prefix + JOURNAL)]
+    if journal is None:
+        return TierHistory(store, prefix, entries, old_ms)
+    with journal.reading(store, entries) as ahead:
+        return TierHistory(ahead, prefix, entries, old_ms)
 
 
 def refused(reasons: list[str], where: str) -> Exception:
