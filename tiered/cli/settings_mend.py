@@ -1,4 +1,4 @@
-"""Options of the commands that look for damage and mend it: ``rebuild`` and ``doctor``."""
+"""Options of the commands that look for damage and mend it, ``rebuild`` and ``doctor``; and of ``policy``."""
 
 from __future__ import annotations
 
@@ -49,4 +49,14 @@ DOCTOR: tuple[Setting, ...] = (
     ),
 )
 
-MEND: tuple[Setting, ...] = (*REBUILD, *DOCTOR)
+POLICY: tuple[Setting, ...] = (
+    Setting(
+        section="policy",
+        name="archive",
+        help="for an archiver: where it writes",
+        default_text="none",
+        metavar="URL",
+    ),
+)
+
+MEND: tuple[Setting, ...] = (*REBUILD, *DOCTOR, *POLICY)
