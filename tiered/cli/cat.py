@@ -69,6 +69,7 @@ class Printer:
     left: int | None
     places: dict[MessageQueue, tuple[int, QueueOffset]] = field(default_factory=dict)
     _written: int = 0
+    _life: tuple[int, bool] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -97,6 +98,16 @@ class Printer:
                 self._write(found)
                 at = found.records.end_offset
             self.places[reader.queue] = (reader.life.incarnation, at)
+
+    def print_life(self, reader: QueueReader, *, is_taken_back: bool) -> None:
+        """Write what one life of a queue has, from its beginning; each message says which life it is of.
+
+        Raises:
+            DataError: See ``print_queue``.
+        """
+        self.places.pop(reader.queue, None)
+        self._life = (reader.life.incarnation, is_taken_back)
+        self.print_queue(reader)
 
     def finish(self) -> None:
         """End the document, and give everything out."""
@@ -151,7 +162,7 @@ class Printer:
             found = messages.messages_json(
                 records, batch.log_offset, raw_body=wish.raw_body, tags=wish.tags
             )[: self.left]
-            return len(found), [_line(message) for message in found]
+            return len(found), [_line(message, self._life) for message in found]
         lines = messages.messages_lines(
             records, batch.log_offset, raw_body=wish.raw_body, tags=wish.tags
         )[: self.left]
@@ -159,6 +170,10 @@ class Printer:
 
     def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         """JSON objects as lines, or as elements of the document's array."""
+        if self._life is not None:
+            number, is_taken_back = self._life
+            more = f', "incarnation": {number}, "is_taken_back": {str(is_taken_back).lower()}}}'
+            lines = [line[:-1] + more.encode() for line in lines]
         if self.wish.form != _DOCUMENT:
             return [line + b"\n" for line in lines]
         lead = [b",\n"] * len(lines)
@@ -175,12 +190,16 @@ def run(call: Call) -> int:
     wish = read_wish(call)
     printer = Printer(wish, call.stdout, call.whole_or_none("count"))
     topic, number = call.argument("topic"), call.whole_or_none("queue")
+    which = call.text("incarnation")
     with contextlib.ExitStack() as stack, backend_errors():
         tier = open_tier(call, call.argument("url"), stack)
         check_queues(tier, topic, number)
         printer.begin()
         try:
-            _print_all(tier, printer, topic, number)
+            if which is not None:
+                _print_lives(tier, printer, topic, number, which)
+            else:
+                _print_all(tier, printer, topic, number)
             while call.flag("follow") and not printer.is_full:
                 call.stdout.flush()
                 call.clock.wait(threading.Event(), FOLLOW_S)
@@ -203,6 +222,11 @@ def read_wish(call: Call) -> Wish:
 
     if call.flag("follow") and call.text("until") is not None:
         raise InvalidError("--follow and --until contradict each other", do="give one of them")
+    if call.flag("follow") and call.text("incarnation") is not None:
+        raise InvalidError(
+            "--follow and --incarnation contradict each other",
+            do="leave out --incarnation: only the present one grows",
+        )
     return Wish(
         offset=call.whole_or_none("offset") or 0,
         from_ms=call.time_ms("from"),
@@ -249,6 +273,31 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
             printer.print_queue(tier.reader.queue(queue))
 
 
+def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, which: str) -> None:
+    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not taken back of it.
+
+    Raises:
+        InvalidError: No queue has that incarnation.
+        DataError: A block is damaged.
+    """
+    from tiered.log.takeback import is_tail
+
+    found = False
+    for queue in tier.queues(topic):
+        readers = tier.reader.lives(queue) if number in {None, queue.queue_id} else []
+        lives = [reader.life for reader in readers]
+        for at, reader in enumerate(readers):
+            if which in {"all", str(reader.life.incarnation)}:
+                found = True
+                printer.print_life(reader, is_taken_back=is_tail(lives, at))
+    if not found:
+        raise InvalidError(
+            f"topic {topic} has no incarnation {which}",
+            where=tier.store.url,
+            do="`tiered ls URL TOPIC --lives` lists them",
+        )
+
+
 def _ranges(numbers: Iterable[int]) -> str:
     """As ``0-3, 7``."""
     rows: list[list[int]] = []
@@ -260,7 +309,7 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{low}-{high}" if low != high else f"{low}" for low, high in rows)
 
 
-def _line(message: dict[str, object]) -> bytes:
+def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
     """A message for eyes: one line, nothing that a terminal would obey."""
     from base64 import b64decode
 
@@ -272,6 +321,8 @@ def _line(message: dict[str, object]) -> bytes:
     body = b64decode(str(message["body_base64"])).decode("utf-8", "backslashreplace")
     named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
     place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
+    if life is not None:
+        named.append(f"incarnation={life[0]}" + " (taken back)" * life[1])
     text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -283,6 +334,7 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"]), click.Argument(["topic"])],
     examples=[
         "tiered cat file:///tmp/tier orders --count 10",
+        "tiered cat file:///tmp/tier orders --incarnation all",
         "tiered cat s3://bucket/prefix orders --from now-2h --tag 'paid||sent' --format text",
     ],
 )

@@ -1,4 +1,4 @@
-"""``tiered ls``: topics and queues, or segments and their objects."""
+"""``tiered ls``: topics and queues, or segments and their objects, or the lives of queues."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ QUEUE_COLUMNS = [
     "objects",
     "size_bytes",
 ]
+LIFE_COLUMNS = [
+    "topic",
+    "queue_id",
+    "incarnation",
+    "state",
+    "min_offset",
+    "commit_offset",
+    "messages",
+    "segments",
+    "size_bytes",
+    "reason",
+]
 OBJECT_COLUMNS = [
     "topic",
     "queue_id",
@@ -51,14 +63,22 @@ def run(call: Call) -> int:
     with contextlib.ExitStack() as stack:
         tier = open_tier(call, call.argument("url"), stack)
     queues = queues_of(tier, call.arguments["topic"])
+    if call.flag("objects") and call.flag("lives"):
+        raise InvalidError("--objects and --lives contradict each other", do="give one of them")
     head = {"format": 1, "cluster": tier.place.cluster, "broker": tier.place.broker}
     if call.flag("objects"):
         objects = object_rows(tier, queues)
         document = {**head, "objects": list(objects)} if output.form == "json" else head
         output.emit(document, objects, OBJECT_COLUMNS)
+    elif call.flag("lives"):
+        lives = [row for queue in queues for row in life_rows(tier, queue)]
+        output.emit({**head, "lives": lives}, lives, LIFE_COLUMNS)
     else:
         rows = queue_listing(tier, queues)
-        output.emit({**head, "queues": rows}, rows, QUEUE_COLUMNS)
+        columns = QUEUE_COLUMNS
+        if output.form == "table" and any(row["ended_lives"] + row["taken_back"] for row in rows):
+            columns = [*QUEUE_COLUMNS, "incarnation", "ended_lives", "taken_back_messages"]
+        output.emit({**head, "queues": rows}, rows, columns)
     return 0
 
 
@@ -95,6 +115,34 @@ def queue_listing(tier: Tier, queues: list[MessageQueue]) -> list[Row]:
     ]
 
 
+def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
+    """A row for each life of a queue, oldest first."""
+    from tiered.log.takeback import is_tail
+
+    lives = tier.state.queues[queue]
+    for number, life in enumerate(lives):
+        parts = life.parts()
+        taken_back = is_tail(lives, number)
+        yield {
+            "topic": queue.topic,
+            "queue_id": queue.queue_id,
+            "incarnation": life.incarnation,
+            "state": "taken_back" if taken_back else "ended" if life.ended else "present",
+            "reason": life.ended,
+            "min_offset": life.min_offset,
+            "commit_offset": life.commit_offset,
+            "messages": sum(part.count - part.holes for part in parts),
+            "segments": len(life.segments),
+            "size_bytes": sum(p.log.end - p.log.start + p.index.end - p.index.start for p in parts),
+            "store_min_ms": min(
+                (p.store_min_ms for p in parts if p.store_min_ms >= 0), default=None
+            ),
+            "store_max_ms": max(
+                (p.store_max_ms for p in parts if p.store_max_ms >= 0), default=None
+            ),
+        }
+
+
 def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
     """A row for each range of an object that a segment consists of; keys are relative to the URL."""
     for queue in queues:
@@ -126,5 +174,9 @@ COMMAND = make_command(
     run,
     summary=COMMANDS["ls"].summary,
     arguments=[click.Argument(["url"]), click.Argument(["topic"], required=False)],
-    examples=["tiered ls file:///tmp/tier", "tiered ls file:///tmp/tier orders --objects -o jsonl"],
+    examples=[
+        "tiered ls file:///tmp/tier",
+        "tiered ls file:///tmp/tier orders --objects -o jsonl",
+        "tiered ls file:///tmp/tier orders --lives",
+    ],
 )

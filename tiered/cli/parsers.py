@@ -41,6 +41,11 @@ def whole(text: str, *, low: int) -> int:
     return number
 
 
+def incarnation(text: str) -> str:
+    """``all``, or a whole number."""
+    return text if text == "all" else str(whole(text, low=0))
+
+
 def start(text: str) -> str:
     """``earliest``, ``latest``, or a time."""
     return text if text in {"earliest", "latest"} else check_time(text)

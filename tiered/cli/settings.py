@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-from tiered.cli.parsers import above_zero, address, not_below_zero, pair, start, whole
+from tiered.cli.parsers import (
+    above_zero,
+    address,
+    incarnation,
+    not_below_zero,
+    pair,
+    start,
+    whole,
+)
 from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.sizes import parse_size
@@ -253,6 +261,11 @@ STATUS: tuple[Setting, ...] = (
 
 LS: tuple[Setting, ...] = (
     _flag(section="ls", name="objects", help="list the segments and their objects"),
+    _flag(
+        section="ls",
+        name="lives",
+        help="list each life of a queue: incarnations that are over, ends that the broker took back, the present one",
+    ),
 )
 
 CAT: tuple[Setting, ...] = (
@@ -276,6 +289,17 @@ CAT: tuple[Setting, ...] = (
         name="until",
         help="end before the first message stored at or after this time",
         default_text="the last there is",
+    ),
+    Setting(
+        section="cat",
+        name="incarnation",
+        help=(
+            "print this incarnation of each queue, or all, oldest first, with what the broker took back;"
+            " messages then say which they are of"
+        ),
+        default_text="the present one",
+        metavar="N|all",
+        parse=incarnation,
     ),
     _count(section="cat", name="count", help="messages in all, at most", default_text="no limit"),
     Setting(

@@ -79,7 +79,13 @@ class TierReader:
                 where=self.store.url,
                 do="`tiered ls URL` lists the topics and queues",
             )
-        life = chosen[-1]
+        return self._life(queue, chosen[-1])
+
+    def lives(self, queue: MessageQueue) -> list[QueueReader]:
+        """Readers of all lives of a queue, oldest first: what is over, ends that the broker took back, the present one."""
+        return [self._life(queue, life) for life in self.state.queues.get(queue, ())]
+
+    def _life(self, queue: MessageQueue, life: QueueLife) -> QueueReader:
         return QueueReader(
             self.store, self.prefix, queue, life, lambda: self._life_now(queue, life)
         )

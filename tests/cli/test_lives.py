@@ -1,0 +1,131 @@
+"""Older lives of a queue: ``ls --lives`` shows them, ``cat --incarnation`` prints them."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import pytest
+from support import tiers
+from support.tiers import QUEUE, TierBuilder, record_of
+
+from backends.local import LocalFolderStore
+from tiered.log.state import part_json, queue_action
+from tiered.log.takeback import head_of
+from tiered.plugin.place import Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.program import CommandLine, Ran
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One queue: ``old``, then anew ``a`` to ``d``, of which ``c`` and ``d`` were taken back and ``C`` came."""
+    monkeypatch.setattr(tiers, "PREFIX", Place("c", "b").prefix)
+    store = LocalFolderStore(tmp_path / "tier")
+    builder = TierBuilder(store)
+    builder.add([b"old", b"older"])
+    builder.say(queue_action("incarnation", QUEUE, 1, start=0, reason="created again"))
+    builder = TierBuilder(store, writer="00000002")
+    builder.add([b"a"])
+    part = builder.add([b"b", b"c", b"d"])
+    head = head_of(part, 1, log_bytes=len(record_of(QUEUE, 1, b"b")), holes=0, last=0)
+    row = part_json(head)
+    builder.say(queue_action("take_back", QUEUE, 1, end=2, was=4, part=row, reason="power failure"))
+    TierBuilder(store, writer="00000003").add([b"C"])
+    store.close()
+    return f"file://{tmp_path}/tier"
+
+
+def bodies(ran: Ran) -> list[tuple[object, ...]]:
+    return [
+        (
+            line.get("incarnation"),
+            line.get("is_taken_back"),
+            line["queue_offset"],
+            base64.b64decode(line["body_base64"]).decode(),
+        )
+        for line in ran.lines
+    ]
+
+
+OLD = [(0, False, 0, "old"), (0, False, 1, "older")]
+TAIL = [(1, True, 2, "c"), (1, True, 3, "d")]
+NOW = [(1, False, 0, "a"), (1, False, 1, "b"), (1, False, 2, "C")]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--incarnation", "all"), [*OLD, *TAIL, *NOW]),
+        (("--incarnation", "0"), OLD),
+        (("--incarnation", "1"), [*TAIL, *NOW]),
+        (("--incarnation", "all", "--count", "3"), [*OLD, TAIL[0]]),
+        (("--incarnation", "all", "--offset", "2"), [*TAIL, NOW[2]]),
+    ],
+)
+def test_a_life_or_all_of_them(
+    tiered: CommandLine, url: str, options: tuple[str, ...], expected: list[tuple[object, ...]]
+):
+    assert bodies(tiered.good("cat", url, QUEUE.topic, *options)) == expected
+
+
+def test_without_the_option_there_is_the_present_and_no_field_more(tiered: CommandLine, url: str):
+    plain = tiered.good("cat", url, QUEUE.topic)
+    assert bodies(plain) == [(None, None, *rest) for _, _, *rest in NOW]
+    assert "incarnation" not in plain.text
+    document = tiered.good("cat", url, QUEUE.topic, "--incarnation", "0", "--json").document
+    assert [message["incarnation"] for message in document["messages"]] == [0, 0]
+
+
+def test_other_formats(tiered: CommandLine, url: str):
+    cat = ("cat", url, QUEUE.topic, "--incarnation")
+    assert tiered.good(*cat, "all", "--format", "body").out == b"oldoldercdabC"
+    lines = tiered.good(*cat, "1", "--format", "text").text.splitlines()
+    assert "incarnation=1 (taken back) c" in lines[0]
+    assert "incarnation=1 a" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--incarnation", "7"), "no incarnation 7"),
+        (("--incarnation", "-1"), "at least 0"),
+        (("--incarnation", "x"), "no whole number"),
+        (("--incarnation", "0", "--follow"), "contradict"),
+        (("--incarnation", "0", "--queue", "9"), "no queue 9"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    tiered: CommandLine, url: str, options: tuple[str, ...], said: str
+):
+    ran = tiered("cat", url, QUEUE.topic, *options)
+    assert ran.code == 2
+    assert said in ran.error
+
+
+def test_ls_shows_them(tiered: CommandLine, url: str):
+    rows = tiered.good("ls", url, "--lives", "--json").document["lives"]
+    assert [(r["incarnation"], r["state"], r["reason"]) for r in rows] == [
+        (0, "ended", "created again"),
+        (1, "taken_back", "power failure"),
+        (1, "present", ""),
+    ]
+    assert [(r["min_offset"], r["commit_offset"], r["messages"]) for r in rows] == [
+        (0, 2, 2),
+        (2, 4, 2),
+        (0, 3, 3),
+    ]
+    head = tiered.good("ls", url).text.splitlines()[0]
+    assert "INCARNATION" in head.upper()
+    assert tiered("ls", url, "--lives", "--objects").code == 2
+    assert "older" in tiered.good("status", url).text
+
+
+def test_ls_of_queues_of_one_life_is_as_it_was(tiered: CommandLine, basic_tier: str):
+    assert "INCARNATION" not in tiered.good("ls", basic_tier).text.upper()
+    rows = tiered.good("ls", basic_tier, "orders", "--lives", "-o", "jsonl").lines
+    assert {row["state"] for row in rows} == {"present"}
+    assert len(rows) == 4
