@@ -1,0 +1,425 @@
+"""Which requests are sent, when, and what becomes of those who asked: decisions only, no clock, no thread, no store.
+
+Overview. Each wish (``ask``) is for a *piece*; equal wishes share it. Pieces wait in two *lanes*, what is waited for
+now before read-ahead, streams in turn within each. When a slot, bytes and tokens are free the next one is sent as a
+*request*, with its neighbours of the same lane. A slow request is attempted a second time. Every method takes the
+moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does it.
+
+Ordering. First come, first served within a stream and a lane. What does not fit (bytes, tokens) holds up all behind
+it, so that a large request is never starved by small ones; a single one larger than the limit passes alone.
+
+Ends. A wish ends exactly once: whoever takes it out of its piece (``Asked.piece`` becomes None) decides its end. A
+slot is given back only when its call has returned, whatever has become of the askers.
+
+Retries. None, with two exceptions that are no retries of the same thing: the hedge; and when a merged request fails
+because some range reaches behind the object's end, its pieces are sent one by one, since the others may be right.
+
+Not for several threads at once. Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from backends.errors import InvalidRangeError, ShortReadError
+from fetcher.deadlines import Deadlines
+from fetcher.hedging import Durations, HedgeBudget, Running, plan_hedges
+from fetcher.lanes import Lane
+from fetcher.rates import TokenBucket
+from fetcher.requests import Asked, Attempt, BusyError, DeadlineError, Piece, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from backends.base import ByteRange
+    from fetcher.limits import TransferLimits
+
+
+class Answer(NamedTuple):
+    """Bytes for askers: those of ``data`` from ``low`` to ``high``."""
+
+    askers: list[Asked]
+    data: bytes
+    low: int
+    high: int
+
+
+class Failure(NamedTuple):
+    """An error for askers."""
+
+    askers: list[Asked]
+    error: BaseException
+
+
+@dataclass(slots=True)
+class Effects:
+    """What is to be done, outside of any lock.
+
+    Attributes:
+        starts: Calls to make.
+        answers: Bytes to hand out.
+        failures: Errors to hand out.
+        cancelled: Wishes that end without either.
+        is_sooner: Something is due before the moment that ``tick`` returned last.
+    """
+
+    starts: list[Attempt] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    cancelled: list[Asked] = field(default_factory=list)
+    is_sooner: bool = False
+
+
+class TransferState:
+    """See the module."""
+
+    def __init__(self, limits: TransferLimits, now_s: float) -> None:
+        """Begin with nothing; ``now_s`` is monotonic, as everywhere here."""
+        self._limits = limits
+        self._effects = Effects()
+        self.counts: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.slots_used = 0
+        self.bytes_used = 0
+        self._is_closed = False
+        self._wishes: dict[Asked, None] = {}
+        self._pieces: dict[tuple[str, int, int], Piece] = {}  # those that may be joined
+        self._urgent = Lane(gap_bytes=limits.coalesce_gap_bytes)
+        self._ahead = Lane(gap_bytes=limits.coalesce_gap_bytes)
+        self._running: dict[Request, Attempt] = {}  # neither answered nor hedged, with its attempt
+        self._deadlines: Deadlines[Asked] = Deadlines()
+        self._durations = Durations()
+        self._budget = HedgeBudget(limits.hedge_budget)
+        self._has_overdue = False  # a hedge was due, and had no slot, bytes, tokens or budget
+        self._byte_tokens = TokenBucket(limits.bytes_per_s, now_s)
+        self._request_tokens = TokenBucket(limits.requests_per_s, now_s)
+        self._promised_s: float | None = None
+        self._number = 0
+
+    @property
+    def pending(self) -> int:
+        """Pieces that wait to be sent."""
+        return len(self._urgent) + len(self._ahead)
+
+    def take_effects(self) -> Effects:
+        """What is to be done since the last call."""
+        effects, self._effects = self._effects, Effects()
+        return effects
+
+    def ask(
+        self,
+        asked: Asked,
+        stream: Hashable,
+        key: str,
+        byte_range: ByteRange,
+        *,
+        urgent: bool,
+        deadline_s: float | None,
+        now_s: float,
+    ) -> None:
+        """Take up a wish.
+
+        Raises:
+            BusyError: The queue is full; nothing has changed.
+        """
+        piece = self._pieces.get((key, byte_range.start, byte_range.end))
+        if piece is None:
+            piece = self._new_piece(stream, key, byte_range, is_urgent=urgent)
+        else:
+            self.counts["joined"] += 1
+            if urgent:
+                self._hurry(piece, stream)
+        self.counts["asked"] += 1
+        self._wishes[asked] = None
+        piece.askers[asked] = None
+        asked.piece = piece
+        if deadline_s is not None:
+            asked.deadline = self._deadlines.add(deadline_s, asked)
+            self._promise(deadline_s)
+        if piece.request is None:
+            self._send(now_s)
+
+    def hurry(self, asked: Asked) -> None:
+        """Somebody waits for it now. No harm when it has ended."""
+        if asked.piece is not None:
+            self._hurry(asked.piece, asked.piece.stream)
+
+    def cancel(self, asked: Asked, now_s: float) -> bool:
+        """Take a wish back; whether it had not ended yet."""
+        if asked.piece is None:
+            return False
+        self._cancel(asked)
+        self._send(now_s)  # what was behind it may be smaller, and fit
+        return True
+
+    def finish(self, attempt: Attempt, outcome: bytes | BaseException, now_s: float) -> None:
+        """A call to the store has returned, or raised."""
+        request = attempt.request
+        self.slots_used -= 1
+        self.bytes_used -= request.size_bytes
+        request.running -= 1
+        if isinstance(outcome, BaseException):
+            self.errors[type(outcome).__name__] += 1
+            if not request.is_done:
+                self._failed(request, outcome)
+        else:
+            self.counts["bytes"] += len(outcome)
+            started_s = now_s if attempt.started_s is None else attempt.started_s
+            self._durations.add(request.size_bytes, now_s - started_s)
+            if request.is_done:
+                self.counts["lost_bytes"] += len(outcome)
+            else:
+                self.counts["hedge_wins"] += attempt.is_hedge
+                self._answer(request, outcome)
+        self._send(now_s)
+
+    def tick(self, now_s: float) -> float | None:
+        """Do what is due; the moment of the next thing, None when nothing is to come."""
+        for asked in self._deadlines.due(now_s):
+            self._expire(asked)
+        self._send(now_s)
+        moments = [self._hedge(now_s), self._deadlines.next_s(), self._tokens_s(now_s)]
+        self._promised_s = min((one for one in moments if one is not None), default=None)
+        return self._promised_s
+
+    def close(self) -> None:
+        """Send nothing any more, and cancel every wish that was not sent."""
+        self._is_closed = True
+        for asked in list(self._wishes):
+            if asked.piece is not None and asked.piece.request is None:
+                self._cancel(asked)
+
+    def give_up(self) -> None:
+        """Cancel all wishes; answers still to come are dropped."""
+        for asked in list(self._wishes):
+            self._cancel(asked)
+
+    def _new_piece(
+        self, stream: Hashable, key: str, byte_range: ByteRange, *, is_urgent: bool
+    ) -> Piece:
+        waiting = len(self._urgent) if is_urgent else self.pending
+        if waiting >= self._limits.pending_max:
+            self.counts["refused"] += 1
+            raise BusyError(
+                f"{waiting} reads wait for the object store", where=key, do="read again later"
+            )
+        self._number += 1
+        start, end = byte_range.start, byte_range.end
+        piece = Piece(key, start, end, stream, is_urgent, self._number)
+        self._pieces[key, start, end] = piece
+        self._lane(piece).push(piece)
+        return piece
+
+    def _lane(self, piece: Piece) -> Lane:
+        return self._urgent if piece.is_urgent else self._ahead
+
+    def _hurry(self, piece: Piece, stream: Hashable) -> None:
+        """Move it to the urgent lane, at the cost of ``stream``."""
+        if piece.is_urgent:
+            return
+        if piece.request is None:
+            self._ahead.remove(piece)
+        piece.is_urgent = True
+        piece.stream = stream
+        if piece.request is None:
+            self._urgent.push(piece)
+
+    def _leave(self, asked: Asked) -> Piece:
+        """Take a wish out of its piece, which decides its end; a piece that nobody wants is not sent."""
+        piece = asked.piece
+        assert piece is not None
+        asked.piece = None
+        del piece.askers[asked]
+        del self._wishes[asked]
+        self._deadlines.drop(asked.deadline)
+        if not piece.askers and piece.request is None:
+            self._lane(piece).remove(piece)
+            self._forget(piece)
+        return piece
+
+    def _forget(self, piece: Piece) -> None:
+        """It cannot be joined any more."""
+        place = (piece.key, piece.start, piece.end)
+        if self._pieces.get(place) is piece:
+            del self._pieces[place]
+
+    def _cancel(self, asked: Asked) -> None:
+        self.counts["cancelled"] += 1
+        self._leave(asked)
+        self._effects.cancelled.append(asked)
+
+    def _expire(self, asked: Asked) -> None:
+        """Its deadline has passed. Who asks again gets another request, not the one that is late."""
+        self.counts["expired"] += 1
+        piece = self._leave(asked)
+        if piece.request is not None:
+            self._forget(piece)
+        error = DeadlineError(
+            f"bytes {piece.start} to {piece.end} were not read in time",
+            where=piece.key,
+            do="read again; if it stays so, check how fast the store answers",
+        )
+        self._effects.failures.append(Failure([asked], error))
+
+    def _send(self, now_s: float) -> None:
+        """Send whatever may be sent now."""
+        while (piece := self._next(now_s)) is not None:
+            limits = self._limits
+            room = limits.bytes_in_flight_max - self.bytes_used
+            bytes_max = min(limits.coalesced_bytes_max, room)
+            pieces, start, end = self._lane(piece).take(piece, bytes_max)
+            request = Request(piece.key, start, end, pieces)
+            for one in pieces:
+                one.request = request
+            self.counts["coalesced"] += len(pieces) - 1
+            self.counts["requests"] += 1
+            self._budget.earn()
+            self._running[request] = self._start(request, now_s, is_hedge=False)
+            if limits.hedge_budget:
+                median_s = self._durations.median_s(request.size_bytes) or 0.0
+                self._promise(now_s + max(limits.hedge_floor_s, limits.hedge_factor * median_s))
+        if self._has_overdue and self._budget.allows_one:
+            self._hedge(now_s)
+
+    def _next(self, now_s: float) -> Piece | None:
+        """Whose turn it is, if it may be sent now."""
+        if self._is_closed or not self.pending or self.slots_used >= self._slots:
+            return None
+        piece = self._urgent.head() or self._ahead.head()
+        if piece is None or not self._has_room(piece.size_bytes):
+            return None
+        wait_s = self._tokens_in_s(now_s)
+        if wait_s:
+            self._promise(now_s + wait_s)
+            return None
+        return piece
+
+    @property
+    def _slots(self) -> int:
+        return self._limits.requests_in_flight_max
+
+    def _has_room(self, size_bytes: int) -> bool:
+        used = self.bytes_used
+        return not used or used + size_bytes <= self._limits.bytes_in_flight_max
+
+    def _tokens_in_s(self, now_s: float) -> float:
+        """Seconds until the rates allow something; 0: now."""
+        return max(self._byte_tokens.ready_in_s(now_s), self._request_tokens.ready_in_s(now_s))
+
+    def _tokens_s(self, now_s: float) -> float | None:
+        """When tokens are there, if something waits for them."""
+        if self._is_closed or not (self.pending or self._has_overdue):
+            return None
+        wait_s = self._tokens_in_s(now_s)
+        return now_s + wait_s if wait_s else None
+
+    def _start(self, request: Request, now_s: float, *, is_hedge: bool) -> Attempt:
+        self.slots_used += 1
+        self.bytes_used += request.size_bytes
+        self._request_tokens.take(1, now_s)
+        self._byte_tokens.take(request.size_bytes, now_s)
+        request.running += 1
+        attempt = Attempt(request, is_hedge)
+        self._effects.starts.append(attempt)
+        return attempt
+
+    def _hedge(self, now_s: float) -> float | None:
+        """Ask again for what is slow; when to look again."""
+        limits = self._limits
+        self._has_overdue = False
+        if self._is_closed or not limits.hedge_budget:
+            return None
+        requests = [request for request in self._running if request.is_wanted]
+        plan = plan_hedges(
+            (self._as_running(number, request) for number, request in enumerate(requests)),
+            now_s,
+            factor=limits.hedge_factor,
+            floor_s=limits.hedge_floor_s,
+        )
+        for number in plan.due:
+            request = requests[number]
+            if not self._may_hedge(request, now_s):
+                self._has_overdue = True
+                break
+            self._budget.spend()
+            del self._running[request]
+            self.counts["hedges"] += 1
+            self._start(request, now_s, is_hedge=True)
+        return plan.next_s
+
+    def _as_running(self, number: int, request: Request) -> Running:
+        started_s = self._running[request].started_s
+        median_s = None if started_s is None else self._durations.median_s(request.size_bytes)
+        return Running(started_s or 0.0, median_s, request.is_urgent, number)
+
+    def _may_hedge(self, request: Request, now_s: float) -> bool:
+        return (
+            self._budget.allows_one
+            and self.slots_used < self._slots
+            and self._has_room(request.size_bytes)
+            and not self._tokens_in_s(now_s)
+        )
+
+    def _promise(self, moment_s: float) -> None:
+        """Something is due at ``moment_s``."""
+        if self._promised_s is None or moment_s < self._promised_s:
+            self._promised_s = moment_s
+            self._effects.is_sooner = True
+
+    def _failed(self, request: Request, error: BaseException) -> None:
+        """An attempt failed: the other one may still answer, else this is the end."""
+        first = request.error or error
+        if request.running:
+            request.error = first
+            return
+        pieces = self._done(request)
+        if self._is_splittable(pieces, first):
+            for piece in pieces:
+                self._send_alone(piece)
+            return
+        for piece in pieces:
+            self._forget(piece)
+            if askers := self._end_all(piece):
+                self._effects.failures.append(Failure(askers, first))
+
+    def _is_splittable(self, pieces: list[Piece], error: BaseException) -> bool:
+        is_range = isinstance(error, (InvalidRangeError, ShortReadError))
+        return len(pieces) > 1 and is_range and not self._is_closed
+
+    def _send_alone(self, piece: Piece) -> None:
+        """One of the merged ranges is not there; find out which, for those who still want theirs."""
+        piece.request = None
+        if not piece.askers:
+            self._forget(piece)
+            return
+        piece.is_alone = True
+        self._lane(piece).push(piece)
+
+    def _answer(self, request: Request, data: bytes) -> None:
+        wanted_bytes = 0
+        for piece in self._done(request):
+            self._forget(piece)
+            if askers := self._end_all(piece):
+                low = piece.start - request.start
+                self._effects.answers.append(Answer(askers, data, low, low + piece.size_bytes))
+                wanted_bytes += piece.size_bytes
+        self.counts["lost_bytes"] += max(0, len(data) - wanted_bytes)
+
+    def _done(self, request: Request) -> list[Piece]:
+        """End a request; its pieces."""
+        request.is_done = True
+        self._running.pop(request, None)
+        pieces, request.pieces = request.pieces, []
+        return pieces
+
+    def _end_all(self, piece: Piece) -> list[Asked]:
+        """Take all askers out of their piece, whose end is decided by that."""
+        askers = list(piece.askers)
+        piece.askers.clear()
+        for asked in askers:
+            asked.piece = None
+            del self._wishes[asked]
+            self._deadlines.drop(asked.deadline)
+        return askers

@@ -1,0 +1,238 @@
+"""The request layer: from "this range of this object is wanted" to its bytes.
+
+Overview. ``Transfers`` puts a lock around ``fetcher.transfer_state``, which decides, and does what that says: calls
+``store.get`` in the executor's threads, and ends futures. There is no thread of its own: who asks sends, who finishes
+sends the next, and a clock thread of the caller's calls ``tick``.
+
+Limits. See ``TransferLimits``; calls under way, their bytes, the rates and the queue are bounded. A slot stays taken
+until its call has really returned, also when every asker has gone: the store's own deadline bounds that.
+
+Ordering. What is urgent goes before read-ahead, and streams take turns by bytes within each. Futures end in any order,
+in the executor's threads, outside of the lock; their callbacks may ask again. A callback that works long keeps a thread
+of the executor from its next call.
+
+Errors and retries. A future ends with bytes, with the store's error (``BackendError``, as it is), with
+``DeadlineError``, or cancelled. Nothing is retried here; ``backends.retrying`` below does that, and whoever asked may
+ask again. Merging is never seen by an asker: a range that is not there fails alone.
+
+A crash leaves nothing: this only reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from backends.base import ByteRange
+from backends.errors import ShortReadError
+from fetcher.limits import TransferLimits, TransferStats
+from fetcher.requests import Asked, BusyError, DeadlineError
+from fetcher.transfer_state import TransferState
+from tiered.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from concurrent.futures import Executor, Future
+
+    from backends.base import ObjectStore
+    from fetcher.requests import Attempt, Request
+    from fetcher.transfer_state import Effects
+    from tiered.clock import Clock
+
+__all__ = ["BusyError", "DeadlineError", "TransferLimits", "TransferStats", "Transfers"]
+
+
+class Transfers:
+    """Reads ranges of objects within limits. From any thread."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        executor: Executor,
+        clock: Clock,
+        limits: TransferLimits,
+        *,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        """Use what stays the caller's: nothing of it is closed here.
+
+        Args:
+            store: Where the objects are; with its own deadline for each call.
+            executor: Makes the calls, in threads; one for each slot is best. Shut down after ``close`` only.
+            clock: For deadlines, rates and hedges.
+            limits: See ``TransferLimits``.
+            wake: Called, outside of locks, when ``tick`` ought to be called sooner than it said. Without it, call
+                ``tick`` at least every ``hedge_floor_s``.
+        """
+        self._store = store
+        self._executor = executor
+        self._clock = clock
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._state = TransferState(limits, clock.monotonic_s())
+        self._is_closed = False
+        self._idle = threading.Event()
+
+    def ask(
+        self,
+        stream: Hashable,
+        key: str,
+        byte_range: ByteRange,
+        *,
+        urgent: bool,
+        deadline_s: float | None = None,
+    ) -> Future[bytes]:
+        """Want a range. Equal wishes share one request.
+
+        Args:
+            stream: Who takes turns with the others, such as a (group, queue).
+            key: The object.
+            byte_range: Which bytes of it.
+            urgent: Somebody waits for it now; False: it is read ahead.
+            deadline_s: Moment of the monotonic clock after which the asker gets a ``DeadlineError``; the next
+                ``tick`` after it tells.
+
+        Returns:
+            A future with exactly these bytes, its own for each call. ``cancel`` works until it ends.
+
+        Raises:
+            BusyError: Too much is waiting.
+            ClosedError: After ``close``.
+        """
+        asked = Asked(self._cancel)
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("reads of the tier have been closed", where=key)
+            self._state.ask(
+                asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s, now_s=now_s
+            )
+            effects = self._state.take_effects()
+        self._do(effects)
+        return asked
+
+    def hurry(self, future: Future[bytes]) -> None:
+        """What was read ahead is waited for now, and goes before other read-ahead."""
+        assert isinstance(future, Asked)
+        with self._lock:
+            self._state.hurry(future)
+
+    def cancel(self, future: Future[bytes]) -> None:
+        """Take a wish back: never sent, or its answer is dropped. Others who want the same range still get it."""
+        future.cancel()
+
+    def tick(self) -> float | None:
+        """Do what is due: deadlines, hedges, what waited for tokens. Never blocks.
+
+        Returns:
+            Seconds until it wants to be called again; None: there is nothing to come.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            next_s = self._state.tick(now_s)
+            effects = self._state.take_effects()
+        effects.is_sooner = False  # the caller gets the moment from us
+        self._do(effects)
+        return None if next_s is None else max(0.0, next_s - now_s)
+
+    @property
+    def stats(self) -> TransferStats:
+        """The counts so far."""
+        with self._lock:
+            state = self._state
+            counts = state.counts
+            return TransferStats(
+                asked=counts["asked"],
+                joined=counts["joined"],
+                refused=counts["refused"],
+                cancelled=counts["cancelled"],
+                expired=counts["expired"],
+                requests=counts["requests"],
+                coalesced=counts["coalesced"],
+                hedges=counts["hedges"],
+                hedge_wins=counts["hedge_wins"],
+                received_bytes=counts["bytes"],
+                lost_bytes=counts["lost_bytes"],
+                errors=dict(state.errors),
+                pending=state.pending,
+                running=state.slots_used,
+                running_bytes=state.bytes_used,
+            )
+
+    def close(self, limit_s: float = 10.0) -> None:
+        """Refuse new wishes, cancel those not sent, and wait for the others.
+
+        Args:
+            limit_s: Wait at most so many seconds; what has not ended then is cancelled, and its call runs out alone.
+        """
+        with self._lock:
+            self._is_closed = True
+            self._state.close()
+            effects = self._state.take_effects()
+            is_idle = not self._state.slots_used
+        self._do(effects)
+        if not is_idle:
+            self._clock.wait(self._idle, limit_s)
+        with self._lock:
+            self._state.give_up()
+            effects = self._state.take_effects()
+        self._do(effects)
+
+    def _cancel(self, asked: Asked) -> bool:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            done = self._state.cancel(asked, now_s)
+            effects = self._state.take_effects()
+        self._do(effects)
+        return done
+
+    def _do(self, effects: Effects) -> None:
+        """Make calls and end futures; the lock is not held."""
+        todo = [effects]
+        while todo:
+            one = todo.pop()
+            for attempt in one.starts:
+                try:
+                    self._executor.submit(self._run, attempt)
+                except RuntimeError as error:  # it was shut down
+                    todo.append(self._finished(attempt, error))
+            if one.is_sooner and self._wake is not None:
+                self._wake()
+            _end(one)
+
+    def _run(self, attempt: Attempt) -> None:
+        attempt.started_s = self._clock.monotonic_s()
+        self._do(self._finished(attempt, self._read(attempt.request)))
+
+    def _read(self, request: Request) -> bytes | BaseException:
+        """The bytes, or what was raised (returned, so that no frame on its traceback holds it)."""
+        try:
+            data = self._store.get(request.key, ByteRange(request.start, request.end))
+        except BaseException as error:  # noqa: BLE001 (a future has to end, whatever it was)
+            return error
+        if len(data) != request.size_bytes:
+            return ShortReadError(
+                f"{len(data)} bytes instead of {request.size_bytes} from {request.start} of {request.key!r}"
+            )
+        return data
+
+    def _finished(self, attempt: Attempt, outcome: bytes | BaseException) -> Effects:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._state.finish(attempt, outcome, now_s)
+            if self._is_closed and not self._state.slots_used:
+                self._idle.set()
+            return self._state.take_effects()
+
+
+def _end(effects: Effects) -> None:
+    """End futures. Parts of a merged answer are copied, so that none keeps the whole in memory."""
+    for askers, data, low, high in effects.answers:
+        part = data if high - low == len(data) else data[low:high]
+        for asked in askers:
+            asked.set_result(part)
+    for askers, error in effects.failures:
+        for asked in askers:
+            asked.set_exception(error)
+    for asked in effects.cancelled:
+        asked.end_cancelled()

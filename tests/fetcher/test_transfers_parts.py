@@ -1,0 +1,176 @@
+"""The parts that the request layer decides with: rates, merging, deadlines."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fetcher.deadlines import Deadlines
+from fetcher.lanes import Lane, plan_merge
+from fetcher.limits import TransferLimits
+from fetcher.rates import TokenBucket
+from fetcher.requests import Piece
+
+STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0.1, 500)), max_size=60)
+
+
+@given(st.floats(0.5, 1000), STEPS)
+def test_rate_is_never_exceeded(rate: float, steps: list[tuple[float, float]]):
+    """Between any two moments: what the rate gives, one bucket, and the last one taken."""
+    now, bucket = 0.0, TokenBucket(rate, 0.0)
+    taken: list[tuple[float, float]] = []
+    for pause, units in steps:
+        now += pause
+        if bucket.ready_in_s(now) == 0:
+            bucket.take(units, now)
+            taken.append((now, units))
+    for first in range(len(taken)):
+        for last in range(first, len(taken)):
+            passed = sum(units for _, units in taken[first:last])
+            seconds = taken[last][0] - taken[first][0]
+            assert passed <= rate * seconds + bucket.burst + 1e-6
+
+
+@given(st.floats(0.5, 1e9), st.lists(st.floats(1, 1e8), max_size=30))
+def test_waiting_as_long_as_it_says_is_enough(rate: float, sizes: list[float]):
+    now, bucket = 5.0, TokenBucket(rate, 5.0)
+    for units in sizes:
+        now += bucket.ready_in_s(now)
+        now += bucket.ready_in_s(now)  # roundings
+        assert bucket.ready_in_s(now) <= 1e-5
+        bucket.take(units, now)
+
+
+def test_no_rate_no_limit():
+    bucket = TokenBucket(None, 0.0)
+    bucket.take(1e18, 0.0)
+    assert bucket.ready_in_s(0.0) == 0
+    with pytest.raises(ValueError, match="above 0"):
+        TokenBucket(0, 0.0)
+
+
+def test_clock_that_stands_still_gives_nothing():
+    bucket = TokenBucket(10, 0.0)
+    bucket.take(6, 0.0)
+    assert bucket.ready_in_s(0.0) == pytest.approx(0.5)
+    assert bucket.ready_in_s(0.25) == pytest.approx(0.25)
+
+
+def places(*ranges: tuple[int, int]) -> list[tuple[int, int, int, str]]:
+    return [(start, end, number, "") for number, (start, end) in enumerate(ranges)]
+
+
+def test_neighbours_are_merged_within_the_gap():
+    row = places((0, 10), (15, 20), (20, 30), (41, 50))
+    assert plan_merge(row, 1, gap_bytes=5, bytes_max=100) == (0, 3, 0, 30)
+    assert plan_merge(row, 1, gap_bytes=4, bytes_max=100) == (1, 3, 15, 30)
+    assert plan_merge(row, 3, gap_bytes=10, bytes_max=100) == (3, 4, 41, 50)
+    assert plan_merge(row, 0, gap_bytes=11, bytes_max=100) == (0, 4, 0, 50)
+
+
+def test_a_merge_has_a_size():
+    row = places((0, 10), (10, 20), (20, 30), (30, 40))
+    assert plan_merge(row, 1, gap_bytes=0, bytes_max=20) == (1, 3, 10, 30)
+    assert plan_merge(row, 1, gap_bytes=0, bytes_max=5) == (1, 2, 10, 20), "alone it may be larger"
+
+
+def test_overlaps_are_merged():
+    row = places((0, 100), (10, 20), (50, 150))
+    assert plan_merge(row, 0, gap_bytes=0, bytes_max=200) == (0, 3, 0, 150)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), min_size=1, max_size=20),
+    st.data(),
+)
+def test_a_merge_holds_what_it_says(rows: list[tuple[int, int]], data: st.DataObject):
+    row = places(*sorted((start, start + size) for start, size in rows))
+    at = data.draw(st.integers(0, len(row) - 1))
+    gap, bytes_max = data.draw(st.integers(0, 30)), data.draw(st.integers(1, 200))
+    low, high, start, end = plan_merge(row, at, gap_bytes=gap, bytes_max=bytes_max)
+    assert low <= at < high
+    merged = row[low:high]
+    assert start == min(one[0] for one in merged)
+    assert end == max(one[1] for one in merged)
+    assert end - start <= bytes_max or (low, high) == (at, at + 1)
+    holes = end - start - len({byte for one in merged for byte in range(one[0], one[1])})
+    assert holes <= gap * (len(merged) - 1)
+
+
+def test_lane_pays_by_stream():
+    """A stream whose piece came with another's request waits longer for its next one."""
+    lane = Lane(gap_bytes=0)
+    pieces = [
+        Piece("k", 0, 10, "a", False, 1),
+        Piece("k", 10, 40, "b", False, 2),
+        Piece("x", 0, 10, "b", False, 3),
+        Piece("y", 0, 10, "a", False, 4),
+        Piece("z", 0, 10, "a", False, 5),
+    ]
+    for piece in pieces:
+        lane.push(piece)
+    assert lane.head() is pieces[0]
+    assert lane.take(pieces[0], 100) == (pieces[:2], 0, 40)
+    order = []
+    while (piece := lane.head()) is not None:
+        lane.take(piece, 100)
+        order.append(piece)
+    assert order == [pieces[3], pieces[4], pieces[2]]
+    assert not lane._places
+
+
+def test_lane_forgets():
+    lane = Lane(gap_bytes=0)
+    pieces = [Piece("k", number, number + 1, "a", False, number) for number in range(3)]
+    for piece in pieces:
+        lane.push(piece)
+    lane.remove(pieces[1])
+    assert lane.take(pieces[0], 100) == (pieces[:1], 0, 1), "a hole, and the gap is 0"
+    assert len(lane) == 1
+
+
+def test_deadlines_in_order():
+    deadlines: Deadlines[str] = Deadlines()
+    numbers = [deadlines.add(moment, name) for moment, name in [(3.0, "c"), (1.0, "a"), (2.0, "b")]]
+    deadlines.drop(numbers[2])
+    assert deadlines.next_s() == 1.0
+    assert deadlines.due(2.9) == ["a"]
+    assert deadlines.next_s() == 3.0
+    assert deadlines.due(3.0) == ["c"]
+    assert deadlines.next_s() is None
+    deadlines.drop(numbers[0])
+
+
+def test_what_has_ended_is_not_kept_until_its_deadline():
+    class Thing:
+        pass
+
+    deadlines: Deadlines[Thing] = Deadlines()
+    thing = Thing()
+    seen = weakref.ref(thing)
+    deadlines.drop(deadlines.add(1e9, thing))
+    del thing
+    gc.collect()
+    assert seen() is None
+    for _ in range(10_000):
+        deadlines.drop(deadlines.add(1e9, Thing()))
+    assert len(deadlines._heap) < 200
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"requests_in_flight_max": 0},
+        {"pending_max": 0},
+        {"hedge_factor": 0.5},
+        {"hedge_budget": 2.0},
+        {"coalesce_gap_bytes": -1},
+    ],
+)
+def test_limits_are_checked(wrong: dict[str, float]):
+    with pytest.raises(ValueError):
+        TransferLimits(**wrong)  # type: ignore[arg-type]

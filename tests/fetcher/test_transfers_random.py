@@ -1,0 +1,195 @@
+"""The request layer under random orders: every wish ends once and truly, and no limit is ever passed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.base import ByteRange
+from backends.errors import InvalidRangeError, UnavailableError
+from fetcher.limits import TransferLimits
+from fetcher.requests import Asked, Attempt, BusyError, DeadlineError
+from fetcher.transfer_state import TransferState
+from fetcher.transfers import _end
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+SIZE = 200  # of each object; ranges go beyond it
+BYTES = {key: bytes((at * 7 + ord(key)) % 256 for at in range(SIZE)) for key in "ab"}
+LIMITS = st.builds(
+    TransferLimits,
+    requests_in_flight_max=st.integers(1, 5),
+    bytes_in_flight_max=st.integers(1, 200),
+    bytes_per_s=st.none() | st.floats(50, 5000),
+    requests_per_s=st.none() | st.floats(2, 100),
+    coalesce_gap_bytes=st.integers(0, 20),
+    coalesced_bytes_max=st.integers(1, 120),
+    hedge_floor_s=st.just(0.05),
+    hedge_budget=st.sampled_from([0.0, 0.05, 0.5]),
+    pending_max=st.integers(1, 12),
+)
+STEPS = ["ask", "ask", "ask", "finish", "finish", "fail", "cancel", "hurry", "tick", "wait"]
+
+
+class World:
+    """A ``TransferState``, and what has become of every wish."""
+
+    def __init__(self, limits: TransferLimits) -> None:
+        self.limits = limits
+        self.now_s = 0.0
+        self.state = TransferState(limits, 0.0)
+        self.running: list[Attempt] = []
+        self.wishes: dict[Asked, tuple[str, ByteRange, float | None]] = {}
+        self.ends: Counter[Future[Any]] = Counter()
+
+    def ask(self, data: st.DataObject) -> None:
+        asked = Asked(self._cancel)
+        asked.add_done_callback(lambda done: self.ends.update([done]))
+        key, start = data.draw(st.sampled_from("ab")), data.draw(st.integers(0, 21)) * 10
+        wanted = ByteRange(start, start + data.draw(st.integers(1, 30)))
+        deadline_s = data.draw(st.none() | st.just(self.now_s + 0.3))
+        urgent, stream = data.draw(st.booleans()), data.draw(st.integers(0, 3))
+        try:
+            self.state.ask(
+                asked,
+                *(stream, key, wanted),
+                urgent=urgent,
+                deadline_s=deadline_s,
+                now_s=self.now_s,
+            )
+            self.wishes[asked] = (key, wanted, deadline_s)
+        except BusyError:
+            assert self.state.pending >= self.limits.pending_max
+        self.do()
+
+    def finish(self, which: int, *, fails: bool) -> None:
+        attempt = self.running.pop(which)
+        request = attempt.request
+        outcome: bytes | BaseException = BYTES[request.key][request.start : request.end]
+        if request.end > SIZE:
+            outcome = InvalidRangeError("behind the end")
+        if fails:
+            outcome = UnavailableError("not now")
+        self.state.finish(attempt, outcome, self.now_s)
+        self.do()
+
+    def do(self) -> None:
+        effects = self.state.take_effects()
+        for attempt in effects.starts:
+            attempt.started_s = self.now_s
+            self.running.append(attempt)
+        _end(effects)
+        self.check()
+
+    def check(self) -> None:
+        limits, state = self.limits, self.state
+        assert len(self.running) == state.slots_used <= limits.requests_in_flight_max
+        sizes = [attempt.request.size_bytes for attempt in self.running]
+        assert sum(sizes) == state.bytes_used
+        assert state.bytes_used <= limits.bytes_in_flight_max or len(sizes) == 1
+        counts = state.counts
+        assert counts["hedges"] <= limits.hedge_budget * counts["requests"] + 1e-6
+        assert max(self.ends.values(), default=1) == 1
+
+    def _cancel(self, asked: Asked) -> bool:
+        done = self.state.cancel(asked, self.now_s)
+        self.do()
+        return done
+
+    def check_end(self, asked: Asked) -> None:
+        key, wanted, deadline_s = self.wishes[asked]
+        assert self.ends[asked] == 1
+        if asked.cancelled():
+            return
+        error = asked.exception(0)
+        if isinstance(error, InvalidRangeError):
+            assert wanted.end > SIZE, "only who asked for what is not there is told so"
+        elif isinstance(error, DeadlineError):
+            assert deadline_s is not None
+            assert deadline_s <= self.now_s
+        elif error is None:
+            assert asked.result(0) == BYTES[key][wanted.start : wanted.end]
+            assert wanted.end <= SIZE
+        else:
+            assert isinstance(error, UnavailableError)
+
+
+@settings(max_examples=150)
+@given(LIMITS, st.data())
+def test_every_wish_ends_once(limits: TransferLimits, data: st.DataObject):
+    world = World(limits)
+    for step in data.draw(st.lists(st.sampled_from(STEPS), max_size=60)):
+        match step:
+            case "ask":
+                world.ask(data)
+            case "finish" | "fail" if world.running:
+                which = data.draw(st.integers(0, len(world.running) - 1))
+                world.finish(which, fails=step == "fail")
+            case "cancel" | "hurry" if world.wishes:
+                asked = data.draw(st.sampled_from(list(world.wishes)))
+                if step == "hurry":
+                    world.state.hurry(asked)
+                else:
+                    assert asked.cancel() == (world.ends[asked] == 1 and asked.cancelled())
+            case "tick" | "wait":
+                world.now_s += 0.4 if step == "wait" else 0.01
+                world.state.tick(world.now_s)
+                world.do()
+            case _:
+                pass
+    is_closed = data.draw(st.booleans())
+    if is_closed:
+        world.state.close()
+        world.do()
+    _run_out(world)
+    for asked in world.wishes:
+        world.check_end(asked)
+    assert not world.state._pieces
+    assert not world.state._wishes
+    assert not world.state._running
+    assert world.state.pending == 0
+
+
+def _run_out(world: World) -> None:
+    """Answer all that runs, and let the clock go on as long as anything waits."""
+    for _ in range(10_000):
+        if world.running:
+            world.finish(0, fails=False)
+            continue
+        next_s = world.state.tick(world.now_s)
+        world.do()
+        if not world.running:
+            if next_s is None:
+                return
+            world.now_s = max(world.now_s + 1e-3, next_s)
+    raise AssertionError("it never comes to an end")
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=5), st.integers(1, 4))
+def test_streams_share_the_slots_by_bytes(sizes: list[int], slots: int):
+    """Streams that always wait get the same bytes, up to the largest of two requests and what is under way."""
+    limits = TransferLimits(
+        requests_in_flight_max=slots, coalesced_bytes_max=1, coalesce_gap_bytes=0, hedge_budget=0.0
+    )
+    state = TransferState(limits, 0.0)
+    sent: Counter[int] = Counter()
+    running: list[Attempt] = []
+    for number in range(200):
+        for stream, size in enumerate(sizes):
+            asked = Asked(lambda _: False)
+            wanted = ByteRange(number, number + size)
+            state.ask(asked, stream, f"{stream}", wanted, urgent=False, deadline_s=None, now_s=0)
+    while all(sent[stream] < 100 * min(sizes) for stream in range(len(sizes))):
+        for attempt in state.take_effects().starts:
+            running.append(attempt)
+            sent[int(attempt.request.key)] += attempt.request.size_bytes
+        for one in range(len(sizes)):
+            for other in range(len(sizes)):
+                apart = sizes[one] + sizes[other]
+                assert sent[one] - sent[other] <= apart + slots * max(sizes)
+        done = running.pop(0)
+        state.finish(done, bytes(done.request.size_bytes), 0.0)

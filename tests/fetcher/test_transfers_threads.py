@@ -1,0 +1,178 @@
+"""The request layer with real threads: late requests, cost, and many askers at once."""
+
+from __future__ import annotations
+
+import random
+import resource
+import threading
+import time
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from backends.base import ByteRange
+from backends.errors import UnavailableError
+from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
+from fetcher.transfers import BusyError, DeadlineError, TransferLimits, Transfers
+from tiered.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BODY = bytes(range(256)) * 256
+
+
+class SlowStore(WrappingStore):
+    """Each read takes 5 ms; those whose number is in ``late`` a second, and those of ``failing`` fail."""
+
+    def __init__(self, late: frozenset[int] = frozenset(), failing: float = 0.0) -> None:
+        inner = MemoryStore()
+        inner.put_if_absent("k", BODY)
+        super().__init__(inner)
+        self._late, self._failing = late, failing
+        self._rng = random.Random(5)
+        self._lock = threading.Lock()
+        self.calls = self.running = self.running_max = 0
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        with self._lock:
+            self.calls += 1
+            number = self.calls
+            self.running += 1
+            self.running_max = max(self.running_max, self.running)
+            fails = self._rng.random() < self._failing
+        try:
+            time.sleep(1.0 if number in self._late else 0.005)
+            if fails:
+                raise UnavailableError("not now")
+            return super().get(key, byte_range)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+
+@contextmanager
+def ticking(store: Any, **limits: Any) -> Iterator[Transfers]:
+    """A ``Transfers`` with threads and a clock thread that is woken."""
+    made = TransferLimits(**limits)
+    wake, stop = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(made.requests_in_flight_max + 1) as pool:
+        transfers = Transfers(store, pool, SystemClock(), made, wake=wake.set)
+
+        def tick() -> None:
+            while not stop.is_set():
+                wake.clear()
+                wake.wait(transfers.tick())
+
+        clock = pool.submit(tick)
+        try:
+            yield transfers
+        finally:
+            transfers.close()
+            stop.set()
+            wake.set()
+            clock.result(10)
+
+
+def read_times(late: frozenset[int], reads: int) -> tuple[list[float], Transfers]:
+    times = []
+    with ticking(SlowStore(late), requests_in_flight_max=8) as transfers:
+        for number in range(reads):
+            begin = time.perf_counter()
+            asked = [
+                transfers.ask("s", "k", ByteRange(at + number, at + number + 50), urgent=True)
+                for at in (0, 5000)
+            ]
+            assert [len(one.result(10)) for one in asked] == [50, 50]
+            times.append(time.perf_counter() - begin)
+    return sorted(times), transfers
+
+
+def test_late_requests_are_hedged_away():
+    """2 % of requests take a second: p99 of a read stays within twice its undisturbed value and the hedge delay."""
+    reads = 300
+    late = frozenset(range(43, 2 * reads, 50))
+    undisturbed, _ = read_times(frozenset(), reads)
+    disturbed, transfers = read_times(late, reads)
+    p99 = int(reads * 0.99)
+    assert disturbed[p99] <= 2 * undisturbed[p99] + 0.05 + 0.02, "the floor, and a thread's turn"
+    stats = transfers.stats
+    assert len(late) - 1 <= stats.hedges <= 0.05 * stats.requests
+    assert stats.hedge_wins >= len(late) - 1
+
+
+def test_without_hedging_they_are_late():
+    """That the test above could fail."""
+    with ticking(SlowStore(frozenset([3])), hedge_budget=0.0) as transfers:
+        begin = time.perf_counter()
+        for number in range(5):
+            transfers.ask("s", "k", ByteRange(number, number + 1), urgent=True).result(10)
+        assert time.perf_counter() - begin > 1
+
+
+def test_many_threads_at_once():
+    """Askers that join, cancel, hurry and run into errors and limits: each future ends once, with its own bytes."""
+    store = SlowStore(failing=0.1)
+    ends: dict[int, int] = {}
+    lock = threading.Lock()
+
+    def ended(future: Future[bytes]) -> None:
+        with lock:
+            ends[id(future)] = ends.get(id(future), 0) + 1
+
+    def ask(seed: int) -> list[Future[bytes]]:
+        rng, asked = random.Random(seed), []
+        for _ in range(150):
+            at = rng.randrange(0, 40) * 100
+            wanted, urgent = ByteRange(at, at + 100), rng.random() < 0.5
+            deadline_s = time.monotonic() + 0.2 if rng.random() < 0.3 else None
+            try:
+                future = transfers.ask(seed, "k", wanted, urgent=urgent, deadline_s=deadline_s)
+            except BusyError:
+                continue
+            future.at = at  # type: ignore[attr-defined]
+            future.add_done_callback(ended)
+            asked.append(future)
+            if rng.random() < 0.2:
+                rng.choice(asked).cancel()
+            if rng.random() < 0.2:
+                transfers.hurry(rng.choice(asked))
+        return asked
+
+    with ticking(store, requests_in_flight_max=4, pending_max=30) as transfers:
+        with ThreadPoolExecutor(6) as askers:
+            asked = [one for found in askers.map(ask, range(6)) for one in found]
+        assert not wait(asked, 30).not_done
+    assert store.running_max <= 4
+    assert len(ends) == len(asked) > 100
+    assert set(ends.values()) == {1}
+    for future in asked:
+        with suppress(CancelledError, UnavailableError, DeadlineError):
+            assert future.result(0) == BODY[future.at : future.at + 100]  # type: ignore[attr-defined]
+    stats = transfers.stats
+    assert (stats.pending, stats.running, stats.running_bytes) == (0, 0, 0)
+    assert stats.joined > 0
+
+
+def test_asking_costs_little():
+    """CPU of a read that needs no waiting, threads included: far below the 60 us that are allowed."""
+
+    class NoStore(WrappingStore):
+        def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+            return b"x"
+
+    reads = 4000
+    best = 1.0
+    with ticking(NoStore(MemoryStore()), hedge_floor_s=5.0) as transfers:
+        for turn in range(3):
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            asked = [
+                transfers.ask("s", "k", ByteRange(2 * at, 2 * at + 1), urgent=True)
+                for at in range(turn * reads, (turn + 1) * reads)
+            ]
+            wait(asked, 30)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            best = min(best, spent / reads)
+    assert best < 120e-6, f"{best * 1e6:.0f} us"
