@@ -7,6 +7,7 @@ headers after signing.
 
 from __future__ import annotations
 
+import datetime as dt
 import ssl
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from backends.base import ObjectInfo, Version
 from backends.errors import ConfigurationError
 from backends.s3_settings import Credential, Profile
 from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
-from backends.s3_wire import Condition, S3Failure
+from backends.s3_wire import Condition, S3Failure, no_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,13 +45,15 @@ class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
     """Credentials that are asked for anew for each signature, so that those which expire are refreshed."""
 
     def __init__(self, source: CredentialSource) -> None:
-        now = source()
-        super().__init__(now["access_key_id"], now["secret_access_key"], now.get("token"))
+        super().__init__("asked", "for")
         self._source = source
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """See ``Credentials``."""
-        now = self._source()
+        try:
+            now = self._source()
+        except Exception as error:
+            raise no_credentials(type(error).__name__) from error
         return ReadOnlyCredentials(now["access_key_id"], now["secret_access_key"], now.get("token"))
 
 
@@ -68,6 +71,11 @@ def load_profile(name: str | None) -> Profile:
         found = session.get_credentials()
         scoped = session._session.get_scoped_config()  # noqa: SLF001 (has no public door)
         services = session._session.full_config.get("services", {})  # noqa: SLF001 (the same)
+    except exceptions.CredentialRetrievalError as error:  # its text is what the source printed
+        raise ConfigurationError(
+            "where the AWS profile says that keys come from, there are none now: run its"
+            " credential_process (or log in) by hand to see why"
+        ) from error
     except exceptions.BotoCoreError as error:
         raise ConfigurationError(f"cannot use the AWS profile: {error}") from error
     own = services.get(scoped.get("services", ""), {}).get("s3", {})
@@ -75,11 +83,14 @@ def load_profile(name: str | None) -> Profile:
 
     def credential() -> Credential:
         frozen = found.get_frozen_credentials()
+        ends = getattr(found, "_expiry_time", None)  # of those that expire
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": getattr(found, "_expiry_time", None),  # of those that expire
+            "expires_at": None
+            if ends is None
+            else ends.astimezone(dt.UTC),  # obstore takes no other
         }
 
     bundle = session._session.get_config_variable("ca_bundle")  # noqa: SLF001 (the same)

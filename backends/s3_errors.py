@@ -21,6 +21,7 @@ from backends.errors import (
     UnsupportedError,
     UntrustedError,
 )
+from backends.s3_wire import NO_CREDENTIALS
 
 if TYPE_CHECKING:
     from backends.s3_wire import S3Failure
@@ -78,6 +79,7 @@ _VERBS = {
     DELETE: "delete an object",
     RULES: "tell the bucket's rules",
 }
+_FORBIDDEN = 403
 _FIRST_SERVER_FAULT = 500
 _REQUEST_TIMEOUT = 408
 
@@ -103,6 +105,8 @@ def to_error(
         return kind(f"no such object: {where}")
     if kind is InvalidRangeError:
         return kind(f"range begins behind the end: {where}")
+    if failure.code == NO_CREDENTIALS:
+        return PermissionDeniedError(f"no credentials for {endpoint}: {failure.detail} ({where})")
     if failure.untrusted:
         return UntrustedError(f"{endpoint} is not trusted: {failure} ({where})")
     if not failure.sent:
@@ -114,7 +118,7 @@ def to_error(
 
 def _refused(failure: S3Failure, permission: str) -> str:
     """What it is that the server does not accept: a right that is missing, or who we say we are."""
-    if failure.code in _DENIED_CODES and permission:
+    if failure.status == _FORBIDDEN and failure.code in _DENIED_CODES and permission:
         verb = _VERBS[permission]
         return f"to {verb}, for which these credentials need the permission {permission}"
     return "these credentials"

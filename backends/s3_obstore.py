@@ -21,7 +21,7 @@ from obstore.store import S3Store as Client
 
 from backends.base import ObjectInfo, Version
 from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
-from backends.s3_wire import Condition, S3Failure
+from backends.s3_wire import Condition, S3Failure, no_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +44,8 @@ _KIND = re.compile(r"HttpError \{\n\s+kind: (\w+),$", re.MULTILINE)
 _NO_CONNECTION = re.compile(r"^\s+source: [\w:]+Error\(\n\s+Connect,$", re.MULTILINE)
 _CAUSE = re.compile(r'ConnectError\(\n\s+"([^"]+)",$', re.MULTILINE)
 _CERTIFICATE = re.compile(r"^\s+error: InvalidCertificate\(\n\s+(\w+)", re.MULTILINE)
+_SOURCE = "External AWS credential provider"
+_RAISED = re.compile(r"^\s+type: <class '(?:\w+\.)*(\w+)'>,$", re.MULTILINE)
 _NO_TLS = re.compile(r"^\s+error: InvalidMessage\($", re.MULTILINE)
 _REASONS = {
     "UnknownIssuer": UNKNOWN,
@@ -190,6 +192,9 @@ def failure_of(error: BaseException) -> S3Failure:
     status = _STATUS.search(text)
     if status is not None:
         return S3Failure(int(status[1]), _code(text))
+    if isinstance(error, exceptions.UnauthenticatedError) and _SOURCE in text:
+        cause = _RAISED.search(text)
+        return no_credentials(cause[1] if cause else "an error")
     for kind, number in _STATUS_OF_CLASS:
         if isinstance(error, kind):
             return S3Failure(number)
@@ -201,9 +206,9 @@ def failure_of(error: BaseException) -> S3Failure:
     if _NO_TLS.search(text) is not None:
         return untrusted(NO_TLS)
     transport = _KIND.search(text)
-    cause = _CAUSE.search(text)
+    connecting = _CAUSE.search(text)
     kind_name = transport[1] if transport else type(error).__name__
-    detail = cause[1] if cause else kind_name.lower()
+    detail = connecting[1] if connecting else kind_name.lower()
     sent = kind_name != "Connect" and _NO_CONNECTION.search(text) is None
     return S3Failure(0, sent=sent, detail=detail)
 

@@ -47,6 +47,20 @@ class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store tur
         return ": ".join(filter(None, [answer, self.detail])) or "no answer"
 
 
+NO_CREDENTIALS = "NoCredentials"
+"""Code of a failure of our own: where keys come from gives none, so nothing was sent."""
+
+
+def no_credentials(cause: str) -> S3Failure:
+    """The failure of a request that could not be signed.
+
+    Args:
+        cause: Name of the error by which the source ended; its text may hold secrets.
+    """
+    detail = f"where the AWS settings say that keys come from, there are none now: {cause}"
+    return S3Failure(0, NO_CREDENTIALS, sent=False, detail=detail)
+
+
 class Condition(NamedTuple):
     """When a PUT may happen: only if absent, or only if at ``etag``."""
 

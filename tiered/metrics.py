@@ -108,6 +108,14 @@ METRICS: tuple[Metric, ...] = (
         "Segments begun anew after a failed upload (Non-StopWrite).",
     ),
     Metric(
+        "tiered_store_trouble_seconds",
+        _G,
+        "How long the object store has not done what it was asked, by reason: `permission` (keys or policy), `full`,"
+        " `trust` (its certificate), `unreachable`, `failing`; 0 when that does not hold. Tiering goes on by itself when"
+        " it ends.",
+        ("reason",),
+    ),
+    Metric(
         "tiered_silent_seconds",
         _G,
         "How long nothing could be uploaded although there was something to upload.",

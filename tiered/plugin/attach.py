@@ -28,6 +28,7 @@ from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
 from tiered.log.state import TierMachine, TierState
 from tiered.plugin.naming import open_named, place_of, require_apart
+from tiered.plugin.patience import PatientStore
 from tiered.plugin.settings import AttachSettings
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
@@ -84,10 +85,11 @@ class Attachment:
         self._announce = announce
         self._abandon = threading.Event()
         self._stopping = threading.Event()
-        self._store = with_retries(meter, clock, rng, self._abandon)
+        self.patient = PatientStore(meter, clock)
+        self._store = with_retries(self.patient, clock, rng, self._abandon, meter.count_retry)
         self._writer = f"{rng.getrandbits(32):08x}"
         self._journal: JournalWriter[TierState] = JournalWriter(
-            meter,
+            self.patient,
             place.prefix,
             TierMachine(),
             writer=self._writer,
@@ -177,7 +179,7 @@ class Attachment:
             self._take_reign()
         self._note_present()
         dispatcher = TieredDispatcher(
-            store=self.meter,
+            store=self.patient,
             prefix=self.place.prefix,
             journal=self._journal,
             local=self.local,
@@ -255,7 +257,7 @@ class Attachment:
 
         Raises:
             FencedError: Another writer has taken over.
-            StoreUnavailableError: The store refuses us (``once``: or did not answer for ``give_up_s``).
+            StoreUnavailableError: ``once``: the store refuses us, or did not answer for ``give_up_s``.
             TieredStoreError: The local store cannot be read any more.
         """
         dispatcher = self._running()
@@ -269,6 +271,7 @@ class Attachment:
             if seal:
                 self._seal()
             return self._result(target)
+        self.patient.wait_out_refusals()
         dispatcher.follow(self._should_stop)
         self._raise_fault()
         self._drain_once(dispatcher)  # now, so that the result counts what was in hand as well
@@ -374,8 +377,6 @@ class Attachment:
             raise StoreUnavailableError(str(fault), do="check the store") from fault
         if fault is not None:
             raise fault
-
-    # -- lease ----------------------------------------------------------------------------------
 
     def _renew(self) -> None:
         while not self._clock.wait(self._abandon, self._lease.renewal_seconds):

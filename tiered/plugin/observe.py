@@ -31,6 +31,10 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
         Sample("tiered_buffer_bytes", dispatcher.budget.used_bytes),
         Sample("tiered_buffer_bytes_max", dispatcher.budget.bytes_max),
         Sample("tiered_silent_seconds", dispatcher.seconds_without_success()),
+        *(
+            Sample("tiered_store_trouble_seconds", seconds, {"reason": reason})
+            for reason, seconds in attachment.patient.seconds_waiting().items()
+        ),
         Sample("tiered_resident_bytes", _resident_bytes()),
     ]
 

@@ -20,8 +20,9 @@ from tiered.errors import InvalidError, StoreUnavailableError
 if TYPE_CHECKING:
     import random
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from backends.base import ObjectStore
     from backends.s3_options import S3Options
     from tiered.clock import Clock
 
@@ -54,10 +55,17 @@ def open_metered(url: str, options: S3Options) -> MeteredStore:
 
 
 def with_retries(
-    store: MeteredStore, clock: Clock, rng: random.Random, stop: threading.Event
+    store: ObjectStore,
+    clock: Clock,
+    rng: random.Random,
+    stop: threading.Event,
+    on_retry: Callable[[], None] | None = None,
 ) -> RetryingStore:
     """For readers, and for a writer's reads, listings and lease; the meter counts what is made again.
 
-    Its data uploads switch files instead, and its journal tries again by itself.
+    Its data uploads switch files instead, and its journal tries again by itself. ``on_retry`` is needed only where ``store``
+    is not the meter itself.
     """
-    return RetryingStore(store, clock=clock, rng=rng, stop=stop, on_retry=store.count_retry)
+    if on_retry is None:
+        on_retry = store.count_retry if isinstance(store, MeteredStore) else lambda: None
+    return RetryingStore(store, clock=clock, rng=rng, stop=stop, on_retry=on_retry)

@@ -1,0 +1,231 @@
+"""Waiting out what a person must mend: what troubles a store, said once, and refusals that are tried again.
+
+Overview: attach puts a ``PatientStore`` around its store. It notes what goes wrong, by kind of request, until a request of
+that kind goes well again. ``troubles`` is what the metrics show; the log has a line when trouble begins, one a minute
+while it lasts, and one when it has ended.
+
+Retries and errors: nothing is retried here. Once ``wait_out_refusals`` was called, a refusal (credentials revoked or
+expired, a permission taken away, a certificate that is not accepted any more) comes as a ``RefusedForNowError``, which
+those above try again as they do any outage: whoever follows a broker for months must not end because a key was rotated.
+Before that, and for whoever runs once, a refusal ends the run. A refused write has changed nothing, so trying again is
+harmless.
+
+Any thread may call anything. After a crash nothing is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backends.batch import objects_per_put, put_many_if_absent
+from backends.errors import (
+    BackendError,
+    PermissionDeniedError,
+    StoreFullError,
+    UnavailableError,
+    UnreachableError,
+    UntrustedError,
+)
+from backends.wrapping import WrappingStore
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from backends.base import ByteRange, ObjectInfo, ObjectStore, Version
+    from tiered.clock import Clock
+
+PERMISSION, FULL, TRUST, UNREACHABLE, FAILING = (
+    "permission", "full", "trust", "unreachable", "failing",
+)  # fmt: skip
+_REASONS: dict[type[BackendError], str] = {  # the first that fits counts
+    PermissionDeniedError: PERMISSION,
+    UntrustedError: TRUST,
+    StoreFullError: FULL,
+    UnreachableError: UNREACHABLE,
+    UnavailableError: FAILING,
+}
+REASONS = tuple(_REASONS.values())
+_ADVICE = {
+    PERMISSION: "mend credentials or permissions",
+    FULL: "make room",
+    TRUST: "mend the certificate",
+    UNREACHABLE: "see whether it runs",
+    FAILING: "see to the store",
+}
+_PASSING = frozenset({UNREACHABLE, FAILING})
+"""What mostly passes by itself, and is said only when it lasts."""
+_LASTING_S = 10.0
+_AGAIN_S = 60.0
+_LOG = logging.getLogger("tiered.attach")
+
+
+class RefusedForNowError(PermissionDeniedError):
+    """The store refuses us, and somebody may mend that while we wait."""
+
+    retriable = True
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What goes wrong just now.
+
+    Attributes:
+        kind: Of request: ``put``, ``replace`` (the lease), ``get``, ``list`` or ``delete``.
+        reason: One of ``REASONS``.
+        since_s: Monotonic time of its first failure.
+        error: The latest one.
+        said_s: When the log last told of it; None: not yet.
+    """
+
+    kind: str
+    reason: str
+    since_s: float
+    error: str
+    said_s: float | None
+
+
+class PatientStore(WrappingStore):
+    """A store whose troubles are known; see the module's contract."""
+
+    def __init__(self, inner: ObjectStore, clock: Clock) -> None:
+        """Wrap a store; refusals end the run until ``wait_out_refusals``."""
+        super().__init__(inner)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._troubles: dict[str, Trouble] = {}
+        self._waits = False
+
+    def wait_out_refusals(self) -> None:
+        """From now on a refusal may be tried again."""
+        self._waits = True
+
+    def troubles(self) -> list[Trouble]:
+        """What goes wrong just now, by kind of request."""
+        with self._lock:
+            return list(self._troubles.values())
+
+    def seconds_waiting(self) -> dict[str, float]:
+        """For each reason how long it has lasted; 0: it does not hold."""
+        now_s = self._clock.monotonic_s()
+        found = dict.fromkeys(REASONS, 0.0)
+        for one in self.troubles():
+            found[one.reason] = max(found[one.reason], now_s - one.since_s)
+        return found
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        """See ``ObjectStore``."""
+        with self._watched("put"):
+            self._inner.put_if_absent(key, data)
+
+    @property
+    def objects_per_put(self) -> int:
+        """See ``BatchStore``."""
+        return objects_per_put(self._inner)
+
+    def put_many_if_absent(
+        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
+    ) -> builtins.list[BackendError | None]:
+        """See ``BatchStore``."""
+        errors = put_many_if_absent(self._inner, objects)
+        for error in errors:
+            self._note("put", error)
+        return [None if error is None else self._as_met(error) for error in errors]
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """See ``ObjectStore``."""
+        with self._watched("get"):
+            return self._inner.get(key, byte_range)
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        """See ``ObjectStore``."""
+        with self._watched("get"):
+            return self._inner.get_ranges(key, byte_ranges)
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """See ``ObjectStore``."""
+        with self._watched("get"):
+            return self._inner.get_versioned(key)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ``ObjectStore``."""
+        with self._watched("get"):
+            return self._inner.head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``."""
+        with self._watched("list"):
+            yield from self._inner.list(prefix, start_after=start_after)
+
+    def delete(self, key: str) -> None:
+        """See ``ObjectStore``."""
+        with self._watched("delete"):
+            self._inner.delete(key)
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        """See ``ObjectStore``."""
+        with self._watched("replace"):
+            return self._inner.compare_and_set(key, data, expected)
+
+    @contextmanager
+    def _watched(self, kind: str) -> Iterator[None]:
+        try:
+            yield
+        except BackendError as error:
+            self._note(kind, error)
+            met = self._as_met(error)
+            if met is error:
+                raise
+            raise met from error
+        self._note(kind, None)
+
+    def _as_met(self, error: BackendError) -> BackendError:
+        refused = isinstance(error, PermissionDeniedError | UntrustedError)
+        return RefusedForNowError(str(error)) if refused and self._waits else error
+
+    def _note(self, kind: str, error: BackendError | None) -> None:
+        """Take in how a request went, and say what is to be said."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            before = self._troubles.pop(kind, None)
+            after = None if error is None else plan_trouble(before, kind, error, now_s)
+            if after is not None:
+                self._troubles[kind] = after
+        if after is not None and after.said_s == now_s:
+            _LOG.warning("%s", _line(after, now_s))
+        elif after is None and before is not None and before.said_s is not None:
+            passed_s = now_s - before.since_s
+            _LOG.warning("the store takes %s requests again, after %.0f s", kind, passed_s)
+
+
+def plan_trouble(
+    before: Trouble | None, kind: str, error: BackendError, now_s: float
+) -> Trouble | None:
+    """What is wrong after a failed request; its ``said_s`` is ``now_s`` when the log is to tell of it.
+
+    Args:
+        before: What was wrong with requests of this kind.
+        kind: Of request.
+        error: With which it failed. One that is an answer like any other (exists, not found) is no trouble.
+        now_s: Monotonic time.
+    """
+    reason = next((word for fits, word in _REASONS.items() if isinstance(error, fits)), None)
+    if reason is None:
+        return None
+    goes_on = before is not None and before.reason == reason
+    since_s = before.since_s if before is not None and goes_on else now_s
+    said_s = before.said_s if before is not None and goes_on else None
+    quiet_s = _LASTING_S if reason in _PASSING else 0.0
+    due_s = since_s + quiet_s if said_s is None else said_s + _AGAIN_S
+    return Trouble(kind, reason, since_s, str(error), now_s if now_s >= due_s else said_s)
+
+
+def _line(trouble: Trouble, now_s: float) -> str:
+    lasted = f" for {now_s - trouble.since_s:.0f} s" if now_s > trouble.since_s else ""
+    return f"waiting{lasted} ({trouble.reason}): {trouble.error}; {_ADVICE[trouble.reason]}"
