@@ -1,0 +1,162 @@
+"""What has been read from the tier and may be wanted again, within a budget of bytes.
+
+Contract
+    Entries stand on one of three shelves: ``UNREAD`` (read ahead, nobody had it yet), ``READ`` and ``INDEX``. Room is
+    made by dropping what was used longest ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each shelf has
+    its time to live: ``UNREAD`` since the entry was put there, the others since it was last used.
+
+    What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the entry's
+    own when it is put, or is given back (``release``).
+
+    Not safe for threads: its owner holds a lock around it. It keeps no clock: callers say what time it is, in
+    monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+V = TypeVar("V")
+
+
+class Shelf(IntEnum):
+    """Where an entry stands."""
+
+    UNREAD = 0
+    READ = 1
+    INDEX = 2
+
+
+@dataclass(slots=True, eq=False)
+class Entry(Generic[V]):
+    """A thing that is cached.
+
+    Attributes:
+        value: The thing.
+        keys: Under which it is found.
+        size_bytes: What it takes.
+        used_s: When it was put, or last used.
+        shelf: Where it stands.
+        owner: For whom it was read ahead.
+        is_here: False once it has been dropped.
+    """
+
+    value: V
+    keys: Sequence[Hashable]
+    size_bytes: int
+    used_s: float = 0.0
+    shelf: Shelf = Shelf.UNREAD
+    owner: object = None
+    is_here: bool = False
+
+
+@dataclass(slots=True)
+class ByteCache(Generic[V]):
+    """See the module's contract.
+
+    Attributes:
+        bytes_max: The budget.
+        seconds: Time to live of each shelf.
+        held_bytes: Bytes of the entries.
+        reserved_bytes: Bytes of what is on its way.
+    """
+
+    bytes_max: int
+    seconds: Mapping[Shelf, float]
+    held_bytes: int = 0
+    reserved_bytes: int = 0
+    _entries: dict[Hashable, Entry[V]] = field(default_factory=dict)
+    _shelves: dict[Shelf, OrderedDict[int, Entry[V]]] = field(
+        default_factory=lambda: {shelf: OrderedDict() for shelf in Shelf}
+    )
+
+    def get(self, key: Hashable) -> Entry[V] | None:
+        """What is there under a key."""
+        return self._entries.get(key)
+
+    def reserve(self, size_bytes: int) -> tuple[bool, list[Entry[V]]]:
+        """Make room for what will be put, if that can be done.
+
+        Returns:
+            Whether there is room, and what was dropped unread to make it. A thing that is larger than the budget gets room
+            when nothing else is there or on its way.
+        """
+        dropped: list[Entry[V]] = []
+        room = max(self.bytes_max - size_bytes, 0)
+        while self.reserved_bytes + self.held_bytes > room:
+            oldest = self._oldest() if self.reserved_bytes <= room else None
+            if oldest is None:
+                return False, dropped
+            if oldest.shelf is Shelf.UNREAD:
+                dropped.append(oldest)
+            self.drop(oldest)
+        self.reserved_bytes += size_bytes
+        return True, dropped
+
+    def release(self, size_bytes: int) -> None:
+        """Give back room that was reserved."""
+        self.reserved_bytes -= size_bytes
+
+    def put(self, entry: Entry[V], now_s: float) -> None:
+        """Put a thing for which there is room; what was there under one of its keys is dropped."""
+        for key in entry.keys:
+            other = self._entries.get(key)
+            if other is not None:
+                self.drop(other)
+        for key in entry.keys:
+            self._entries[key] = entry
+        entry.is_here = True
+        self.held_bytes += entry.size_bytes
+        self._place(entry, entry.shelf, now_s)
+
+    def use(self, entry: Entry[V], now_s: float) -> None:
+        """Say that a thing is read now."""
+        if not entry.is_here:
+            return
+        del self._shelves[entry.shelf][id(entry)]
+        self._place(entry, Shelf.READ if entry.shelf is Shelf.UNREAD else entry.shelf, now_s)
+
+    def drop(self, entry: Entry[V]) -> None:
+        """Forget a thing, if it is there."""
+        if not entry.is_here:
+            return
+        entry.is_here = False
+        del self._shelves[entry.shelf][id(entry)]
+        self.held_bytes -= entry.size_bytes
+        for key in entry.keys:
+            if self._entries.get(key) is entry:
+                del self._entries[key]
+
+    def expire(self, now_s: float) -> list[Entry[V]]:
+        """Drop what has outlived its time; what of it nobody has read."""
+        dropped = []
+        for shelf, seconds in self.seconds.items():
+            while entry := next(iter(self._shelves[shelf].values()), None):
+                if entry.used_s + seconds > now_s:
+                    break
+                if shelf is Shelf.UNREAD:
+                    dropped.append(entry)
+                self.drop(entry)
+        return dropped
+
+    def clear(self) -> None:
+        """Forget everything; what is on its way keeps its room."""
+        for entry in list(self._entries.values()):
+            self.drop(entry)
+
+    def _place(self, entry: Entry[V], shelf: Shelf, now_s: float) -> None:
+        entry.shelf, entry.used_s = shelf, now_s
+        self._shelves[shelf][id(entry)] = entry
+
+    def _oldest(self) -> Entry[V] | None:
+        read = next(iter(self._shelves[Shelf.READ].values()), None)
+        index = next(iter(self._shelves[Shelf.INDEX].values()), None)
+        if read is not None and index is not None:
+            return min(read, index, key=lambda entry: entry.used_s)
+        return read or index or next(iter(self._shelves[Shelf.UNREAD].values()), None)

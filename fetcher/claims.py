@@ -1,0 +1,158 @@
+"""What to ask for next, for one reader: pure planning over what is here, on its way, and named by the journal.
+
+The walk begins where the reader stands and goes on, across parts and segments, until the window is full. A part that
+fits wholly into what is left of the window is asked for with its index in one go. Of a larger one the index comes first,
+since it says where records begin; it is asked for as soon as the walk reaches the part, so that it is there before the
+reader is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fetcher.layout import PartLayout, block_count
+from fetcher.runs import size_of
+from fetcher.window import plan_pieces
+from tiered.model import LogOffset
+
+if TYPE_CHECKING:
+    from fetcher.settings import FetchSettings
+    from tiered.log.parts import Part
+    from tiered.log.view import LifeView
+    from tiered.model import QueueOffset
+
+Key = tuple[str, int, int]
+"""Object, first byte of the part in it, and number of the block; ``INDEX`` for the part's index."""
+INDEX = -1
+
+
+class Known(Protocol):
+    """What is here."""
+
+    def layout(self, part: Part) -> PartLayout | None:
+        """A part's layout, if its index is here."""
+        ...
+
+    def is_known(self, key: Key) -> bool:
+        """Whether a thing is here or on its way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing to ask for.
+
+    Attributes:
+        part: Of which part.
+        keys: Under which it will be found.
+        size_bytes: Room that it will take.
+        blocks: Which blocks; empty for the index alone.
+        layout: The part's, if known; else its index is asked for, too.
+    """
+
+    part: Part
+    keys: tuple[Key, ...]
+    size_bytes: int
+    blocks: range
+    layout: PartLayout | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to ask for, in order, and the log offset up to which all is then here or on its way."""
+
+    claims: list[Claim]
+    asked: LogOffset
+
+
+def key_of(part: Part, block: int) -> Key:
+    """Under which a block of a part (or its ``INDEX``) is found."""
+    return part.log.key, part.log.start, block
+
+
+def plan_claims(
+    view: LifeView, start: QueueOffset, window: int, known: Known, settings: FetchSettings
+) -> Plan:
+    """Plan what a reader needs.
+
+    Args:
+        view: The life that is read.
+        start: Where the reader stands.
+        window: Bytes wanted from there on (> 0): at least the block of ``start``.
+        known: What is here.
+        settings: Sizes of blocks and pieces.
+    """
+    claims: list[Claim] = []
+    asked = view.life.log_end
+    left = window
+    for part in view.parts_from(start):
+        layout = known.layout(part)
+        if layout is None:
+            asked = part.log_offset
+            if left <= 0 or not _fits(part, left, settings):
+                if not known.is_known(key_of(part, INDEX)):
+                    claims.append(_index_claim(part))
+                break
+            if not known.is_known(key_of(part, INDEX)):
+                claims.append(_whole_claim(part, settings))
+            left -= part.log.size_bytes
+        elif left <= 0:
+            asked = part.log_offset
+            break
+        else:
+            found, asked = _block_claims(layout, start, left, known, settings)
+            claims += found
+            left -= asked - layout.bounds[_first(layout, start)]
+            if asked < part.log_end:
+                break
+        asked = part.log_end
+    return Plan(claims, asked)
+
+
+def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
+    return part.log.size_bytes <= min(max(left, settings.block_bytes), settings.piece_bytes)
+
+
+def _index_claim(part: Part) -> Claim:
+    return Claim(part, (key_of(part, INDEX),), 28 * part.count, range(0), None)
+
+
+def _whole_claim(part: Part, settings: FetchSettings) -> Claim:
+    blocks = range(block_count(part, settings.block_bytes))
+    keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
+    size_bytes = size_of(part.log.size_bytes, part.count) + 28 * part.count
+    return Claim(part, keys, size_bytes, blocks, None)
+
+
+def _first(layout: PartLayout, start: QueueOffset) -> int:
+    return layout.block_of(start) if start > layout.items.start else 0
+
+
+def _block_claims(
+    layout: PartLayout, start: QueueOffset, left: int, known: Known, settings: FetchSettings
+) -> tuple[list[Claim], LogOffset]:
+    """Claims for the blocks of a part from ``start`` on, and where they end."""
+    part, first = layout.part, _first(layout, start)
+    bounds = layout.bounds
+    end = bisect_left(bounds, bounds[first] + left)
+    end = min(max(end, first + 1), layout.blocks)
+    while end < layout.blocks and bounds[end] == bounds[end + 1]:
+        end += 1  # steps that a large record covers hold nothing
+    keys = [key_of(part, block) for block in range(first, end)]
+    sizes = [bounds[block + 1] - bounds[block] for block in range(first, end)]
+    pieces = plan_pieces(
+        sizes,
+        [known.is_known(key) or not size for key, size in zip(keys, sizes, strict=True)],
+        piece_bytes=settings.piece_bytes,
+        gap_bytes=settings.gap_bytes,
+    )
+    claims = []
+    for piece in pieces:
+        blocks = range(first + piece.start, first + piece.stop)
+        size_bytes = size_of(sum(sizes[piece.start : piece.stop]), len(layout.items_of(blocks)))
+        claims.append(
+            Claim(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
+        )
+    return claims, LogOffset(bounds[end])

@@ -1,0 +1,95 @@
+"""Where the records of a part lie, in blocks of equal size. Pure.
+
+A *block* is all records that begin in one step of ``block_bytes`` of the part's commit log. Every group cuts a part in the
+same places, so that what one group has read serves another; and no record belongs to two blocks. A record that is larger
+than a step leaves the steps that it covers without a record.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tiered.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from tiered.log.decode import PartItems
+    from tiered.log.parts import Part
+    from tiered.model import QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class PartLayout:
+    """A part, its items, and its blocks.
+
+    Attributes:
+        part: Which.
+        items: All of its items.
+        starts: int64[n], bytes from the part's first to where each item's record begins; of a hole, to where the record
+            before it begins.
+        firsts: [blocks + 1], number of the first item of each block; then the number of items.
+        bounds: [blocks + 1], log offset at which each block's first record begins; then the part's end.
+        ends: [blocks + 1], log offset behind all records of the blocks before.
+    """
+
+    part: Part
+    items: PartItems
+    starts: npt.NDArray[np.int64]
+    firsts: list[int]
+    bounds: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, part: Part, items: PartItems, block_bytes: int) -> PartLayout:
+        """Lay a part out.
+
+        Raises:
+            DataError: Its items are not in the order of their records.
+        """
+        real = items.sizes > 0
+        begins = np.where(real, items.log_offsets - part.log_offset, 0)
+        starts = np.maximum.accumulate(begins) if len(begins) else begins
+        if (starts[real] != begins[real]).any():
+            raise DataError(
+                "the items of an index are not in the order of their records",
+                where=part.index.key,
+                do="run `tiered verify --deep` to see the extent of the damage",
+            )
+        steps = np.arange(block_count(part, block_bytes)) * block_bytes
+        firsts = np.append(np.searchsorted(starts, steps), len(items))
+        bounds = part.log_offset + np.append(starts, part.log.size_bytes)[firsts]
+        ends = part.log_offset + np.append(0, np.maximum.accumulate(begins + items.sizes))[firsts]
+        return cls(part, items, starts, firsts.tolist(), bounds.tolist(), ends.tolist())
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.firsts) - 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return 28 * len(self.items) + 8 * len(self.firsts)
+
+    def block_of(self, offset: QueueOffset) -> int:
+        """The block that holds a queue offset of the part."""
+        return bisect_right(self.firsts, offset - self.items.start) - 1
+
+    def items_of(self, blocks: range) -> PartItems:
+        """The items of neighbouring blocks."""
+        return self.items.part_of(self.firsts[blocks.start], self.firsts[blocks.stop])
+
+    def span(self, blocks: range) -> tuple[int, int]:
+        """Log offsets ``[begin, end)`` that hold all records of neighbouring blocks; empty when there are none."""
+        begin = self.bounds[blocks.start]
+        return begin, max(begin, self.ends[blocks.stop])
+
+
+def block_count(part: Part, block_bytes: int) -> int:
+    """Blocks of a part; its index need not be known."""
+    return max(1, -(-part.log.size_bytes // block_bytes))

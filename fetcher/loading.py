@@ -1,0 +1,182 @@
+"""From a range of a part to its checked bytes, by way of requests that others make.
+
+A ``Load`` is one thing that is on its way: the requests for its bytes, and a future of what is made of them. Bytes are
+checked, and what they say is decoded, in the thread that brings the last of them. What fails its check that way is read
+again by itself, as ``tiered.log.objects.read_range`` reads it: that knows how to do without a damaged trailer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from backends.errors import InvalidRangeError, ShortReadError
+from tiered.errors import DataError
+from tiered.log.objects import RangePlan, plan_range, read_range
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from backends.base import ObjectStore
+    from fetcher.transfers import Transfers
+    from tiered.format.part import Trailer
+    from tiered.log.parts import ObjectRange
+
+V = TypeVar("V")
+
+TRAILERS_MAX = 4096
+"""Trailers that are remembered; one has 4 bytes for each 64 KiB of its object, and some hundred bytes of text."""
+
+
+@dataclass(slots=True, eq=False)
+class Load(Generic[V]):
+    """Something on its way.
+
+    Attributes:
+        stream: For whom it was asked first.
+        is_urgent: Somebody waits for it.
+        size_bytes: Room that is reserved for it.
+        future: Ends with the thing, or with why it cannot be had.
+        requests: What brings its bytes.
+    """
+
+    stream: Hashable
+    is_urgent: bool
+    size_bytes: int
+    future: Future[V] = field(default_factory=Future)
+    requests: list[Future[bytes]] = field(default_factory=list)
+
+
+Wanted = tuple["ObjectRange", int, int]
+"""An object, and the first byte and the end of the range of its payload that is wanted."""
+
+
+class Loader:
+    """Asks for ranges of objects, and checks them. For any thread."""
+
+    def __init__(self, store: ObjectStore, prefix: str, transfers: Transfers) -> None:
+        self._store = store
+        self.prefix = prefix
+        self.transfers = transfers
+        self._lock = threading.Lock()
+        self._trailers: OrderedDict[str, Trailer] = OrderedDict()
+
+    def begin(
+        self, load: Load[V], wanted: Sequence[Wanted], make: Callable[[list[memoryview]], V]
+    ) -> None:
+        """Ask for ranges of payloads, and make something of their bytes.
+
+        Whatever goes wrong becomes the end of ``load.future``.
+
+        Args:
+            load: What is on its way from now on.
+            wanted: The ranges.
+            make: Gets the bytes of each; called once, in whatever thread brings the last of them.
+        """
+        try:
+            plans = [self._plan(*one) for one in wanted]
+            for plan, _ in plans:
+                key = self.prefix + plan.place.key
+                load.requests += [
+                    self.transfers.ask(load.stream, key, one, urgent=load.is_urgent)
+                    for one in plan.ranges
+                ]
+        except Exception as error:  # noqa: BLE001 (whoever waits for the future handles it)
+            self.cancel(load)
+            load.future.set_exception(error)
+        else:
+            _Gathering(self, plans, load, make).begin()
+
+    def hurry(self, load: Load[V]) -> None:
+        """Somebody waits for it now."""
+        load.is_urgent = True
+        for request in list(load.requests):
+            self.transfers.hurry(request)
+
+    def cancel(self, load: Load[V]) -> None:
+        """Nobody wants it any more."""
+        for request in list(load.requests):
+            self.transfers.cancel(request)
+
+    def read(self, plan: RangePlan) -> memoryview:
+        """Read by itself, in this thread, what came to nothing the usual way."""
+        return read_range(self._store, self.prefix, plan.place, plan.start, plan.end)
+
+    def check(self, plan: RangePlan, pieces: Sequence[bytes], known: Trailer | None) -> memoryview:
+        """The bytes that were planned, checked; read anew where that cannot be done."""
+        try:
+            data, trailer = plan.check(pieces, known, where=self.prefix + plan.place.key)
+        except DataError:
+            return self.read(plan)
+        if known is None:
+            self._remember(plan.place.key, trailer)
+        return data
+
+    def _plan(self, place: ObjectRange, start: int, end: int) -> tuple[RangePlan, Trailer | None]:
+        with self._lock:
+            known = self._trailers.get(place.key)
+        plan = plan_range(place, start, end, where=self.prefix, has_trailer=known is not None)
+        return plan, known
+
+    def _remember(self, key: str, trailer: Trailer) -> None:
+        with self._lock:
+            self._trailers[key] = trailer
+            while len(self._trailers) > TRAILERS_MAX:
+                self._trailers.popitem(last=False)
+
+
+class _Gathering(Generic[V]):
+    """Waits for the requests of a load, without a thread of its own."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        plans: list[tuple[RangePlan, Trailer | None]],
+        load: Load[V],
+        make: Callable[[list[memoryview]], V],
+    ) -> None:
+        self._loader = loader
+        self._plans = plans
+        self._load = load
+        self._make = make
+        self._lock = threading.Lock()
+        self._missing = len(load.requests)
+
+    def begin(self) -> None:
+        if not self._missing:
+            self._finish()
+        for request in list(self._load.requests):
+            request.add_done_callback(self._arrived)
+
+    def _arrived(self, _: Future[bytes]) -> None:
+        with self._lock:
+            self._missing -= 1
+            if self._missing:
+                return
+        self._finish()
+
+    def _finish(self) -> None:
+        future = self._load.future
+        try:
+            future.set_result(self._make(self._checked()))
+        except CancelledError:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the future handles it)
+            future.set_exception(error)
+
+    def _checked(self) -> list[memoryview]:
+        at, found = 0, []
+        for plan, known in self._plans:
+            requests = self._load.requests[at : at + len(plan.ranges)]
+            at += len(plan.ranges)
+            try:
+                pieces = [request.result() for request in requests]
+            except (InvalidRangeError, ShortReadError):
+                found.append(self._loader.read(plan))
+            else:
+                found.append(self._loader.check(plan, pieces, known))
+        return found

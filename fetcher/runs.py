@@ -1,0 +1,97 @@
+"""Records that were read at once, and what a reader gets of them: slices, without a copy."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiered.local.face import RecordBatch
+from tiered.log.decode import TierBatch
+from tiered.model import LogOffset, QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring blocks of a part, read with one request and decoded once.
+
+    Attributes:
+        base: Queue offset of the first item.
+        end: One past the last.
+        batch: The records.
+        data: Their bytes.
+        starts: Position of each item's record; of a hole that of the record before it. Never falls.
+        ends: One past the last byte of all records up to this item.
+        has_holes: Whether an item has no record.
+    """
+
+    base: QueueOffset
+    end: QueueOffset
+    batch: TierBatch
+    data: memoryview
+    starts: memoryview[int]
+    ends: memoryview[int]
+    has_holes: bool
+
+    @classmethod
+    def of(cls, batch: TierBatch) -> Run:
+        """Prepare a batch for being cut."""
+        records = batch.records
+        real = records.sizes > 0
+        starts = np.maximum.accumulate(np.where(real, records.positions, 0))
+        ends = np.maximum.accumulate(np.where(real, records.positions + records.sizes, 0))
+        data = memoryview(records.data).cast("B")
+        return cls(
+            base=batch.base_offset,
+            end=batch.end_offset,
+            batch=batch,
+            data=data,
+            starts=starts.data,
+            ends=ends.data,
+            has_holes=not bool(real.all()),
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about: the records, and 52 bytes an item."""
+        return size_of(len(self.data), len(self.starts))
+
+    def cut(self, start: QueueOffset, *, bytes_max: int, count_max: int) -> TierBatch:
+        """Items from ``start`` on, at least one however large it is.
+
+        Args:
+            start: In ``[base, end)``.
+            bytes_max: Bytes of records at most, but for the first; an inner batch is not divided by it.
+            count_max: Items at most (> 0).
+        """
+        first = start - self.base
+        low = self.starts[first]
+        end = min(first + count_max, len(self.ends))
+        if self.ends[end - 1] > low + bytes_max:
+            # Not NumPy's search: it gives the interpreter's lock away, and others may keep it for milliseconds.
+            end = bisect_right(self.ends, low + bytes_max, first, end)
+            if end <= first:
+                end = min(bisect_right(self.starts, low), first + count_max)
+        high = max(self.ends[end - 1], low)
+        records = self.batch.records
+        positions = records.positions[first:end] - low
+        sizes = records.sizes[first:end]
+        if self.has_holes:
+            positions = np.where(sizes > 0, positions, 0)
+        cut = RecordBatch(
+            queue=records.queue,
+            base_offset=start,
+            data=self.data[low:high],
+            positions=positions,
+            sizes=sizes,
+            tag_codes=records.tag_codes[first:end],
+            store_timestamps_ms=records.store_timestamps_ms[first:end],
+            physical_offsets=records.physical_offsets[first:end],
+        )
+        return TierBatch(cut, LogOffset(self.batch.log_offset + low))
+
+
+def size_of(data_bytes: int, items: int) -> int:
+    """Memory of a run of so many bytes of records and items, about."""
+    return data_bytes + 52 * items

@@ -1,0 +1,231 @@
+"""What is here of a tier and what is on its way, shared by all readers.
+
+Contract
+    A thing (a run of records, or the layout of a part) is *claimed* before it is asked for: room is reserved, and
+    whoever wants it from then on waits for the same load. When its bytes are there they are checked and decoded in the
+    thread that brought them, put into the cache, and only then is the claim over. A load that fails gives its room back
+    and is forgotten.
+
+    ``lock`` guards everything, the streams included. Requests are begun without it, since their answers may come at
+    once.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, cast
+
+from fetcher.cache import ByteCache, Entry, Shelf
+from fetcher.claims import INDEX, Claim, Key, key_of, plan_claims
+from fetcher.layout import PartLayout
+from fetcher.loading import Load, Loader, Wanted
+from fetcher.runs import Run
+from fetcher.streams import Stream
+from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.decode import decode_items, decode_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from fetcher.settings import FetchSettings
+    from tiered.clock import Clock
+    from tiered.log.parts import Part
+    from tiered.log.view import LifeView
+    from tiered.model import MessageQueue, QueueOffset
+
+Thing = Run | PartLayout
+Begun = list[tuple[Claim, Load[Thing]]]
+
+
+class Stock:
+    """See the module's contract.
+
+    Attributes:
+        lock: Held by the caller wherever a method says so.
+        room: Notified when a load has ended.
+        cache: What is here; with the lock held.
+        unread_bytes: What was read ahead and dropped before anybody had it, so far.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        clock: Clock,
+        settings: FetchSettings,
+        go_on: Callable[[Stream], Begun],
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            loader: Asks for bytes.
+            clock: For times to live.
+            settings: Limits.
+            go_on: Called with the lock held when a part's index has come for a reader who is not waiting for it: what
+                to read ahead now.
+        """
+        self._loader = loader
+        self._clock = clock
+        self._settings = settings
+        self._go_on = go_on
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self._loads: dict[Key, Load[Thing]] = {}
+        self.unread_bytes = 0
+        self.cache: ByteCache[Thing] = ByteCache(
+            settings.cache_bytes,
+            {
+                Shelf.UNREAD: settings.unread_seconds,
+                Shelf.READ: settings.read_seconds,
+                Shelf.INDEX: settings.unread_seconds,
+            },
+        )
+
+    # With the lock held
+
+    def layout(self, part: Part) -> PartLayout | None:
+        """See ``fetcher.claims.Known``."""
+        entry = self.cache.get(key_of(part, INDEX))
+        return cast("PartLayout", entry.value) if entry is not None else None
+
+    def is_known(self, key: Key) -> bool:
+        """See ``fetcher.claims.Known``."""
+        return key in self._loads or self.cache.get(key) is not None
+
+    def find(self, part: Part, start: QueueOffset) -> Entry[Thing] | None:
+        """The run that holds a queue offset of a part, if it is here."""
+        layout = self.layout(part)
+        if layout is None:
+            return None
+        return self.cache.get(key_of(part, layout.block_of(start)))
+
+    def on_its_way(self, part: Part, start: QueueOffset) -> Load[Thing] | None:
+        """The load that a reader of a queue offset has to wait for next, if there is one."""
+        layout = self.layout(part)
+        block = INDEX if layout is None else layout.block_of(start)
+        return self._loads.get(key_of(part, block))
+
+    def claim(
+        self,
+        stream: Stream,
+        view: LifeView,
+        start: QueueOffset,
+        window: int,
+        *,
+        urgent: bool = False,
+    ) -> Begun:
+        """Plan what a reader needs next, and claim as much of it as there is room for; then ``begin`` it.
+
+        Args:
+            stream: The reader.
+            view: What it reads.
+            start: Where it stands.
+            window: Bytes from there on.
+            urgent: It waits for the first of it.
+        """
+        plan = plan_claims(view, start, window, self, self._settings)
+        begun: Begun = []
+        stream.asked = plan.asked
+        for claim in plan.claims:
+            has_room, dropped = self.cache.reserve(claim.size_bytes)
+            self._lose(dropped)
+            if not has_room:
+                stream.asked = min(stream.asked, claim.part.log_offset)
+                break
+            load: Load[Thing] = Load(stream, urgent and not begun, claim.size_bytes)
+            self._loads.update(dict.fromkeys(claim.keys, load))
+            begun.append((claim, load))
+        return begun
+
+    def expire(self, now_s: float) -> None:
+        """Drop what has outlived its time."""
+        self._lose(self.cache.expire(now_s))
+
+    def _lose(self, dropped: list[Entry[Thing]]) -> None:
+        for entry in dropped:
+            self.unread_bytes += entry.size_bytes
+            if isinstance(entry.owner, Stream) and isinstance(entry.value, Run):
+                entry.owner.lose(entry.value.batch.log_offset)
+
+    # Without it
+
+    def begin(self, begun: Begun) -> None:
+        """Ask for what was claimed."""
+        for claim, load in begun:
+            self._ask(claim, load)
+
+    def hurry(self, load: Load[Thing]) -> None:
+        """Somebody waits for it now."""
+        self._loader.hurry(load)
+
+    def forsake(self, stream: Stream) -> None:
+        """Take back what was asked for a reader that has gone elsewhere, as far as it was not sent."""
+        with self.lock:
+            loads = {id(x): x for x in self._loads.values() if x.stream is stream}.values()
+        for load in loads:
+            if not load.is_urgent:
+                self._loader.cancel(load)
+
+    def _ask(self, claim: Claim, load: Load[Thing]) -> None:
+        part, layout = claim.part, claim.layout
+        wanted: list[Wanted] = []
+        if layout is None:
+            wanted.append((part.index, part.index.start, part.index.end))
+            if claim.blocks and part.log.size_bytes:
+                wanted.append((part.log, part.log.start, part.log.end))
+        else:
+            begin, end = layout.span(claim.blocks)
+            shift = part.log.start - part.log_offset
+            if end > begin:
+                wanted.append((part.log, begin + shift, end + shift))
+        load.future.add_done_callback(lambda future: self._end(claim, load, future))
+        self._loader.begin(load, wanted, lambda pieces: self._arrive(claim, load, pieces))
+
+    def _arrive(self, claim: Claim, load: Load[Thing], pieces: list[memoryview]) -> Thing:
+        """Make of the bytes what was wanted, and put it into the cache."""
+        layout, run = claim.layout, None
+        if layout is None:
+            layout = self._lay_out(claim.part, pieces.pop(0))
+        if claim.blocks:
+            data = pieces[0] if pieces else memoryview(b"")
+            run = self._decode(cast("Stream", load.stream).queue, layout, claim, data)
+        now_s = self._clock.monotonic_s()
+        with self.lock:
+            self.cache.release(load.size_bytes)
+            load.size_bytes = 0
+            if claim.layout is None:
+                key = key_of(claim.part, INDEX)
+                self.cache.put(Entry(layout, (key,), layout.size_bytes, shelf=Shelf.INDEX), now_s)
+            if run is not None:
+                keys = [key for key in claim.keys if key[-1] != INDEX]
+                self.cache.put(Entry(run, keys, run.size_bytes, owner=load.stream), now_s)
+        return layout if run is None else run
+
+    def _lay_out(self, part: Part, raw: memoryview) -> PartLayout:
+        assert len(raw) == part.count * ITEM_BYTES
+        items = decode_items(part, part.queue_offset, raw, where=self._loader.prefix)
+        return PartLayout.of(part, items, self._settings.block_bytes)
+
+    def _decode(
+        self, queue: MessageQueue, layout: PartLayout, claim: Claim, data: memoryview
+    ) -> Run:
+        part, where = layout.part, self._loader.prefix
+        begin = part.log_offset if claim.layout is None else layout.span(claim.blocks)[0]
+        items = layout.items_of(claim.blocks)
+        return Run.of(decode_records(queue, part, items, data, begin, where=where))
+
+    def _end(self, claim: Claim, load: Load[Thing], future: Future[Thing]) -> None:
+        """It is here, or will not come."""
+        begun: Begun = []
+        stream = cast("Stream", load.stream)
+        with self.lock:
+            self.cache.release(load.size_bytes)
+            for key in claim.keys:
+                if self._loads.get(key) is load:
+                    del self._loads[key]
+            self.room.notify_all()
+            if future.cancelled() or future.exception() is not None:
+                stream.asked = min(stream.asked, claim.part.log_offset)
+            elif not claim.blocks and not load.is_urgent:
+                begun = self._go_on(stream)
+        self.begin(begun)
