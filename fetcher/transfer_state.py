@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from backends.errors import InvalidRangeError, ShortReadError
-from fetcher.deadlines import Deadlines
 from fetcher.hedging import Durations, HedgeBudget, Running, plan_hedges
-from fetcher.lanes import Lane
 from fetcher.rates import TokenBucket
-from fetcher.requests import Asked, Attempt, BusyError, DeadlineError, Piece, Request
+from fetcher.requests import Asked, Attempt, DeadlineError, Piece, Request
+from fetcher.wishes import Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -83,25 +82,15 @@ class TransferState:
         self.errors: Counter[str] = Counter()
         self.slots_used = 0
         self.bytes_used = 0
+        self.wishes = Wishes(limits, self.counts)
         self._is_closed = False
-        self._wishes: dict[Asked, None] = {}
-        self._pieces: dict[tuple[str, int, int], Piece] = {}  # those that may be joined
-        self._urgent = Lane(gap_bytes=limits.coalesce_gap_bytes)
-        self._ahead = Lane(gap_bytes=limits.coalesce_gap_bytes)
         self._running: dict[Request, Attempt] = {}  # neither answered nor hedged, with its attempt
-        self._deadlines: Deadlines[Asked] = Deadlines()
         self._durations = Durations()
         self._budget = HedgeBudget(limits.hedge_budget)
         self._has_overdue = False  # a hedge was due, and had no slot, bytes, tokens or budget
         self._byte_tokens = TokenBucket(limits.bytes_per_s, now_s)
         self._request_tokens = TokenBucket(limits.requests_per_s, now_s)
         self._promised_s: float | None = None
-        self._number = 0
-
-    @property
-    def pending(self) -> int:
-        """Pieces that wait to be sent."""
-        return len(self._urgent) + len(self._ahead)
 
     def take_effects(self) -> Effects:
         """What is to be done since the last call."""
@@ -124,19 +113,10 @@ class TransferState:
         Raises:
             BusyError: The queue is full; nothing has changed.
         """
-        piece = self._pieces.get((key, byte_range.start, byte_range.end))
-        if piece is None:
-            piece = self._new_piece(stream, key, byte_range, is_urgent=urgent)
-        else:
-            self.counts["joined"] += 1
-            if urgent:
-                self._hurry(piece, stream)
-        self.counts["asked"] += 1
-        self._wishes[asked] = None
-        piece.askers[asked] = None
-        asked.piece = piece
+        piece = self.wishes.add(
+            asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s
+        )
         if deadline_s is not None:
-            asked.deadline = self._deadlines.add(deadline_s, asked)
             self._promise(deadline_s)
         if piece.request is None:
             self._send(now_s)
@@ -144,7 +124,7 @@ class TransferState:
     def hurry(self, asked: Asked) -> None:
         """Somebody waits for it now. No harm when it has ended."""
         if asked.piece is not None:
-            self._hurry(asked.piece, asked.piece.stream)
+            self.wishes.hurry(asked.piece, asked.piece.stream)
 
     def cancel(self, asked: Asked, now_s: float) -> bool:
         """Take a wish back; whether it had not ended yet."""
@@ -177,85 +157,36 @@ class TransferState:
 
     def tick(self, now_s: float) -> float | None:
         """Do what is due; the moment of the next thing, None when nothing is to come."""
-        for asked in self._deadlines.due(now_s):
+        for asked in self.wishes.overdue(now_s):
             self._expire(asked)
         self._send(now_s)
-        moments = [self._hedge(now_s), self._deadlines.next_s(), self._tokens_s(now_s)]
+        moments = [self._hedge(now_s), self.wishes.next_deadline_s(), self._tokens_s(now_s)]
         self._promised_s = min((one for one in moments if one is not None), default=None)
         return self._promised_s
 
     def close(self) -> None:
         """Send nothing any more, and cancel every wish that was not sent."""
         self._is_closed = True
-        for asked in list(self._wishes):
+        for asked in self.wishes.live():
             if asked.piece is not None and asked.piece.request is None:
                 self._cancel(asked)
 
     def give_up(self) -> None:
         """Cancel all wishes; answers still to come are dropped."""
-        for asked in list(self._wishes):
+        for asked in self.wishes.live():
             self._cancel(asked)
-
-    def _new_piece(
-        self, stream: Hashable, key: str, byte_range: ByteRange, *, is_urgent: bool
-    ) -> Piece:
-        waiting = len(self._urgent) if is_urgent else self.pending
-        if waiting >= self._limits.pending_max:
-            self.counts["refused"] += 1
-            raise BusyError(
-                f"{waiting} reads wait for the object store", where=key, do="read again later"
-            )
-        self._number += 1
-        start, end = byte_range.start, byte_range.end
-        piece = Piece(key, start, end, stream, is_urgent, self._number)
-        self._pieces[key, start, end] = piece
-        self._lane(piece).push(piece)
-        return piece
-
-    def _lane(self, piece: Piece) -> Lane:
-        return self._urgent if piece.is_urgent else self._ahead
-
-    def _hurry(self, piece: Piece, stream: Hashable) -> None:
-        """Move it to the urgent lane, at the cost of ``stream``."""
-        if piece.is_urgent:
-            return
-        if piece.request is None:
-            self._ahead.remove(piece)
-        piece.is_urgent = True
-        piece.stream = stream
-        if piece.request is None:
-            self._urgent.push(piece)
-
-    def _leave(self, asked: Asked) -> Piece:
-        """Take a wish out of its piece, which decides its end; a piece that nobody wants is not sent."""
-        piece = asked.piece
-        assert piece is not None
-        asked.piece = None
-        del piece.askers[asked]
-        del self._wishes[asked]
-        self._deadlines.drop(asked.deadline)
-        if not piece.askers and piece.request is None:
-            self._lane(piece).remove(piece)
-            self._forget(piece)
-        return piece
-
-    def _forget(self, piece: Piece) -> None:
-        """It cannot be joined any more."""
-        place = (piece.key, piece.start, piece.end)
-        if self._pieces.get(place) is piece:
-            del self._pieces[place]
 
     def _cancel(self, asked: Asked) -> None:
         self.counts["cancelled"] += 1
-        self._leave(asked)
+        self.wishes.leave(asked)
         self._effects.cancelled.append(asked)
 
     def _expire(self, asked: Asked) -> None:
         """Its deadline has passed. Who asks again gets another request, not the one that is late."""
         self.counts["expired"] += 1
-        piece = self._leave(asked)
+        piece = self.wishes.leave(asked)
         if piece.request is not None:
-            self._forget(piece)
+            self.wishes.forget(piece)
         error = DeadlineError(
             f"bytes {piece.start} to {piece.end} were not read in time",
             where=piece.key,
@@ -269,7 +200,7 @@ class TransferState:
             limits = self._limits
             room = limits.bytes_in_flight_max - self.bytes_used
             bytes_max = min(limits.coalesced_bytes_max, room)
-            pieces, start, end = self._lane(piece).take(piece, bytes_max)
+            pieces, start, end = self.wishes.take(piece, bytes_max)
             request = Request(piece.key, start, end, pieces)
             for one in pieces:
                 one.request = request
@@ -285,9 +216,9 @@ class TransferState:
 
     def _next(self, now_s: float) -> Piece | None:
         """Whose turn it is, if it may be sent now."""
-        if self._is_closed or not self.pending or self.slots_used >= self._slots:
+        if self._is_closed or self.slots_used >= self._slots:
             return None
-        piece = self._urgent.head() or self._ahead.head()
+        piece = self.wishes.head()
         if piece is None or not self._has_room(piece.size_bytes):
             return None
         wait_s = self._tokens_in_s(now_s)
@@ -310,7 +241,7 @@ class TransferState:
 
     def _tokens_s(self, now_s: float) -> float | None:
         """When tokens are there, if something waits for them."""
-        if self._is_closed or not (self.pending or self._has_overdue):
+        if self._is_closed or not (self.wishes.pending or self._has_overdue):
             return None
         wait_s = self._tokens_in_s(now_s)
         return now_s + wait_s if wait_s else None
@@ -375,33 +306,25 @@ class TransferState:
             request.error = first
             return
         pieces = self._done(request)
-        if self._is_splittable(pieces, first):
+        if len(pieces) > 1 and isinstance(first, (InvalidRangeError, ShortReadError)):
             for piece in pieces:
                 self._send_alone(piece)
             return
         for piece in pieces:
-            self._forget(piece)
-            if askers := self._end_all(piece):
+            if askers := self.wishes.end_all(piece):
                 self._effects.failures.append(Failure(askers, first))
-
-    def _is_splittable(self, pieces: list[Piece], error: BaseException) -> bool:
-        is_range = isinstance(error, (InvalidRangeError, ShortReadError))
-        return len(pieces) > 1 and is_range and not self._is_closed
 
     def _send_alone(self, piece: Piece) -> None:
         """One of the merged ranges is not there; find out which, for those who still want theirs."""
-        piece.request = None
-        if not piece.askers:
-            self._forget(piece)
-            return
-        piece.is_alone = True
-        self._lane(piece).push(piece)
+        self.wishes.put_back(piece)
+        if self._is_closed:
+            for asked in list(piece.askers):
+                self._cancel(asked)
 
     def _answer(self, request: Request, data: bytes) -> None:
         wanted_bytes = 0
         for piece in self._done(request):
-            self._forget(piece)
-            if askers := self._end_all(piece):
+            if askers := self.wishes.end_all(piece):
                 low = piece.start - request.start
                 self._effects.answers.append(Answer(askers, data, low, low + piece.size_bytes))
                 wanted_bytes += piece.size_bytes
@@ -413,13 +336,3 @@ class TransferState:
         self._running.pop(request, None)
         pieces, request.pieces = request.pieces, []
         return pieces
-
-    def _end_all(self, piece: Piece) -> list[Asked]:
-        """Take all askers out of their piece, whose end is decided by that."""
-        askers = list(piece.askers)
-        piece.askers.clear()
-        for asked in askers:
-            asked.piece = None
-            del self._wishes[asked]
-            self._deadlines.drop(asked.deadline)
-        return askers

@@ -154,7 +154,7 @@ class Transfers:
                 received_bytes=counts["bytes"],
                 lost_bytes=counts["lost_bytes"],
                 errors=dict(state.errors),
-                pending=state.pending,
+                pending=state.wishes.pending,
                 running=state.slots_used,
                 running_bytes=state.bytes_used,
             )

@@ -91,7 +91,7 @@ def read_times(late: frozenset[int], reads: int) -> tuple[list[float], Transfers
 
 def test_late_requests_are_hedged_away():
     """2 % of requests take a second: p99 of a read stays within twice its undisturbed value and the hedge delay."""
-    reads = 300
+    reads = 200
     late = frozenset(range(43, 2 * reads, 50))
     undisturbed, _ = read_times(frozenset(), reads)
     disturbed, transfers = read_times(late, reads)
