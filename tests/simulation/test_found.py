@@ -6,7 +6,8 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from support.dispatching import dispatching, run_once
+import pytest
+from support.dispatching import dispatching, read_back, run_once
 from support.synthetic import SyntheticStore
 
 from backends.memory import MemoryStore
@@ -14,7 +15,9 @@ from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.journal.writer import JournalWriter
 from tiered.keys import JOURNAL
+from tiered.log.expiry import plan_expiry
 from tiered.log.history import TierHistory
+from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backends.base import ObjectInfo
+    from tiered.local.face import RecordBatch
 
 PREFIX = "00000000_c/b/"
 
@@ -91,3 +95,108 @@ def test_the_last_patrol_waits_for_a_queue_whose_lock_is_held():
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
     assert dispatcher.counters.taken_back == 1
+
+
+@pytest.mark.parametrize("again", [1, 4, 5, 9])
+def test_a_topic_made_anew_before_anything_of_it_was_taken_begins_anew(again: int):
+    """Its first messages were missing in silence: the queue went on where the old one was to begin."""
+    store, local, queue = MemoryStore(), emptied(5), MessageQueue("t", 0)
+    run_once(store, local)
+    make_anew(local, again)
+    assert run_once(store, local, seed=2).counters.begun_anew == 1
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
+@pytest.mark.parametrize("again", [1, 4, 5, 9])
+def test_a_topic_made_anew_before_the_journal_knew_it_begins_where_it_begins(again: int):
+    store, local, queue = MemoryStore(), emptied(5), MessageQueue("t", 0)
+    with dispatching(store, local) as dispatcher:
+        assert dispatcher.file(queue).append_offset == 5
+        make_anew(local, again)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def test_a_topic_made_anew_after_all_of_it_had_expired_begins_anew():
+    store, local, queue = MemoryStore(), SyntheticStore(), MessageQueue("t", 0)
+    for number in range(9):
+        local.append("t", 0, b"old %d" % number)
+    with dispatching(store, local) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.seal_all()
+    clock = ManualClock(1 << 41)
+    steps, _ = plan_expiry(tier(store).state, clock.now_ms(), lambda _topic: 1, objects_max=100)
+    writer = JournalWriter(
+        store, PREFIX, TierMachine(), writer="0badcafe", clock=clock, rng=random.Random(1),
+        stop=threading.Event(),
+    )  # fmt: skip
+    writer.catch_up()
+    writer.append([step.action() for step in steps])
+    make_anew(local, 4)
+    assert run_once(store, local, seed=2).counters.begun_anew == 1
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
+class Racing(SyntheticStore):
+    """Calls something once, behind a read in bulk."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def read(
+        self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        batch = super().read(queue, start, bytes_max=bytes_max, count_max=count_max)
+        if count_max > 1 and self.meanwhile:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return batch
+
+
+def test_what_is_read_in_bulk_is_not_taken_behind_what_has_come_meanwhile():
+    """A tail was lost between a poll and its dispatch, and compensation read what came instead: a record that the
+    broker had taken back stayed in the tier, in front of what it has now."""
+    store, local, queue = MemoryStore(), Racing(), MessageQueue("t", 0)
+    for number in range(12):
+        local.append("t", 0, b"old %d" % number)
+    run_once(store, local)
+    local.append("t", 0, b"polled")
+    polled = local.read(queue, 12, bytes_max=100, count_max=1)
+    assert polled is not None
+    local.cut("t", 0, 12)
+    for number in range(4):
+        local.append("t", 0, b"new %d" % number)
+    with dispatching(store, local, seed=2) as dispatcher:
+        taken = threading.Event()
+        local.meanwhile = lambda: dispatcher.dispatch(polled) and taken.set()
+        dispatcher._leave(queue)
+        assert taken.wait(20)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def emptied(count: int) -> SyntheticStore:
+    """A queue of which retention has taken all."""
+    local = SyntheticStore()
+    for number in range(count):
+        local.append("t", 0, b"gone %d" % number)
+    local.expire("t", 0, count)
+    return local
+
+
+def make_anew(local: SyntheticStore, count: int) -> None:
+    local.delete("t", 0)
+    for number in range(count):
+        local.append("t", 0, b"new %d" % number)
+
+
+def tier(store: MemoryStore) -> TierReader:
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    return reader

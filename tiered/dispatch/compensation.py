@@ -16,7 +16,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from tiered.dispatch.continuity import Look
+from tiered.dispatch.beginnings import Look
 from tiered.dispatch.rounds import Fact
 from tiered.log.state import queue_action
 
@@ -122,7 +122,7 @@ class Compensation:
             if batch.base_offset > start:
                 self._record_gap(file, batch.base_offset)
                 return False
-            if self._continuity.look(file.queue, last) is not Look.SAME:
+            if self._continuity.look(file.queue, start, last) is not Look.SAME:
                 self._continuity.suspect(
                     file.queue
                 )  # looked at behind the read: what was read may be another's

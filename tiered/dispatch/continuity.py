@@ -10,6 +10,8 @@ does not fit is *suspect*: nothing of it is taken until a compensate thread has 
 - it has other messages from some offset on: ``take_back`` ends the queue there (power loss, truncation, a backup).
 - nothing is in common: ``incarnation`` begins the queue anew (its topic was deleted and created again).
 
+Queues of which there is no record to compare: ``tiered.dispatch.beginnings``.
+
 Ordering: the entry is written when all that was taken of the queue is durable and named; then the queue goes on from the
 journal's state, and the follower is told where (``take_moved``).
 
@@ -25,10 +27,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
+from tiered.dispatch.beginnings import Beginnings, Look
+from tiered.dispatch.changes import tell
 from tiered.dispatch.rounds import Fact
 from tiered.log.marks import mark_of_item
 from tiered.log.parting import Change, mark_in_tier, measure, plan_change
@@ -41,9 +44,11 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.dispatch.counters import DispatchCounters
+    from tiered.dispatch.files import Start
     from tiered.local.face import LocalStore
     from tiered.log.composite import CompositeFlatFile
-    from tiered.log.parts import TierState
+    from tiered.log.parts import QueueLife, TierState
+    from tiered.model import QueueBounds
 
 _LOG = logging.getLogger("tiered.dispatch")
 _AT_ONCE = 256
@@ -58,19 +63,6 @@ _RIPE_S = 30.0
 """A queue that is shorter than the tier is resolved at the latest after this time, if the follower lags so long."""
 
 
-class Look(Enum):
-    """What a look at the local store says of the last record taken."""
-
-    SAME = "same"
-    """It is there, or has expired, or cannot be compared there: go on."""
-    SHORTER = "shorter"
-    """The local queue ends before it."""
-    UNKNOWN = "unknown"
-    """The journal does not say what was taken last: the tier has to be read."""
-    DIFFERENT = "different"
-    """Another record is in its place."""
-
-
 class Continuity:
     """See the module."""
 
@@ -83,6 +75,7 @@ class Continuity:
         state: Callable[[], TierState],
         known: Callable[[MessageQueue], CompositeFlatFile | None],
         renew: Callable[[MessageQueue], None],
+        start: Start,
         say: Callable[[Fact], None],
         counters: DispatchCounters,
         clock: Clock,
@@ -96,6 +89,7 @@ class Continuity:
             state: What the journal says now.
             known: The write side of a queue, if there is one yet.
             renew: Makes a queue's write side anew from the journal's state.
+            start: Where a queue begins that the tier has never met.
             say: Has the next entry say something.
             counters: Where to count.
             clock: Time.
@@ -106,6 +100,7 @@ class Continuity:
         self._state = state
         self._known = known
         self._renew = renew
+        self._beginnings = Beginnings(local, state, start)
         self._say = say
         self._counters = counters
         self._clock = clock
@@ -166,7 +161,7 @@ class Continuity:
         for queue, since_s in queues if is_final else queues[:_AT_ONCE]:
             is_ripe = is_final or is_at_end or now_s >= since_s + _RIPE_S
             reads = is_final or self._may_read(now_s)
-            if not self._is_fine_queue(queue, is_ripe=is_ripe, reads=reads, waits=is_final):
+            if not self._is_fine_queue(queue, is_ripe=is_ripe, reads=reads, is_final=is_final):
                 found.append(queue)
         found += [queue for queue in self._next_in_ring(now_s) if not self._is_fine_queue(queue)]
         return found
@@ -195,15 +190,15 @@ class Continuity:
         *,
         is_ripe: bool = True,
         reads: bool = False,
-        waits: bool = False,
+        is_final: bool = False,
     ) -> bool:
         file = self._known(queue)
         if file is None:
             with self._lock:
                 self._open.pop(queue, None)
             return True
-        if file.lock.locked() and not waits:
-            return True  # the next patrol will see
+        if file.lock.locked():
+            return not is_final  # the next patrol will see; compensation, when there is none
         return self._is_fine(file, is_ripe=is_ripe, reads=reads)
 
     def _is_fine(self, file: CompositeFlatFile, *, is_ripe: bool, reads: bool) -> bool:
@@ -218,8 +213,8 @@ class Continuity:
         if queue in self._suspect:
             return False
         with file.lock:
-            last = file.last_taken
-        look = self.look(queue, last)
+            start, last = file.append_offset, file.last_taken
+        look = self.look(queue, start, last)
         is_fine = look is Look.SAME
         waits = (look is Look.UNKNOWN and not reads) or (
             look is Look.SHORTER and (self._is_lag_known(queue) or not is_ripe)
@@ -246,10 +241,18 @@ class Continuity:
 
     # -- of any thread --------------------------------------------------------------------------
 
-    def look(self, queue: MessageQueue, last: tuple[QueueOffset, int] | None) -> Look:
-        """Hold the last record taken against the local store. One small local read."""
+    def look(
+        self, queue: MessageQueue, start: QueueOffset, last: tuple[QueueOffset, int] | None
+    ) -> Look:
+        """Hold the last record taken against the local store. One small local read, two where nothing was taken.
+
+        Args:
+            queue: Which.
+            start: Where it would go on.
+            last: What was taken last, and its mark.
+        """
         if last is None:
-            return Look.SAME
+            return self._beginnings.look(queue, start)
         offset, mark = last
         if not mark:
             vouched = self._vouched.get(queue)
@@ -306,7 +309,7 @@ class Continuity:
                 self._open.pop(queue, None)
                 if queue in self._lagging:
                     self._open[queue] = self._clock.monotonic_s()
-            return True
+            return self._known(queue) is file
         if not _is_still(file, hold=True):
             return False
         with self._lock:
@@ -324,11 +327,11 @@ class Continuity:
         queue, life = file.queue, self._state().life(file.queue)
         self._lagging.pop(queue, None)
         bounds = self._local.queues().get(queue)
-        if life is None:
-            return None  # nothing was taken
         if bounds is None or bounds.end == bounds.min:
             self._lagging[queue] = QueueOffset(0), 0  # deleted, or empty
             return None
+        if life is None or not life.segments:
+            return self._decide_beginning(file, life, bounds)
         reader = QueueReader(self._store, self._prefix, queue, life)
         change = plan_change(
             queue,
@@ -345,6 +348,17 @@ class Continuity:
             last = file.last_taken
             if last and not last[1]:
                 self._vouched[queue] = (mark_in_tier(reader, last[0]), last[0])
+        return change
+
+    def _decide_beginning(
+        self, file: CompositeFlatFile, life: QueueLife | None, bounds: QueueBounds
+    ) -> Change | None:
+        goes_on = file.append_offset
+        change, start = self._beginnings.decide(file.queue, life, bounds, goes_on)
+        if start < goes_on and _is_still(file, hold=True):
+            self._renew(file.queue)
+            with self._lock:
+                self._moved[file.queue] = start
         return change
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:
@@ -364,27 +378,7 @@ class Continuity:
                 self._vouched.pop(queue, None)
                 self._moved[queue] = change.start
         if is_history:
-            self._tell(queue, change)
-
-    def _tell(self, queue: MessageQueue, change: Change) -> None:
-        if change.is_anew:
-            self._counters.begun_anew += 1
-            _LOG.warning(
-                "%s begins anew at %d: nothing of its history up to %d is in the local store. It stays readable as"
-                " an older incarnation",
-                queue,
-                change.start,
-                change.end,
-            )
-        else:
-            self._counters.taken_back += 1
-            _LOG.warning(
-                "%s: the broker has taken back [%d, %d), which was in the tier. It is kept; the queue goes on at %d",
-                queue,
-                change.start,
-                change.end,
-                change.start,
-            )
+            tell(queue, change, self._counters)
 
 
 def _is_still(file: CompositeFlatFile, *, hold: bool = False) -> bool:

@@ -41,11 +41,7 @@ from tiered.dispatch.sealing import SealThread
 from tiered.dispatch.throttle import Throttle
 from tiered.dispatch.uploads import StoredLog, Uploader
 from tiered.errors import TieredStoreError
-from tiered.log.composite import (
-    ITEM_MEMORY_BYTES,
-    AppendResult,
-    CompositeFlatFile,
-)
+from tiered.log.composite import ITEM_MEMORY_BYTES, AppendResult, CompositeFlatFile
 
 if TYPE_CHECKING:
     import random
@@ -161,6 +157,7 @@ class TieredDispatcher:
             state=lambda: self._journal.state,
             known=self._files.known,
             renew=self._files.renew,
+            start=self._files.start,
             say=self._rounds.state_fact,
             counters=self.counters,
             clock=self._clock,
@@ -346,7 +343,7 @@ class TieredDispatcher:
         with file.lock:
             if batch is None:
                 self._commits.upload_if_due(file, flush=True)
-            else:
+            elif batch.base_offset == file.append_offset:  # else others have come since the look
                 self._append(file, batch)
         if batch is not None:
             self._read_throttle.take(memoryview(batch.data).nbytes)

@@ -46,7 +46,7 @@ class QueueFiles:
         self._local = local
         self._state = state
         self._policy = policy
-        self._start = start
+        self.start = start
         self._selects = selects
         self._lock = threading.Lock()
         self._files: dict[MessageQueue, CompositeFlatFile] = {}
@@ -65,6 +65,7 @@ class QueueFiles:
 
     def renew(self, queue: MessageQueue) -> None:
         """Make a queue's write side anew from what the journal says; the old one must have nothing in hand."""
+        self._bounds = self._local.queues()
         life = self._life(queue)
         with self._lock:
             self._files[queue] = CompositeFlatFile(queue, life, self._policy)
@@ -115,5 +116,5 @@ class QueueFiles:
         if bounds is None:  # a queue that has come since we looked last
             self._bounds = self._local.queues()
             bounds = self._bounds.get(queue)
-        first = self._start(queue, bounds) if bounds else QueueOffset(0)
+        first = self.start(queue, bounds) if bounds else QueueOffset(0)
         return QueueLife(0, first, first)

@@ -89,17 +89,40 @@ def plan_change(
             return None
     cut = _cut(life, QueueOffset(end), tier_mark, read_items) if is_common else None
     if cut is None:
-        return _begin_anew(queue, life, bounds)
+        return _begin_anew(queue, life, bounds, bounds.min)
     return _end_at(queue, life, *cut)
 
 
-def _begin_anew(queue: MessageQueue, life: QueueLife, bounds: QueueBounds) -> Change:
+def plan_beginning(
+    queue: MessageQueue, life: QueueLife, bounds: QueueBounds, start: QueueOffset
+) -> Change | None:
+    """What to say of a queue of whose present life the tier has nothing that could be compared.
+
+    Args:
+        queue: Which.
+        life: Its present life, in which nothing is (left).
+        bounds: What the local store has of it; not empty.
+        start: Where it would begin if the tier had never met it.
+
+    Returns:
+        None when it may well go on where it is to go on.
+    """
+    if bounds.end < life.commit_offset:
+        return _begin_anew(queue, life, bounds, bounds.min)
+    if life.log_end == 0 and start < life.commit_offset:  # nothing was ever taken
+        return _begin_anew(queue, life, bounds, start)
+    return None
+
+
+def _begin_anew(
+    queue: MessageQueue, life: QueueLife, bounds: QueueBounds, start: QueueOffset
+) -> Change:
     why = {
-        "start": bounds.min,
+        "start": start,
         "reason": f"the local store has other messages [{bounds.min}, {bounds.end}) and none in common",
     }
     action = queue_action("incarnation", queue, life.incarnation + 1, **why)
-    return Change(action, life.commit_offset, bounds.min)
+    return Change(action, life.commit_offset, start)
 
 
 def _end_at(queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Part | None) -> Change:
