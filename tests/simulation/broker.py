@@ -1,10 +1,15 @@
-"""The model: what the broker has ever stored, and what its retention has left."""
+"""The model: what the broker has ever stored, what its retention has left, and what it has taken back.
+
+A queue's *branch* is one course of its events: all records that it had, from its first. Two branches of a queue share a
+beginning (a tail was lost), or nothing (its topic was deleted and created again). The last branch is the present one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from support.synthetic import SyntheticStore
+from support.synthetic import SyntheticStore, _Queue
 
 from tiered.model import MessageQueue
 
@@ -12,14 +17,51 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
 
-    from simulation.history import Life
+    from simulation.lives import Life
 
     from tiered.local.face import RecordBatch
     from tiered.model import QueueOffset
 
+QueueKey = tuple[str, int]
+_NOWHERE = _Queue(0, [], [])
+"""Where the log's lost records belong: no queue lists them."""
+
+
+@dataclass
+class Branch:
+    """See the module.
+
+    Attributes:
+        first: Offset of the first record.
+        records: All that there ever were.
+        min: What retention has left begins here.
+    """
+
+    first: int
+    min: int
+    records: list[bytes] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """One past the last offset."""
+        return self.first + len(self.records)
+
+    def at(self, offset: int) -> bytes | None:
+        """The record at an offset, if there ever was one."""
+        return self.records[offset - self.first] if self.first <= offset < self.end else None
+
+    def has(self, offset: int, records: list[bytes]) -> bool:
+        """Whether exactly these records were there from ``offset`` on."""
+        low = offset - self.first
+        return low >= 0 and self.records[low : low + len(records)] == records
+
 
 class Broker(SyntheticStore):
-    """A local store that grows and forgets, and a model that never does."""
+    """A local store that grows, forgets and loses, and a model that does not.
+
+    Attributes:
+        branches: Of each queue, oldest first.
+    """
 
     def __init__(self, rng: random.Random, queues: int) -> None:
         """``pause`` is to be set: lets virtual time pass."""
@@ -27,9 +69,10 @@ class Broker(SyntheticStore):
         self._rng = rng
         self.pause: Callable[[float], None] = lambda _seconds: None
         self.elapsed_s: Callable[[], float] = lambda: 0.0
+        self.count: Callable[[str], None] = lambda _what: None
         self._names = [MessageQueue(f"topic{number % 2}", number // 2) for number in range(queues)]
-        self._ever: dict[tuple[str, int], list[bytes]] = {}
-        self._first: dict[tuple[str, int], int] = {}
+        self.branches: dict[QueueKey, list[Branch]] = {}
+        self._lost: dict[MessageQueue, tuple[int, list[bytes], list[int]]] = {}
 
     def read(
         self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
@@ -55,6 +98,8 @@ class Broker(SyntheticStore):
         if self._rng.random() < 0.2:
             self.pause(self._rng.choice((0.02, 0.3)))
 
+    # -- what happens to it ---------------------------------------------------------------------
+
     def store_some(self) -> None:
         """A few messages into one or all queues."""
         rng = self._rng
@@ -65,13 +110,18 @@ class Broker(SyntheticStore):
 
     def _store(self, name: MessageQueue) -> None:
         rng = self._rng
-        key = (name.topic, name.queue_id)
-        if key not in self._first:
-            self._first[key] = rng.choice((0, 0, 7))
         self._count = max(self._count, round(self.elapsed_s() * 1000))  # store times
         size = rng.choice((5, 40, 40, 300, 900))
-        self.append(name.topic, name.queue_id, rng.randbytes(size), first=self._first[key])
-        self._ever.setdefault(key, []).append(self._queues[name].records[-1])
+        body = rng.randbytes(size)
+        row = self._queues.get(name)
+        if row is None:
+            branches = self.branches.setdefault((name.topic, name.queue_id), [])
+            first = 0 if branches else rng.choice((0, 0, 7))
+            branches.append(Branch(first, first))
+            self.append(name.topic, name.queue_id, body, first=first)
+        else:
+            self.append(name.topic, name.queue_id, body)
+        self._present(name).records.append(self._queues[name].records[-1])
 
     def forget_some(self) -> None:
         """Retention: the oldest of a queue go, perhaps all."""
@@ -80,28 +130,81 @@ class Broker(SyntheticStore):
         if row is not None and row.records:
             before = row.base + self._rng.randrange(1, len(row.records) + 1)
             self.expire(name.topic, name.queue_id, before)
+            self._present(name).min = before
 
-    def record(self, queue: tuple[str, int], offset: int) -> bytes:
-        """What was stored at an offset, whenever that was."""
-        return self._ever[queue][offset - self._first[queue]]
+    def delete_topic(self) -> None:
+        """A topic is deleted with all of its queues; perhaps it is there again at once, with other messages."""
+        rng = self._rng
+        topic = rng.choice(self._names).topic
+        mine = [name for name in self._names if name.topic == topic and name in self._queues]
+        again = rng.random() < 0.6
+        for name in mine:
+            self.delete(name.topic, name.queue_id)
+            self._lost.pop(name, None)
+            for _ in range(rng.choice((1, 3, 30)) if again else 0):
+                self._store(name)
+        if mine:
+            self.count("topic deleted")
 
-    def min(self, queue: tuple[str, int]) -> int:
-        """Smallest offset that is still there."""
-        return self._queues[MessageQueue(*queue)].base
+    def lose_tail(self) -> None:
+        """A power failure, or a copy of the store that is older: of all queues what came last is gone."""
+        rng = self._rng
+        lost: dict[MessageQueue, int] = {}
+        for name, offset, row in self._log[-rng.choice((2, 6, 15, 60)) :]:
+            if row is self._queues.get(name) and offset >= row.base:
+                lost[name] = min(offset, lost.get(name, offset))
+        for name, end in lost.items():
+            self._cut(name, end)
+        if lost:
+            self.count("tail lost")
+        if rng.random() < 0.6:
+            for name in sorted(lost):
+                for _ in range(rng.choice((1, 4, 12))):
+                    self._store(name)
 
-    def end(self, queue: tuple[str, int]) -> int:
-        """One past the last offset."""
-        row = self._queues[MessageQueue(*queue)]
-        return row.base + len(row.records)
+    def _cut(self, name: MessageQueue, end: int) -> None:
+        row, old = self._queues[name], self._present(name)
+        keep = end - row.base
+        self._lost[name] = end, row.records[keep:], row.times[keep:]
+        del row.records[keep:], row.times[keep:]
+        self._log = [
+            (queue, offset, _NOWHERE if queue == name and where is row and offset >= end else where)
+            for queue, offset, where in self._log
+        ]
+        kept = Branch(old.first, old.min, old.records[: end - old.first])
+        self.branches[name.topic, name.queue_id].append(kept)
 
-    def first(self, queue: tuple[str, int]) -> int:
-        """Where a queue that the tier has never met begins now."""
-        return self.min(queue)
+    def catch_up(self) -> None:
+        """A copy that lagged gets what it lacked, if nothing else has come meanwhile."""
+        for name, (end, raws, times) in sorted(self._lost.items()):
+            row = self._queues[name]
+            if row.base + len(row.records) != end:
+                continue
+            row.records += raws
+            row.times += times
+            self._log += [(name, end + number, row) for number in range(len(raws))]
+            self._present(name).records += raws
+            self.count("copy level")
+        self._lost.clear()
 
-    def gone_unseen(self, queue: tuple[str, int], life: Life) -> int:
+    # -- what the checker asks ------------------------------------------------------------------
+
+    def _present(self, name: MessageQueue) -> Branch:
+        return self.branches[name.topic, name.queue_id][-1]
+
+    def present(self, queue: QueueKey) -> Branch | None:
+        """What a queue is now; None when its topic is deleted."""
+        return self.branches[queue][-1] if MessageQueue(*queue) in self._queues else None
+
+    def has_had(self, queue: QueueKey, offset: int, records: list[bytes]) -> list[Branch]:
+        """Branches in which these records were at their place."""
+        return [one for one in self.branches.get(queue, ()) if one.has(offset, records)]
+
+    def gone_unseen(self, queue: QueueKey, life: Life) -> int:
         """Messages that retention took before they were tiered, of a queue of which the tier and the broker have nothing.
 
         No gap is told then before its next message: there is no last record to look for.
         """
-        has_nothing = self.min(queue) == self.end(queue) and not life.parts
-        return self.end(queue) - life.commit if has_nothing else 0
+        now = self.present(queue)
+        has_nothing = now is not None and now.min == now.end and not life.rows
+        return max(0, now.end - life.commit) if now and has_nothing else 0

@@ -8,15 +8,17 @@ from simulation.history import require
 from simulation.reclaimer import reclaim_all
 
 from tiered.errors import TieredStoreError
-from tiered.log.reader import TierReader
-from tiered.log.state import Gap
+from tiered.log.reader import QueueReader, TierReader
+from tiered.log.state import Gap, part_json
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
+    from simulation.broker import QueueKey
+    from simulation.lives import Life
     from simulation.world import World
 
-    from tiered.log.parts import TierState
+    from tiered.log.parts import QueueLife, TierState
     from tiered.log.verify_report import Problem
 
 
@@ -40,7 +42,8 @@ def check_end(world: World) -> None:
     reader = TierReader(world.memory, world.place.prefix)
     reader.refresh()
     for queue in world.history.queues:
-        _check_queue(world, reader, queue)
+        _check_lives(world, reader, queue)
+        _check_level(world, queue)
     report = verify_tier(world.memory, world.place.prefix, deep=True, local=world.broker)
     real = [problem for problem in report.problems if not _is_known(world, problem)]
     require(not real, f"verify finds {real}")
@@ -66,38 +69,60 @@ def _check_state(world: World, state: TierState, number: int) -> None:
     require(number == history.number, f"I5: a stranger is at {number}, history at {history.number}")
     require(state.generation == history.generation, "I6: another reign")
     require(len(state.queues) == len(history.queues), "I5: other queues than history's")
+    objects, prefix = world.memory._objects, world.place.prefix
     for key, known in history.queues.items():
-        life = state.life(MessageQueue(*key))
-        require(life is not None, f"I5: {key} is not there")
-        assert life is not None
-        found = [(p.queue_offset, p.count, p.log.key, p.index.key) for p in life.parts()]
-        require(found == known.parts, f"I5: {key} has other parts than history")
-        ends = (life.min_offset, life.commit_offset, life.log_end)
-        require(ends == (known.min, known.commit, known.log_end), f"I1: {key} has {ends}")
-        gaps = [(gap.start, gap.end) for gap in life.gaps]
-        require(gaps == known.gaps, f"I12: {key} has other gaps than history")
-    for queue, lives in state.queues.items():
-        for life in lives:
-            for part in life.parts():
-                for place in (part.log, part.index):
-                    there = world.place.prefix + place.key in world.memory._objects
-                    require(there, f"I2: {queue}: {place.key} is named and not there")
+        lives = state.queues.get(MessageQueue(*key), ())
+        require(len(lives) == len(known), f"I5: {key} has {len(lives)} lives, not {len(known)}")
+        for life, mine in zip(lives, known, strict=True):
+            _check_life(f"{key} life {life.incarnation}", life, mine)
+    for name in history.named():
+        require(prefix + name in objects, f"I2: {name} is named and not there")
 
 
-def _check_queue(world: World, reader: TierReader, key: tuple[str, int]) -> None:
-    """Every offset once, in order, as a message that is the broker's or in a gap (I1, I3, I12); nothing is missing."""
-    broker, life = world.broker, world.history.queues[key]
-    at = life.min
-    for found in reader.queue(MessageQueue(*key)).batches(QueueOffset(0)):
-        if isinstance(found, Gap):
-            require(found.start == at, f"I1: {key} has a gap at {found.start}, not at {at}")
-            at = found.end
-            continue
-        records = found.records
-        require(records.base_offset == at, f"I1: {key} goes on at {records.base_offset}, not {at}")
-        for low, size in zip(records.positions.tolist(), records.sizes.tolist(), strict=True):
-            raw = bytes(records.data[low : low + size])
-            require(raw == broker.record(key, at), f"I3: {key} differs at {at}")
-            at += 1
-    at += broker.gone_unseen(key, life)
-    require(at == broker.end(key), f"I1: {key} ends at {at}, the broker's at {broker.end(key)}")
+def _check_life(what: str, life: QueueLife, known: Life) -> None:
+    found = [part_json(part)[:15] for part in life.parts()]
+    require(found == [row.values[:15] for row in known.rows], f"I5: {what} has other parts")
+    ends = (life.incarnation, life.min_offset, life.commit_offset, life.log_end, bool(life.ended))
+    mine = (known.incarnation, known.min, known.commit, known.log_end, known.ended)
+    require(ends == mine, f"I1: {what} has {ends}, not {mine}")
+    gaps = [(gap.start, gap.end) for gap in life.gaps]
+    require(gaps == known.gaps, f"I12: {what} has other gaps than history")
+
+
+def _check_lives(world: World, reader: TierReader, key: QueueKey) -> None:
+    """Every life is readable, every offset of it once, in order, as what was taken or in a gap (I1, I3, I12)."""
+    queue = MessageQueue(*key)
+    for life, known in zip(reader.state.queues[queue], world.history.queues[key], strict=True):
+        at, what = known.min, f"{key} life {known.incarnation}"
+        wanted = iter([raw for row in known.rows for raw in row.records])
+        for found in QueueReader(reader.store, reader.prefix, queue, life).batches(QueueOffset(0)):
+            if isinstance(found, Gap):
+                require(found.start == at, f"I1: {what} has a gap at {found.start}, not at {at}")
+                at = found.end
+                continue
+            records = found.records
+            require(records.base_offset == at, f"I1: {what} goes on at {records.base_offset}")
+            for low, size in zip(records.positions.tolist(), records.sizes.tolist(), strict=True):
+                raw = bytes(records.data[low : low + size])
+                require(raw == next(wanted), f"I3: {what} differs at {at}")
+                at += 1
+        require(at == known.commit, f"I1: {what} ends at {at}, not {known.commit}")
+    last = {life.incarnation: life for life in reader.state.queues[queue]}
+    for number, life in last.items():
+        require(reader.queue(queue, number).life is life, f"{key} has lost incarnation {number}")
+
+
+def _check_level(world: World, key: QueueKey) -> None:
+    """The present life is what the broker has now: nothing missing, nothing that it took back.
+
+    It may be ahead of a broker that has nothing else, and of one that is empty: a copy that lags looks the same.
+    """
+    now, life = world.broker.present(key), world.history.present(key)
+    assert life is not None
+    if now is None:
+        return  # deleted: what was tiered stays
+    require(life.start <= now.min or life.start < life.min, f"I1: {key} has lost its beginning")
+    for offset in range(max(now.min, life.min), min(now.end, life.commit)):
+        require(life.record(offset) == now.at(offset), f"I3: {key} is not level at {offset}")
+    end = life.commit + world.broker.gone_unseen(key, life)
+    require(end >= now.end, f"I1: {key} ends at {end}, the broker's at {now.end}")

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from simulation.lives import Life, Row, Segment, is_joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from simulation.broker import Broker
+    from simulation.broker import Broker, QueueKey
 
 _ITEM = struct.Struct(">qiq")
 _FOOTER_BYTES = 40
-QueueKey = tuple[str, int]
 
 
 class ViolationError(AssertionError):
@@ -31,41 +32,19 @@ def require(holds: bool, what: str) -> None:
         raise ViolationError(what)
 
 
-@dataclass
-class Life:
-    """One queue as history has it.
-
-    Attributes:
-        min: First offset.
-        commit: One past the last.
-        log_end: End of its tiered log.
-        parts: Queue offset, count, and the keys of the two objects.
-        gaps: ``[start, end)``.
-        rows: The parts as entries had them.
-        segments: Base of the segment of each part, by queue offset.
-        sealed: Bases of those that take no part any more.
-    """
-
-    min: int
-    commit: int
-    log_end: int = 0
-    parts: list[tuple[int, int, str, str]] = field(default_factory=list)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-    rows: list[list[Any]] = field(default_factory=list)
-    segments: dict[int, int] = field(default_factory=dict)
-    sealed: set[int] = field(default_factory=set)
-
-
 class History:
     """See the module.
 
     Attributes:
         number: The last entry.
         generation: Who reigns.
-        queues: By topic and queue id.
+        queues: Lives by topic and queue id, oldest first.
         texts: Each entry's bytes.
         strays: Numbers of entries under a number that was used and deleted long ago.
-        refused: Parts that do not begin where their queue ends.
+        refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
+        taken_back: How often a life was cut.
+        begun_anew: How often another was begun.
+        mixed: Parts that were not of one branch with what they followed, for a while.
     """
 
     def __init__(self, prefix: str, objects: Mapping[str, Any], broker: Broker) -> None:
@@ -75,13 +54,16 @@ class History:
         self._broker = broker
         self.number = 0
         self.generation = 0
-        self.queues: dict[QueueKey, Life] = {}
+        self.queues: dict[QueueKey, list[Life]] = {}
         self.texts: dict[int, bytes] = {}
         self._now_s = 0.0
         self._deleted: set[str] = set()
         self._unnamed_s: dict[str, float] = {}
         self.strays: set[int] = set()
         self.refused = 0
+        self.taken_back = 0
+        self.begun_anew = 0
+        self.mixed = 0
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
         """An object has become visible."""
@@ -106,17 +88,20 @@ class History:
             what = action["do"]
             if what == "reign":
                 self._reign(action["generation"])
-            elif entry["generation"] != self.generation and what not in {"seal", "expire"}:
+            elif entry["generation"] != self.generation and what not in {"seal", "join", "expire"}:
                 continue  # not of the reign: no history
             elif what == "part":
                 self._part(action)
             elif what == "gap":
                 self._gap(action)
             elif what == "incarnation":
-                queue = (action["topic"], action["queue_id"])
-                self.queues.setdefault(queue, Life(action["start"], action["start"]))
+                self._incarnation(action)
+            elif what == "take_back":
+                self._take_back(action)
             elif what == "seal":
-                self._seal(action)
+                self._seal(entry, action)
+            elif what == "join":
+                self._join(entry, action)
             elif what == "expire":
                 self._expire(entry, action)
             else:
@@ -126,97 +111,184 @@ class History:
         require(generation > self.generation, f"I6: reign {generation} after {self.generation}")
         self.generation = generation
 
+    def present(self, queue: QueueKey) -> Life | None:
+        """The present life of a queue."""
+        lives = self.queues.get(queue)
+        return lives[-1] if lives else None
+
+    def _spoken_of(self, action: dict[str, Any], start: int | None = None) -> Life | None:
+        """The present life, if the action means it; with ``start``: the first one, if there is none yet."""
+        queue, number = (action["topic"], action["queue_id"]), action["incarnation"]
+        if start is not None and queue not in self.queues and number == 0:
+            return Life(0, start, start, start)
+        life = self.present(queue)
+        return life if life and life.incarnation == number else None
+
     def _part(self, action: dict[str, Any]) -> None:
-        row = action["part"]
-        log_offset, queue_offset, count = row[12], row[13], row[14]
+        values = action["part"]
         queue = (action["topic"], action["queue_id"])
-        life = self.queues.setdefault(queue, Life(queue_offset, queue_offset))
-        if (queue_offset, log_offset) != (life.commit, life.log_end):
+        life = self._spoken_of(action, values[13])
+        if life is None or (values[13], values[12]) != (life.commit, life.log_end):
             self.refused += 1  # replay has to refuse it as well
             return
-        self._holds(queue, row)
-        life.parts.append((queue_offset, count, row[0], row[6]))
-        life.rows.append(row)
-        if life.segments and max(life.segments.values()) != action["segment"]:
-            life.sealed |= set(life.segments.values())
-        life.segments[queue_offset] = action["segment"]
-        life.commit += count
-        life.log_end += row[2] - row[1]
+        row = Row(values, self._records(queue, values))
+        before = life.rows[-1] if life.rows else None
+        if not life.place(row, action["segment"]):
+            self.refused += 1
+            return
+        self.queues.setdefault(queue, [life])
+        self._continues(queue, before, row)
 
-    def _holds(self, queue: QueueKey, row: list[Any]) -> None:
-        """A part's objects are there and hold what the broker had, byte for byte (I2, I3)."""
-        for key in (row[0], row[6]):
+    def _records(self, queue: QueueKey, values: list[Any]) -> list[bytes]:
+        """The records of a part, whose objects must be there (I2)."""
+        for key in (values[0], values[6]):
             require(self._has(key), f"I2: an entry names {key}, which is not there")
-        log = self._get(row[0])[row[1] : row[2]]
-        items = self._get(row[6])[row[7] : row[8]]
-        require(len(items) == 20 * row[14], f"I2: the index of {queue} at {row[13]} is too short")
-        for number, (address, size, _) in enumerate(_ITEM.iter_unpack(items)):
-            at = address - row[12]
-            wanted = self._broker.record(queue, row[13] + number)
-            require(log[at : at + size] == wanted, f"I3: {queue} differs at {row[13] + number}")
+        log = self._get(values[0])[values[1] : values[2]]
+        items = self._get(values[6])[values[7] : values[8]]
+        what = f"I2: the index of {queue} at {values[13]} is not as long as its part"
+        require(len(items) == 20 * values[14], what)
+        places = ((address - values[12], size) for address, size, _ in _ITEM.iter_unpack(items))
+        return [log[at : at + size] for at, size in places]
+
+    def _continues(self, queue: QueueKey, before: Row | None, row: Row) -> None:
+        """A part is byte for byte what the broker had (I3), behind what the broker had before it.
+
+        What is behind may be of another branch where nobody could tell: behind a gap, or where the broker no longer had the
+        record before it. Where it could be told it is counted: at the end the tier is level, and no such place is left.
+        """
+        had = self._broker.has_had(queue, row.start, row.records)
+        if not had:
+            for number, raw in enumerate(row.records, row.start):
+                known = self._broker.has_had(queue, number, [raw])
+                require(bool(known), f"I3: {queue} differs at {number}")
+        joins = before is not None and before.end == row.start
+        last = before.records[-1] if before and joins else None
+        if not any(
+            not joins or one.at(row.start - 1) == last or one.min >= row.start for one in had
+        ):
+            self.mixed += 1
 
     def _gap(self, action: dict[str, Any]) -> None:
         queue, start, end = (action["topic"], action["queue_id"]), action["start"], action["end"]
-        life = self.queues.setdefault(queue, Life(start, start))
-        require(
-            start == life.commit < end, f"I12: gap [{start}, {end}) of {queue} at {life.commit}"
-        )
-        there = self._broker.min(queue)
+        life = self._spoken_of(action, start)
+        require(life is not None, f"I12: a gap of {queue} speaks of another life")
+        assert life is not None
+        what = f"I12: gap [{start}, {end}) of {queue} at {life.commit}"
+        require(start == life.commit < end, what)
+        there = max(branch.min for branch in self._broker.branches[queue])
         require(end <= there, f"I12: [{start}, {end}) of {queue} is called gone; min is {there}")
         life.gaps.append((start, end))
-        life.min = life.min if life.parts else end
+        life.min = life.min if life.segments else end
         life.commit = end
+        self.queues.setdefault(queue, [life])
 
-    def _seal(self, action: dict[str, Any]) -> None:
-        """The same items in fewer parts; one that comes too late changes nothing."""
-        queue = (action["topic"], action["queue_id"])
-        life = self.queues[queue]
-        rows = action["parts"]
-        start, end = rows[0][13], rows[-1][13] + rows[-1][14]
-        old = [part for part in life.parts if start <= part[0] < end]
-        new = [(row[13], row[14], row[0], row[6]) for row in rows]
-        if sum(part[1] for part in old) != end - start or not {p[0] for p in new} <= {
-            p[0] for p in old
-        }:
+    def _take_back(self, action: dict[str, Any]) -> None:
+        """The life ends earlier, and its tail is a life that is over; what does not fit changes nothing."""
+        life, end = self._spoken_of(action), action["end"]
+        if life is None:
+            self.refused += 1
             return
-        for row in rows:
-            self._holds(queue, row)
-        at = life.parts.index(old[0])
-        life.parts[at : at + len(old)] = new
-        life.sealed.add(action["segment"])
-        life.segments = {
-            offset: base for offset, base in life.segments.items() if offset not in
-            {part[0] for part in old} - {part[0] for part in new}
-        }  # fmt: skip
-        self._unname(old, new)
+        if action["was"] != life.commit or not life.min < end < life.commit:
+            return
+        divided = life.divide(end, action["part"])
+        if divided is None:
+            return
+        tail, rest = divided
+        queue = (action["topic"], action["queue_id"])
+        for row in (*tail.rows, *rest.rows):
+            require(self._records(queue, row.values) == row.records, f"I3: {queue} is cut wrongly")
+        self.queues[queue][-1:] = [tail, rest]
+        self.taken_back += 1
+        lost = tail.record(end)
+        others = [branch.at(end) for branch in self._broker.branches[queue]]
+        what = f"{queue} is taken back from {end} on, where the broker has never had another record"
+        require(lost is None or any(other not in {None, lost} for other in others), what)
+
+    def _incarnation(self, action: dict[str, Any]) -> None:
+        queue, number, start = (
+            (action["topic"], action["queue_id"]), action["incarnation"], action["start"],
+        )  # fmt: skip
+        life = self.present(queue)
+        if life is not None and number == 0:
+            return  # a part was faster
+        if number != (life.incarnation + 1 if life else 0):
+            self.refused += 1
+            return
+        if life is not None:
+            life.ended = True
+            self.begun_anew += 1
+            first = max(start, life.min)
+            mine = life.record(first)
+            others = [branch.at(first) for branch in self._broker.branches[queue]]
+            what = f"{queue} begins anew, and the broker has only ever had what the tier has"
+            require(len(others) > 1 and any(other != mine for other in others), what)
+        self.queues.setdefault(queue, []).append(Life(number, start, start, start))
+
+    def _seal(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
+        """The same records in fewer parts; one that comes too late changes nothing."""
+        life = self._spoken_of(action)
+        for segment in list(life.segments) if life else ():
+            if life and segment.base == action["segment"]:
+                self._merge(entry, action, life, [segment])
+
+    def _join(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
+        """The same records in fewer segments: neighbours become one."""
+        life, place = self._spoken_of(action), (action["segment"], action["start"])
+        segments = life.segments if life else []
+        first = next((n for n, s in enumerate(segments) if (s.base, s.queue_base) == place), None)
+        if life is None or first is None:
+            return
+        end = action["parts"][-1][13] + action["parts"][-1][14]
+        old = [segment for segment in segments[first:] if segment.queue_base < end]
+        if all(
+            (one.rows[-1].end, one.rows[-1].log_end) == (two.queue_base, two.base)
+            for one, two in pairwise(old)
+        ):
+            self._merge(entry, action, life, old)
+
+    def _merge(
+        self, entry: dict[str, Any], action: dict[str, Any], life: Life, segments: list[Segment]
+    ) -> None:
+        """Segments become one that consists of the action's parts, if these are theirs joined."""
+        old = [row for segment in segments for row in segment.rows]
+        may = entry["generation"] == self.generation or all(one.sealed for one in segments)
+        if not may or not is_joined(old, [Row(values, []) for values in action["parts"]]):
+            return
+        queue = (action["topic"], action["queue_id"])
+        new = [Row(values, self._records(queue, values)) for values in action["parts"]]
+        before, after = ([raw for row in rows for raw in row.records] for rows in (old, new))
+        what = f"I3: sealing has changed {queue} in [{old[0].start}, {old[-1].end})"
+        require(before == after, what)
+        one, at = segments[0], life.segments.index(segments[0])
+        life.segments[at : at + len(segments)] = [Segment(one.base, one.queue_base, new, True)]
+        self._unname(old)
 
     def _expire(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
-        """Whole segments at the beginning; one that presumes what does not hold changes nothing."""
-        life, low = self.queues[(action["topic"], action["queue_id"])], action["min_to"]
-        gone = [part for part in life.parts if part[0] + part[1] <= low]
-        kept = life.parts[len(gone) :]
-        bases = {life.segments[part[0]] for part in gone}
-        may = bases <= life.sealed or entry["generation"] == self.generation
-        begins = kept[0][0] if kept else life.commit
-        divided = kept and life.segments[kept[0][0]] in bases
-        if action["min_from"] != life.min or not may or begins != low or divided:
+        """Whole segments at the beginning of a life; one that presumes what does not hold changes nothing."""
+        lives = self.queues.get((action["topic"], action["queue_id"]), [])
+        life = lives[action["life"]] if action["life"] < len(lives) else None
+        if life is None or life.incarnation != action["incarnation"]:
             return
-        life.min, life.parts = low, kept
-        life.gaps = [gap for gap in life.gaps if gap[1] > low]
-        self._unname(gone, [])
+        if action["min_from"] == life.min:
+            old = life.rows
+            life.expire(action["min_to"], with_open=entry["generation"] == self.generation)
+            self._unname(old)
 
-    def _unname(self, old: list[tuple[int, int, str, str]], new: Any) -> None:
-        names = {key for part in new for key in part[2:]}
-        for part in old:
-            for key in part[2:]:
-                if key not in names:
-                    self._unnamed_s[key] = self._now_s
+    def named(self) -> set[str]:
+        """Keys that any life names."""
+        lives = (life for some in self.queues.values() for life in some)
+        return {key for life in lives for row in life.rows for key in row.keys}
+
+    def _unname(self, rows: list[Row]) -> None:
+        """Note since when nobody names the keys of these parts, if nobody does."""
+        named = self.named()
+        for key in {key for row in rows for key in row.keys} - named:
+            self._unnamed_s[key] = self._now_s
 
     def deleting(self, key: str, now_s: float, grace_s: float) -> None:
         """An object is about to be deleted (I11)."""
         short = key.removeprefix(self._prefix)
-        named = {k for life in self.queues.values() for part in life.parts for k in part[2:]}
-        require(short not in named, f"I11: {short} is deleted, and named")
+        require(short not in self.named(), f"I11: {short} is deleted, and named")
         self._deleted.add(short)
         age_s = now_s - self._unnamed_s.get(short, -1e9)
         require(age_s >= grace_s, f"I11: {short} is deleted {age_s:.1f} s after it was named")

@@ -20,6 +20,7 @@ from tiered.journal.lease import Holder
 from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Iterator, Sequence
 
     from simulation.reclaimer import Reclaimer
@@ -116,6 +117,57 @@ class SimStore(WrappingStore):
         """The store stays for others."""
 
 
+class BatchSimStore(SimStore):
+    """One that takes several objects at once, each of which lands, fails or is lost for itself, in any order."""
+
+    @property
+    def objects_per_put(self) -> int:
+        return self._world.objects_per_put
+
+    def put_many_if_absent(
+        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
+    ) -> builtins.list[BackendError | None]:
+        world = self._world
+        bodies = [(key, b"".join(as_pieces(data))) for key, data in objects]
+        outcomes: builtins.list[BackendError | None] = [None] * len(bodies)
+        left = [*range(len(bodies))]
+        world.rng.shuffle(left)
+        try:
+            self._travel()
+            while left:
+                number = left.pop()
+                outcomes[number] = self._put(*bodies[number])
+                if left and world.rng.random() < 0.3:
+                    self._travel()
+        except SimulatedCrash:
+            world.count("batch broken", bool(left))
+            for number in left:
+                if world.rng.random() < 0.4:
+                    self._leave_behind(*bodies[number])
+            raise
+        world.count("batch", len(bodies) > 1)
+        world.count("batch divided", 0 < sum(map(bool, outcomes)) < len(bodies))
+        self._answer(outcomes)
+        return outcomes
+
+    def _put(self, key: str, body: bytes) -> BackendError | None:
+        try:
+            self._inner.put_if_absent(key, body)
+        except BackendError as error:
+            return error
+        return None
+
+    def _leave_behind(self, key: str, body: bytes) -> None:
+        ledger = self._world.ledger
+        self._world.leave_behind(self._process, lambda: ledger.put_if_absent(key, body))
+
+    def _answer(self, outcomes: builtins.list[BackendError | None]) -> None:
+        if any(isinstance(error, UnknownOutcomeError) for error in outcomes):
+            self._world.scheduler.park(self._world.rng.choice((0.2, 3.0)))  # a timeout
+        else:
+            self._travel()
+
+
 class _Attachment(Attachment):
     """With what is not ours left out: the probe, which only asks whether writes are conditional."""
 
@@ -152,7 +204,9 @@ class Process(Owner):
         )
         self.attachment = _Attachment(
             local=world.broker,
-            meter=MeteredStore(SimStore(self)),
+            meter=MeteredStore(
+                BatchSimStore(self) if world.objects_per_put > 1 else SimStore(self)
+            ),
             place=world.place,
             settings=settings,
             clock=self.clock,
@@ -236,8 +290,9 @@ class Process(Owner):
         for queue, offset in dispatcher.lag().items():
             if state.life(queue) is None:  # where it would begin, of which nobody was told
                 self._starts.setdefault(queue, offset)
-            life = self.world.history.queues.get((queue.topic, queue.queue_id))
-            known = max(life.commit if life else 0, self._starts.get(queue, 0))
+            lives = self.world.history.queues.get((queue.topic, queue.queue_id), [])
+            known = max([life.commit for life in lives], default=self._starts.get(queue, 0))
+            known = max(known, self._starts.get(queue, 0))
             what = f"{self.name} counts {queue} up to {offset}, history to {known}"
             require(offset <= known, what)
         fault = dispatcher.fault

@@ -46,7 +46,7 @@ def test_i1_to_i6_i8_i9_i12_whatever_happens(first: int):
         except AssertionError as error:
             pytest.fail(f"{error}\nreplay: python -m tests.simulation {seed}")
         met.update(world.met)
-        met["gap"] += sum(len(life.gaps) for life in world.history.queues.values())
+        met["gap"] += sum(len(lives[-1].gaps) for lives in world.history.queues.values())
         met["fenced"] += sum(process.fenced for process in world.processes)
         met["stray"] += len(world.history.strays)
         met["switch"] += sum(

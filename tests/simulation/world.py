@@ -3,8 +3,7 @@
 Everything is decided by the seed. After the last operation the store is healed, everything is ended, and one more writer
 brings the tier level; then the whole of it is read as a stranger would.
 
-Room for more steps: each is one method in ``_operations``. Still to come: topics that are created again, tails that are
-taken back.
+Room for more steps: each is one method in ``_operations``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ from tiered.plugin.place import Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from simulation.history import Life
+    from simulation.broker import QueueKey
+    from simulation.lives import Life
     from simulation.scheduler import Owner
     from typing_extensions import Buffer
 
@@ -89,6 +89,7 @@ class World:
         self.broker = Broker(rng, queues=rng.randrange(1, 5))
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
+        self.broker.count = self.count
         self.history = History(self.place.prefix, self.memory._objects, self.broker)
         self.processes: list[Process] = []
         self.reclaimers: list[Reclaimer] = []
@@ -100,6 +101,7 @@ class World:
         self.skews_ms = rng.choice(((0,), (0,), (-7_200_000, 0, 3_600_000)))
         self.slowness = rng.choice((0.0, 0.02, 0.1))
         self.page_keys = rng.choice((3, 1000, 1000))
+        self.objects_per_put = rng.choice((1, 1, 2, 5))
         self.lease_s = rng.choice((3.0, 10.0))
         self._drama = rng.choice((0.0, 0.03, 0.15))
         self._unhealthy = self._choose_rules()
@@ -153,6 +155,9 @@ class World:
         some = [
             (self.broker.store_some, 10.0),
             (self.broker.forget_some, rng.choice((0.0, 1.0, 3.0))),
+            (self.broker.delete_topic, rng.choice((0.0, 0.0, 0.5))),
+            (self.broker.lose_tail, rng.choice((0.0, 0.0, 0.5, 1.5))),
+            (self.broker.catch_up, 0.5),
             (self._kill, rng.choice((0.0, 1.0, 2.0))),
             (self._pause, rng.choice((0.0, 1.0, 2.0))),
             (self._resume, 1.5),
@@ -308,10 +313,12 @@ class World:
         history, (key, life) = self.history, self._some_queue()
         if life is None or not life.rows:
             return
-        row = [*life.rows[-1]]
+        row = [*life.rows[-1].values]
         if self.rng.random() < 0.5:
             row[12], row[13] = life.log_end + 1, life.commit + 1
-        action = queue_action("part", MessageQueue(*key), 0, segment=row[12], part=row)
+        action = queue_action(
+            "part", MessageQueue(*key), life.incarnation, segment=row[12], part=row
+        )
         last = checksum(history.texts[history.number])
         data = encode_entry(
             Entry(history.number + 1, history.generation, "c1c1c1c1", 0, [action], last)
@@ -321,9 +328,10 @@ class World:
         self.ledger.put_if_absent(entry_key(self.place.prefix, history.number + 1), data)
         self.count("clone")
 
-    def _some_queue(self) -> tuple[tuple[str, int], Life | None]:
-        queues = sorted(self.history.queues.items(), key=lambda item: item[0])
-        return self.rng.choice(queues) if queues else (("", 0), None)
+    def _some_queue(self) -> tuple[QueueKey, Life | None]:
+        keys = sorted(self.history.queues)
+        key = self.rng.choice(keys) if keys else ("", 0)
+        return key, self.history.present(key)
 
     def _spoil_checkpoint(self) -> None:
         """A checkpoint goes, or is damaged, or lies."""
@@ -375,7 +383,10 @@ class World:
         )
         if self._last is not None and self._last.ended:
             result: Any = self._last.result
-            gone = sum(self.broker.gone_unseen(*each) for each in self.history.queues.items())
+            gone = sum(
+                self.broker.gone_unseen(key, lives[-1])
+                for key, lives in self.history.queues.items()
+            )
             require(
                 result is not None and result.behind == gone,
                 f"the last writer did not bring the tier level: {result}",

@@ -1,0 +1,153 @@
+"""One life of a queue, as the simulation's own history has it: parts, segments, gaps; and how a life is divided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Row:
+    """One part: what its entry says of it, and its records."""
+
+    def __init__(self, values: list[Any], records: list[bytes]) -> None:
+        self.values = values
+        self.records = records
+        self.keys = (values[0], values[6])
+        self.log_offset: int = values[12]
+        self.start: int = values[13]
+        self.end: int = values[13] + values[14]
+        self.log_end: int = values[12] + values[2] - values[1]
+
+    def divided(self, head: list[Any]) -> tuple[Row, Row] | None:
+        """The part as two ranges of its objects; None when ``head`` is not a beginning of it."""
+        mine, count = self.values, head[14]
+        same = (0, 1, 6, 7, 12, 13)  # keys and starts of both objects, offsets
+        fits = 0 < count < mine[14] and [head[n] for n in same] == [mine[n] for n in same]
+        if not fits or head[8] - head[7] != 20 * count or not head[1] <= head[2] <= mine[2]:
+            return None
+        rest = [*mine]
+        rest[1], rest[7] = head[2], head[8]
+        rest[12], rest[13] = head[12] + head[2] - head[1], head[13] + count
+        rest[14] = mine[14] - count
+        return Row(head, self.records[:count]), Row(rest, self.records[count:])
+
+
+@dataclass
+class Segment:
+    """A row of parts.
+
+    Attributes:
+        base: Log offset of its beginning.
+        queue_base: Queue offset of its beginning.
+        rows: Its parts.
+        sealed: It takes none any more.
+    """
+
+    base: int
+    queue_base: int
+    rows: list[Row]
+    sealed: bool = False
+
+
+@dataclass
+class Life:
+    """One life of a queue.
+
+    Attributes:
+        incarnation: Its number.
+        start: Where it began.
+        min: First offset now.
+        commit: One past the last.
+        log_end: End of its tiered log.
+        segments: In order.
+        gaps: ``[start, end)``.
+        ended: It is over.
+    """
+
+    incarnation: int
+    start: int
+    min: int
+    commit: int
+    log_end: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """All parts."""
+        return [row for segment in self.segments for row in segment.rows]
+
+    def record(self, offset: int) -> bytes | None:
+        """The record at an offset, if there is one."""
+        for row in self.rows:
+            if row.start <= offset < row.end:
+                return row.records[offset - row.start]
+        return None
+
+    def place(self, row: Row, base: int) -> bool:
+        """Take the next part; False when it names a segment where it cannot lie."""
+        last = self.segments[-1] if self.segments else None
+        if last and not last.sealed and last.base == base and last.rows[-1].end == row.start:
+            last.rows.append(row)
+        elif base == row.log_offset:
+            if last:
+                last.sealed = True
+            self.segments.append(Segment(base, row.start, [row]))
+        else:
+            return False
+        self.commit, self.log_end = row.end, row.log_end
+        return True
+
+    def divide(self, end: int, head: list[Any] | None) -> tuple[Life, Life] | None:
+        """The tail ``[end, commit)``, ended, and the life without it; None when ``head`` does not fit."""
+        kept: list[Segment] = []
+        gone: list[Segment] = []
+        is_used = head is None
+        for segment in self.segments:
+            before = [row for row in segment.rows if row.end <= end]
+            behind = [row for row in segment.rows if row.start >= end]
+            for row in segment.rows:
+                if row.start < end < row.end:
+                    two = row.divided(head) if head else None
+                    if two is None or two[0].end != end:
+                        return None
+                    is_used, before, behind = True, [*before, two[0]], [two[1], *behind]
+            if before:
+                kept.append(replace(segment, rows=before))
+            if behind:
+                gone.append(replace(segment, rows=behind, sealed=True))
+        if not is_used:
+            return None
+        began = self.segments[0].base if self.segments else self.log_end
+        log_end = kept[-1].rows[-1].log_end if kept else began
+        gaps = [(low, min(high, end)) for low, high in self.gaps if low < end]
+        lost = [(max(low, end), high) for low, high in self.gaps if high > end]
+        tail = replace(self, start=end, min=end, segments=gone, gaps=lost, ended=True)
+        return tail, replace(self, commit=end, log_end=log_end, segments=kept, gaps=gaps)
+
+    def expire(self, low: int, *, with_open: bool) -> None:
+        """Give up the segments below ``low``, if that is where one begins."""
+        gone = [segment for segment in self.segments if segment.rows[-1].end <= low]
+        kept = self.segments[len(gone) :]
+        may = with_open or self.ended or all(segment.sealed for segment in gone)
+        begins = kept[0].queue_base if kept else self.commit
+        if may and begins == low and self.min < low <= self.commit:
+            self.min, self.segments = low, kept
+            self.gaps = [gap for gap in self.gaps if gap[1] > low]
+
+
+def is_joined(old: Sequence[Row], new: Sequence[Row]) -> bool:
+    """Whether ``new`` is ``old`` with neighbours joined, as far as offsets and sizes tell."""
+    starts = {row.start: row.log_offset for row in old}
+    ends = {row.end: row.log_end for row in old}
+    at = old[0].start
+    for row in new:
+        fits = row.start == at and starts.get(row.start) == row.log_offset
+        if not fits or ends.get(row.end) != row.log_end:
+            return False
+        at = row.end
+    return at == old[-1].end
