@@ -1,0 +1,165 @@
+"""From a batch of records to the few properties that a filter looks at.
+
+Only the names that are asked for are looked up, in the stored bytes; nothing else of a record is decoded, except for
+inner batches, which are unpacked. Equal values are judged once per batch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+
+from tiered.errors import DataError
+from tiered.format.batch import split_batch
+from tiered.format.block import parse_records
+from tiered.format.properties import NAME_END, PAIR_END
+from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.sysflag import INNER_BATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from fetcher.filters.face import Properties
+    from tiered.format.block import RecordBlock
+    from tiered.local.face import RecordBatch
+
+Row: TypeAlias = tuple[str | None, ...]
+"""The values of the names that are asked for, in their order; None where a message has no such property."""
+
+_END: Final = PAIR_END.encode()
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+
+def lookup(properties: Properties, name: str) -> str | None:
+    """A property by name; None when it is absent, or empty (which cannot be stored)."""
+    value: str | bytes | None = properties.get(name)  # type: ignore[call-overload]
+    if value is None:
+        value = properties.get(name.encode())  # type: ignore[call-overload]
+    text = java_text(value) if isinstance(value, bytes) else value
+    return text or None
+
+
+def java_text(raw: bytes) -> str:
+    """Bytes as Java decodes them: one U+FFFD for the UTF-8 form of a surrogate, where Python gives one for each byte."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return _SURROGATE.sub(b"\xef\xbf\xbd", raw).decode("utf-8", "replace")
+
+
+def find_value(raw: bytes, mark: bytes) -> bytes | None:
+    """The value of a name in stored properties, as ``tiered.format.properties.parse_properties`` finds it.
+
+    Args:
+        raw: The properties, with one 0x02 put before them.
+        mark: The name between 0x02 and 0x01.
+    """
+    start = raw.rfind(mark)
+    while start >= 0:
+        begin = start + len(mark)
+        end = raw.find(_END, begin)
+        value = raw[begin:] if end < 0 else raw[begin:end]
+        if value:
+            return value
+        start = raw.rfind(
+            mark, 0, begin - 1
+        )  # an empty value does not count; the name may have come before
+    return None
+
+
+def mark_of(name: str) -> bytes:
+    """What ``find_value`` looks for."""
+    return f"{PAIR_END}{name}{NAME_END}".encode("utf-8", "surrogatepass")
+
+
+def select_items(
+    batch: RecordBatch,
+    codes: npt.NDArray[np.int32] | None,
+    names: Sequence[str],
+    test: Callable[[Row], bool],
+) -> npt.NDArray[np.int64]:
+    """Numbers of the items whose message passes a test, ascending.
+
+    Args:
+        batch: Any.
+        codes: Only items with one of these tag codes, and those of inner batches (whose code says nothing of the
+            messages); None for all.
+        names: The properties that the test looks at.
+        test: Of the values of these names. It must depend on nothing else, and not raise.
+
+    Raises:
+        DataError: A record or inner batch is damaged.
+    """
+    numbers = np.flatnonzero(batch.sizes > 0)
+    block = parse_records(batch.data, batch.positions[numbers], batch.sizes[numbers])
+    if not block.is_sound:
+        raise DataError("a record is damaged")
+    is_inner = (block.sys_flags & INNER_BATCH) != 0
+    wanted = ~is_inner
+    if codes is not None:
+        wanted &= np.isin(batch.tag_codes[numbers].astype(np.int32), codes)
+    at = np.flatnonzero(wanted)
+    wanted[at] = _judge(block, at, names, test)
+    at = np.flatnonzero(is_inner)
+    wanted[at] = _judge_inner(batch, numbers[at], names, test)
+    result: npt.NDArray[np.int64] = numbers[wanted]
+    return result
+
+
+def _judge(
+    block: RecordBlock,
+    at: npt.NDArray[np.int64],
+    names: Sequence[str],
+    test: Callable[[Row], bool],
+) -> list[bool]:
+    """Plain records."""
+    if not names:
+        return [test(())] * len(at)
+    view = memoryview(block.buffer).cast("B")
+    starts = block.properties_positions[at].tolist()
+    sizes = block.properties_sizes[at].tolist()
+    marks = [mark_of(name) for name in names]
+    known: dict[tuple[bytes | None, ...], bool] = {}
+    answers: list[bool] = []
+    for start, size in zip(starts, sizes, strict=True):
+        raw = _END + view[start : start + size]
+        key = tuple([find_value(raw, mark) for mark in marks])  # a list is faster to make
+        answer = known.get(key)
+        if answer is None:
+            answer = known[key] = test(
+                tuple(None if value is None else java_text(value) for value in key)
+            )
+        answers.append(answer)
+    return answers
+
+
+def _judge_inner(
+    batch: RecordBatch,
+    numbers: npt.NDArray[np.int64],
+    names: Sequence[str],
+    test: Callable[[Row], bool],
+) -> list[bool]:
+    """Messages of inner batches."""
+    answers: list[bool] = []
+    held = -1
+    messages: dict[int, Record] = {}
+    for number, position in zip(numbers.tolist(), batch.positions[numbers].tolist(), strict=True):
+        if held != position:
+            held, messages = position, _unpack(batch, position)
+        message = messages.get(batch.base_offset + number)
+        if message is None:
+            raise DataError("an inner batch holds fewer messages than its index says")
+        answers.append(test(tuple(lookup(message.properties, name) for name in names)))
+    return answers
+
+
+def _unpack(batch: RecordBatch, position: int) -> dict[int, Record]:
+    try:
+        stored = decode_record(batch.data, position, check_crc=False)  # checked on reading
+    except RecordError as error:
+        raise DataError(f"a record is damaged: {error}") from error
+    return {message.queue_offset: message for message in split_batch(stored)}

@@ -1,0 +1,72 @@
+"""Filters by tag: ``A||B``, or ``*`` for every message.
+
+By tag code in the index first, then by the text of the ``TAGS`` property, since different tags may share a code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from fetcher.filters.batch import lookup, select_items
+from fetcher.filters.face import FilterError, Properties
+from tiered.format.properties import TAGS
+from tiered.format.tags import tag_hash
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from tiered.local.face import RecordBatch
+
+ALL: Final = "*"
+_SEPARATOR: Final = "||"
+BLANKS: Final = "".join(map(chr, range(0x21)))
+"""What Java's ``trim`` takes off: other blanks, such as U+00A0, are part of a tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Messages with one of some tags; see ``Filter``.
+
+    Attributes:
+        expression: As it was given.
+        names: The tags; None for every message.
+        tag_codes: Their codes; None for every message.
+    """
+
+    expression: str
+    names: frozenset[str] | None
+    tag_codes: npt.NDArray[np.int32] | None = field(compare=False)
+
+    def matches(self, properties: Properties) -> bool:
+        """See ``Filter``."""
+        return self.names is None or lookup(properties, TAGS) in self.names
+
+    def select(self, batch: RecordBatch) -> npt.NDArray[np.int64]:
+        """See ``Filter``. For ``*`` nothing is decoded."""
+        names = self.names
+        if names is None:
+            return np.flatnonzero(batch.sizes > 0)
+        return select_items(batch, self.tag_codes, (TAGS,), lambda row: row[0] in names)
+
+
+def compile_tags(expression: str, *, strict: bool) -> TagFilter:
+    """Make a filter of ``A||B``; an empty text is ``*``.
+
+    Args:
+        expression: Tags between ``||``, blanks around them left out. ``*`` is every message only when it stands alone.
+        strict: Refuse an expression that names no tag, which no message matches.
+
+    Raises:
+        FilterError: It consists of ``||`` alone, or names no tag.
+    """
+    if expression in {"", ALL}:
+        return TagFilter(expression, None, None)
+    parts = [name.strip(BLANKS) for name in expression.split(_SEPARATOR)]
+    names = frozenset(parts) - {""}
+    if not names and (strict or not expression.replace(_SEPARATOR, "")):
+        raise FilterError("names no tag", expression, 0, expected="tags between ||, or *")
+    codes = np.array(sorted(map(tag_hash, names)), np.int32)
+    return TagFilter(expression, names, codes)

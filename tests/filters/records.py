@@ -1,0 +1,68 @@
+"""Batches of records with given properties."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+from support.examples import make
+
+from tiered.format.properties import TAGS, parse_properties
+from tiered.format.record import encode_record
+from tiered.format.sysflag import INNER_BATCH
+from tiered.format.tags import tag_hash
+from tiered.local.face import HoleReason, RecordBatch
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+QUEUE = MessageQueue("topic", 0)
+
+Given = bytes | tuple[bytes, ...] | None
+"""Properties of a message, of the messages of an inner batch, or a hole."""
+
+
+def inner_body(messages: Sequence[bytes]) -> bytes:
+    """The body of an inner batch of empty messages."""
+    return b"".join(
+        struct.pack(">iiiiih", 22 + len(raw), 0, 0, 0, 0, len(raw)) + raw for raw in messages
+    )
+
+
+def batch_of_properties(given: Sequence[Given], *, base: int = 100) -> RecordBatch:
+    """A batch whose items have these properties."""
+    rows: list[tuple[int, int, int]] = []
+    raws: list[bytes] = []
+    for one in given:
+        offset, at = base + len(rows), sum(map(len, raws))
+        if one is None:
+            rows.append((at, 0, HoleReason.DAMAGED))
+            continue
+        is_inner = isinstance(one, tuple)
+        raws.append(
+            encode_record(
+                make(
+                    queue_offset=offset,
+                    sys_flag=INNER_BATCH if is_inner else 0,
+                    body=inner_body(one) if isinstance(one, tuple) else b"x",
+                    properties_raw=b"a\x01outer\x02INNER_NUM\x01%d\x02" % len(one)
+                    if is_inner
+                    else one,
+                )
+            )
+        )
+        code = 0 if isinstance(one, tuple) else tag_hash(parse_properties(one).get(TAGS))
+        rows += [(at, len(raws[-1]), code)] * (len(one) if is_inner else 1)
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    return RecordBatch(
+        queue=QUEUE,
+        base_offset=QueueOffset(base),
+        data=b"".join(raws),
+        positions=columns[0],
+        sizes=columns[1].astype(np.int32),
+        tag_codes=columns[2],
+        store_timestamps_ms=np.zeros(len(rows), np.int64),
+        physical_offsets=np.zeros(len(rows), np.int64),
+    )

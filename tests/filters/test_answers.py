@@ -1,0 +1,86 @@
+"""Every answer of the real RocketMQ, again from here: refused where it refuses, the same letter for every message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from filters.records import batch_of_properties
+
+from fetcher.filters import FilterError, TagFilter, compile_filter
+from fetcher.filters.batch import find_value, java_text, mark_of
+from fetcher.filters.sql import SqlFilter
+from fetcher.filters.sql_values import Unanswerable
+from tiered.format.properties import parse_properties
+
+if TYPE_CHECKING:
+    from filters.conftest import Answers
+
+    from fetcher.filters import Filter
+
+LETTERS = {True: "T", False: "F", None: "N"}
+
+
+def letter(made: Filter, raw: bytes) -> str:
+    """T, F, N for null, X where Java throws."""
+    if isinstance(made, TagFilter):
+        return LETTERS[made.matches(parse_properties(raw))]
+    assert isinstance(made, SqlFilter)
+    values = [find_value(b"\x02" + raw, mark_of(name)) for name in made.names]
+    row = tuple(None if value is None else java_text(value) for value in values)
+    try:
+        return LETTERS[made._function(row)]
+    except Unanswerable:
+        return "X"
+
+
+def test_there_are_enough(answers: Answers):
+    sql = [row for row in answers.rows if row["kind"] == "SQL92"]
+    assert len(answers.messages) > 140
+    assert len([row for row in sql if "answers" in row]) > 300
+    assert len([row for row in sql if "error" in row]) > 100
+    assert {letter for row in sql for letter in row.get("answers", "")} == set("TFNX")
+
+
+def test_every_answer_is_the_same(answers: Answers):
+    differing = []
+    for row in answers.rows:
+        try:
+            made = compile_filter(row["text"], row["kind"], strict=False)
+            got = "".join(letter(made, raw) for raw in answers.messages)
+        except FilterError:
+            got = None
+        if got != row.get("answers"):
+            differing.append((row, got))
+    assert not differing
+
+
+def test_selecting_from_a_batch_takes_what_a_consumer_gets(answers: Answers):
+    batch = batch_of_properties([*answers.messages, None])
+    for row in answers.rows:
+        if "answers" in row:
+            made = compile_filter(row["text"], row["kind"], strict=False)
+            expected = [n for n, letter in enumerate(row["answers"]) if letter == "T"]
+            assert made.select(batch).tolist() == [
+                n + (n >= len(answers.messages)) for n in expected
+            ], row["text"]
+
+
+def test_tag_codes_never_leave_out_what_matches(answers: Answers):
+    batch = batch_of_properties(answers.messages)
+    for row in answers.rows:
+        if row["kind"] == "TAG" and "answers" in row:
+            codes = compile_filter(row["text"], "TAG", strict=False).tag_codes
+            if codes is not None:
+                by_code = np.isin(batch.tag_codes.astype(np.int32), codes)
+                assert all(by_code[n] for n, letter in enumerate(row["answers"]) if letter == "T")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_mappings_of_text_and_of_bytes_are_the_same(answers: Answers, *, strict: bool):
+    made = compile_filter("a BETWEEN 1 AND 5 OR b IN ('x', '日本語')", "SQL92", strict=strict)
+    for raw in answers.messages:
+        properties = parse_properties(raw)
+        stored = {name.encode(): value.encode() for name, value in properties.items()}
+        assert made.matches(properties) == made.matches(stored) == (letter(made, raw) == "T")
