@@ -10,6 +10,7 @@ Layout, relative to the URL of the tier::
         queue/<topic>/<queue_id>/<incarnation>/consumequeue/<queue_offset>-<generation>-<writer>-<sequence>
         ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
+    index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
 
 Offsets have 20 decimal digits, other numbers 10. ``writer`` is a random 8-hex-digit id of the process and ``sequence``
 counts the objects that it has begun, so no two tries ever share a key.
@@ -38,6 +39,7 @@ JOURNAL = "journal/"
 QUEUE = "queue/"
 QUARANTINE = "quarantine/"
 LEDGER = "ledger/"
+INDEX = "index/"
 _CHECKPOINT = ".checkpoint"
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%|")
 _SEGMENT_BYTES_MAX = 240
@@ -180,6 +182,28 @@ def quarantine_key(
     """Key of the raw bytes of a damaged record."""
     root = f"{prefix}{QUARANTINE}{_queue_path(queue)}"
     return _data_key(root, incarnation, "", queue_offset, made)
+
+
+def index_key(prefix: str, begin_ms: int, made: ObjectId) -> str:
+    """Key of an object of the key index whose smallest store time is ``begin_ms`` (0: none, or before 1970)."""
+    return f"{prefix}{INDEX}{begin_ms:0{OFFSET_DIGITS}d}-{made}"
+
+
+def parse_index_key(prefix: str, key: str) -> ObjectId | None:
+    """Who made an object of the key index; None when the key is of another kind or another prefix. Strict."""
+    try:
+        begin, generation, writer, sequence = key.removeprefix(prefix + INDEX).split("-")
+        made = ObjectId(int(generation), writer, int(sequence))
+        is_whole = index_key(prefix, int(begin), made) == key
+    except ValueError:
+        return None
+    return made if is_whole and len(writer) == 8 and _HEX.issuperset(writer) else None  # noqa: PLR2004 (the id's fixed width)
+
+
+def maker_of(key: str) -> ObjectId | None:
+    """Who made a data object or an object of the key index, by its key below the broker's prefix; None: neither."""
+    data = parse_data_key("", key)
+    return data.object_id if data else parse_index_key("", key)
 
 
 def parse_data_key(prefix: str, key: str) -> DataKey | None:

@@ -161,7 +161,7 @@ def test_a_missing_object_is_told():
 
 def test_unknown_keys_are_named_and_stay_and_so_do_the_lease_and_other_features():
     tier = second_reign()
-    names = ["foreign/file", "lease", "ledger/1", "index/1", "journal/hello", "queue/x"]
+    names = ["foreign/file", "lease", "ledger/1", "timer/1", "journal/hello", "queue/x"]
     found = plan(tier, *(ObjectInfo(PREFIX + name, 1, 0) for name in names))
     assert found.deletions == []
     assert found.left.unknown_keys == [

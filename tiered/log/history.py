@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tiered.errors import DataError
 from tiered.journal.reader import JournalReader
 from tiered.journal.trimming import replay_starts, trim_bound
-from tiered.keys import QUEUE, entry_key, parse_data_key, parse_journal_key
+from tiered.keys import INDEX, QUEUE, entry_key, maker_of, parse_journal_key
 from tiered.log.state import TierMachine
 from tiered.log.verify_listing import named_objects
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from backends.base import ObjectInfo, ObjectStore
     from tiered.journal.entry import Action
     from tiered.log.state import TierState
+
+
+_NAMING = frozenset(("part", "index"))
+"""Actions that name what their own writer has just made."""
 
 
 class TierHistory:
@@ -149,7 +153,7 @@ class TierHistory:
                 self.base = self.state
                 if self.state.refused_parts == refused:
                     for action in entry.actions:
-                        self.once_named.update(keys_of(action) if action["do"] == "part" else ())
+                        self.once_named.update(keys_of(action) if action["do"] in _NAMING else ())
             else:
                 for action in entry.actions:
                     self._names.update(keys_of(action))
@@ -196,7 +200,7 @@ def keys_of(action: Action) -> Iterator[str]:
 
 def _keys_in(value: Any) -> Iterator[str]:  # noqa: ANN401 (JSON values)
     if isinstance(value, str):
-        if value.startswith(QUEUE) and parse_data_key("", value):
+        if value.startswith((QUEUE, INDEX)) and maker_of(value):
             yield value
     elif isinstance(value, list):
         for inner in value:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from tiered.keys import DataKey
     from tiered.log.parts import ObjectRange, TierState
 
-KINDS = ("consumequeue", "commitlog", "quarantine", "probe", "entry", "checkpoint")
+KINDS = ("index", "consumequeue", "commitlog", "quarantine", "probe", "entry", "checkpoint")
 """In the order of deletion: index before data, data before what the journal says of it."""
 _PROBE = re.compile(r"probe-[0-9a-f]{16}-(?:put|set)")
-_OTHERS = ("index/", "timer/", "meta/", keys.LEDGER)
+_OTHERS = ("timer/", "meta/", keys.LEDGER)
 NAMES_MAX = 100
 """So many unknown keys are named; all are counted."""
 
@@ -160,11 +160,14 @@ class _Planner:
         key = info.key[len(self._known.prefix) :]
         left = self.plan.left
         data = keys.parse_data_key("", key)
+        index = keys.parse_index_key("", key)
         journal = keys.parse_journal_key(self._known.prefix, info.key)
         if key in self._named:
             self._hold(key, info)
         elif data:
             self._data(key, data, info)
+        elif index:
+            self._made(key, "index", index.generation, info)
         elif journal:
             if is_trimmed(journal[0], self._known.bound):
                 self.take_if_old(info, "checkpoint" if journal[1] else "entry")
@@ -203,15 +206,20 @@ class _Planner:
             )
 
     def _data(self, key: str, data: DataKey, info: ObjectInfo) -> None:
-        known, left = self._known, self.plan.left
         generation = data.object_id.generation
+        is_waste = data.kind != "quarantine" or _is_expired(self._known, data)
+        if is_waste or generation > self._known.state.generation:
+            self._made(key, data.kind, generation, info)
+        else:
+            self.plan.left.quarantine += 1
+
+    def _made(self, key: str, kind: str, generation: int, info: ObjectInfo) -> None:
+        known, left = self._known, self.plan.left
         if generation > known.state.generation:
             self.plan.refusals.append(
                 f"{info.key} is of generation {generation}, and {known.state.generation} reigns:"
                 " the journal may have lost its end"
             )
-        elif data.kind == "quarantine" and not _is_expired(known, data):
-            left.quarantine += 1
         elif key in known.protected:
             left.within_grace += 1
         elif generation >= known.reign and key not in known.once_named:
@@ -219,7 +227,7 @@ class _Planner:
         elif known.base is None:
             left.uncovered += 1
         else:
-            self.take_if_old(info, data.kind)
+            self.take_if_old(info, kind)
 
 
 def _is_expired(known: Known, data: DataKey) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tiered.log.wellformed import check_ints, check_part_row, check_texts
+from tiered.log.ranges import Ranges, ranges_of
+from tiered.log.wellformed import KEY_CHARS_MAX, check_ints, check_part_row, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class QueueLife:
     commit_offset: QueueOffset
     log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
     segments: tuple[Segment, ...] = ()
+        indexed: Queue offsets whose keys are in index objects (``tiered.log.indexed``).
     gaps: tuple[Gap, ...] = ()
     quarantined: int = 0
     ended: str = ""
@@ -148,12 +150,85 @@ class QueueLife:
 
 
 @dataclass(frozen=True, slots=True)
+    indexed: Ranges = ()
 class TierState:
     """Everything that a broker's journal says.
 
     Attributes:
         generation: The reign.
         writer: Id of the reigning writer.
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Queue offsets ``[start, end)`` of one life of a queue."""
+
+    queue: MessageQueue
+    incarnation: int
+    start: int
+    end: int
+
+    def row(self) -> list[Any]:
+        """As JSON."""
+        return [self.queue.topic, self.queue.queue_id, self.incarnation, self.start, self.end]
+
+    @classmethod
+    def of(cls, row: list[Any]) -> Cover:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        topic, queue_id, incarnation, start, end = row
+        check_texts((topic,), "a topic")
+        check_ints((queue_id, incarnation, start, end), "what is covered")
+        return cls(MessageQueue(topic, queue_id), incarnation, start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexObject:
+    """One index object, as the journal names it.
+
+    Attributes:
+        place: Its whole payload.
+        count: Items.
+        filter_at: Where in the payload the filter begins.
+        store_min_ms: Smallest store time among its items; -1 without items.
+        store_max_ms: Greatest store time; -1 likewise.
+        covers: What it covers; the items' queue numbers count these.
+    """
+
+    place: ObjectRange
+    count: int
+    filter_at: int
+    store_min_ms: int
+    store_max_ms: int
+    covers: tuple[Cover, ...]
+
+    def row(self) -> list[Any]:
+        """As JSON: the range (6), count, filter, times (2), covers."""
+        p = self.place
+        return [
+            *(p.key, p.start, p.end, p.payload_bytes, p.trailer_bytes, p.crc),
+            *(self.count, self.filter_at, self.store_min_ms, self.store_max_ms),
+            [cover.row() for cover in self.covers],
+        ]
+
+    @classmethod
+    def of(cls, row: list[Any]) -> IndexObject:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError`` and ``IndexError``).
+        """
+        if type(row[0]) is not str or len(row[0]) > KEY_CHARS_MAX:
+            raise ValueError(f"an object's key is {row[0]!r:.80}")
+        check_ints(row[1:10], "an index object")
+        place = ObjectRange(*row[:6])
+        if (place.start, place.end) != (0, place.payload_bytes):
+            raise ValueError("an index object is named in part")
+        count, filter_at, low, high, covers = row[6:]
+        return cls(place, count, filter_at, low, high, tuple(Cover.of(cover) for cover in covers))
+
+
         holder: Who it was, for people.
         store: Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before
             the first reign.
@@ -167,6 +242,7 @@ class TierState:
     holder: Mapping[str, Any] = field(default_factory=dict)
     store: Mapping[str, Any] = field(default_factory=dict)
     queues: Mapping[MessageQueue, tuple[QueueLife, ...]] = field(default_factory=dict)
+        indexes: The key index's objects, in the order in which they were named.
     refused_parts: int = 0
     updated_ms: int = 0
 
@@ -176,6 +252,7 @@ class TierState:
         return lives[-1] if lives else None
 
 
+    indexes: tuple[IndexObject, ...] = ()
 def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:  # noqa: ANN401 (JSON values)
     """An action of one queue."""
     return {
@@ -220,7 +297,10 @@ def _range_json(place: ObjectRange) -> list[Any]:
 
 
 def life_json(life: QueueLife) -> list[Any]:
-    """A life as a JSON row: its fields in order; segments, parts and gaps as rows in turn."""
+    """A life as a JSON row: its fields in order; segments, parts and gaps as rows in turn.
+
+    A life of which nothing is indexed has a row of 8 values, others one of 9.
+    """
     return [
         life.incarnation,
         life.min_offset,
@@ -246,9 +326,12 @@ def life_of(row: list[Any]) -> QueueLife:
     """Undo ``life_json``.
 
     Raises:
+        *([[list(pair) for pair in life.indexed]] if life.indexed else []),
         ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
     """
-    number, low, commit, log_end, segments, gaps, quarantined, ended = row
+    number, low, commit, log_end, segments, gaps, quarantined, ended, *indexed = row
+    if len(indexed) > 1:
+        raise ValueError(f"a life has {len(row)} values")
     check_ints((number, low, commit, log_end, quarantined), "a life")
     check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
     check_ints((value for gap in gaps for value in gap[:2]), "a gap")
@@ -266,3 +349,4 @@ def life_of(row: list[Any]) -> QueueLife:
         quarantined,
         ended,
     )
+        ranges_of(indexed[0]) if indexed else (),

@@ -18,8 +18,10 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.journal.entry import REIGN, Action, Entry, json_text
 from tiered.log.expiry import expired
+from tiered.log.indexed import INDEX, after_index, is_of_use
 from tiered.log.parts import (
     Gap,
+    IndexObject,
     ObjectRange,
     Part,
     QueueLife,
@@ -72,6 +74,8 @@ class TierMachine:
     meta          ``store``: identity of the local store
     ============= ============================================================================================
     """
+    index         ``objects``: index objects that are new; ``drop``: keys of such as are given up first; see
+                  ``tiered.log.indexed``; from anybody
 
     def initial(self) -> TierState:
         """An empty tier."""
@@ -99,6 +103,8 @@ class TierMachine:
                 ) from error
         return replace(work.state, queues=work.queues, updated_ms=entry.time_ms)
 
+        if any(action["do"] == "expire" for action in entry.actions):
+            work.drop_useless_indexes()
     def dump(self, state: TierState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
         return {
@@ -111,6 +117,7 @@ class TierMachine:
             "queues": [_queue_json(queue, lives) for queue, lives in state.queues.items()],
         }
 
+            **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
         """For a checkpoint: one queue at a time."""
         rows = {"queues": (_queue_json(*item) for item in state.queues.items())}
@@ -146,6 +153,7 @@ class TierMachine:
             },
         )
 
+            indexes=tuple(IndexObject.of(row) for row in document.get("indexes", ())),
 
 def _apply(work: _Work, action: Action) -> None:
     check_action(action)
@@ -176,6 +184,10 @@ class _Work:
 
     def life(self, action: Action) -> QueueLife | None:
         """The life that an action speaks of, if it is the present one."""
+    def drop_useless_indexes(self) -> None:
+        kept = tuple(one for one in self.state.indexes if is_of_use(one, self.queues))
+        self.state = replace(self.state, indexes=kept)
+
         lives = self.queues.get(_queue(action))
         life = lives[-1] if lives else None
         return life if life and life.incarnation == action["incarnation"] else None
@@ -316,6 +328,14 @@ def _incarnation(work: _Work, action: Action) -> None:
     ended = (*lives[:-1], replace(lives[-1], ended=action["reason"])) if lives else ()
     start = QueueOffset(action["start"])
     work.queues[queue] = (*ended, QueueLife(number, start, start))
+def _index(work: _Work, action: Action) -> None:
+    if work.reigns or work.entry.generation == 0:
+        changed = after_index(work.state.indexes, work.queues, action)
+        if changed:
+            work.state = replace(work.state, indexes=changed[0])
+            work.queues.update(changed[1])
+
+
 
 
 _HANDLERS = {
@@ -344,3 +364,4 @@ def _list_pieces(values: Iterable[Any]) -> Iterator[bytes]:
 
 def _queue(action: Action) -> MessageQueue:
     return MessageQueue(action["topic"], action["queue_id"])
+    INDEX: _index,

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiered.format.consume_queue import ITEM_BYTES
+from tiered.log.ranges import clipped
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -68,8 +69,16 @@ def cut(
         gaps=gaps_gone,
         quarantined=0,
         ended=reason,
+        indexed=clipped(life.indexed, end, was),
     )
-    rest = replace(life, commit_offset=end, log_end=log_end, segments=tuple(kept), gaps=gaps_kept)
+    rest = replace(
+        life,
+        commit_offset=end,
+        log_end=log_end,
+        segments=tuple(kept),
+        gaps=gaps_kept,
+        indexed=clipped(life.indexed, 0, end),
+    )
     return tail, rest
 
 

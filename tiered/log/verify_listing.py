@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectInfo, ObjectStore
     from tiered.log.state import ObjectRange, TierState
 
-_OTHERS = ("index/", "timer/", "meta/", "ledger/")
+_OTHERS = ("timer/", "meta/", "ledger/")
 """Folders of other features; not this module's business."""
 
 
@@ -26,6 +26,8 @@ def named_objects(state: TierState) -> Iterator[tuple[str, ObjectRange]]:
             for part in life.parts():
                 yield part.log.key, part.log
                 yield part.index.key, part.index
+    for one in state.indexes:
+        yield one.place.key, one.place
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class Listing:
 
     Attributes:
         missing: Named and not listed.
-        unnamed: Data objects that are listed and not named, with their sizes.
+        unnamed: Data and index objects that are listed and not named, with their sizes.
         quarantine: Damaged records that were put aside, with their sizes.
         entries: Numbers of journal entries.
         checkpoints: Numbers of checkpoints.
@@ -83,6 +85,8 @@ def _sort(found: Listing, prefix: str, key: str, info: ObjectInfo) -> None:
     elif data:
         place = found.quarantine if data.kind == "quarantine" else found.unnamed
         place[key] = info.size_bytes
+    elif keys.parse_index_key("", key):
+        found.unnamed[key] = info.size_bytes
     elif key == keys.LEASE:
         found.has_lease = True
     elif not key.startswith(_OTHERS):
@@ -102,12 +106,12 @@ def record_listing(
     """
     recorded = report.recorded
     for key, size in found.unnamed.items():
-        made = keys.parse_data_key("", key)
+        made = keys.maker_of(key)
         if key in named or made is None:
             continue
         recorded.orphans += 1
         recorded.orphan_bytes += size
-        recorded.orphans_of_present_reign += made.object_id.generation == generation
+        recorded.orphans_of_present_reign += made.generation == generation
         recorded.note(f"orphan: {key}")
     recorded.unknown_keys = len(found.unknown)
     for key in found.unknown:

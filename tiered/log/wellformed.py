@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 INT_MAX = 2**62
 """Offsets, sizes and times are below this, so that sums of two fit into 64 bits."""
-_KEY_CHARS_MAX = 1024
+KEY_CHARS_MAX = 1024
 _INT_SET = {int}
 _NUMBERS = frozenset(
     ("generation", "queue_id", "incarnation", "segment", "start", "end", "was", "count", "life")
@@ -73,6 +73,6 @@ def check_part_row(row: list[Any]) -> None:
         IndexError: It is too short.
     """
     for key in (row[0], row[6]):
-        if type(key) is not str or len(key) > _KEY_CHARS_MAX:
+        if type(key) is not str or len(key) > KEY_CHARS_MAX:
             raise ValueError(f"an object's key is {key!r:.80}")
     check_ints(row[1:6] + row[7:19], "a part")

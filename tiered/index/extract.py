@@ -1,0 +1,217 @@
+"""From records to index items: every key of every message, with NumPy over a whole batch.
+
+A message has the keys of its ``KEYS`` property (separated by blanks) and its ``UNIQ_KEY``. The search may find more than
+``parse_properties`` would (of a name that comes twice both values, say), never less: what is found too much costs an item,
+since a lookup checks the key on the message itself.
+
+How: the properties of all records are gathered into rows of a few widths (no Python per record), each row as wide as its
+own properties or up to 15 bytes more to the left, where the end of the topic stands. One pass finds the separators; only
+behind 0x01 are names compared, as words.
+
+Records that hold inner batches are taken one by one: keys are those of their inner messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.errors import DataError
+from tiered.format.batch import split_batch
+from tiered.format.parse import RecordBlock, bytes_at, parse_records
+from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
+from tiered.format.record import RecordError, decode_record
+from tiered.format.sysflag import INNER_BATCH
+from tiered.index.hashing import Hashes, hash_bytes, hash_many
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.local.face import RecordBatch
+
+PIECE_RECORDS: Final = 8192
+"""Records taken at once, so that what is worked on stays in the processor's cache."""
+_UNIQUE: Final = int.from_bytes(b"UNIQ_KEY", "big")
+_KEYS: Final = int.from_bytes(b"\x02KEYS", "big")
+_FIVE: Final = 2**40 - 1
+_STEP: Final = 16
+_LEAD: Final = 16
+"""Bytes before the first row, so that the word before any place can be read."""
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of some messages: one element a key in each array, in no particular order.
+
+    Attributes:
+        hashes: uint64[n], see ``tiered.index.hashing``.
+        queue_offsets: int64[n], of the message.
+        positions: int64[n], of its record in the batch's data.
+        sizes: int32[n], of its record.
+        store_ms: int64[n], store time.
+    """
+
+    hashes: Hashes
+    queue_offsets: Indices
+    positions: Indices
+    sizes: npt.NDArray[np.int32]
+    store_ms: Indices
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(self.hashes)
+
+
+def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
+    """The keys of a batch, some thousand records at a time; holes have none.
+
+    Args:
+        batch: Records of one queue.
+        seed: ``topic_seed`` of its topic.
+
+    Raises:
+        DataError: A record is damaged.
+    """
+    real = np.flatnonzero(batch.sizes > 0)
+    for begin in range(0, len(real), PIECE_RECORDS):
+        where = real[begin : begin + PIECE_RECORDS]
+        block = parse_records(batch.data, batch.positions[where], batch.sizes[where])
+        if not block.is_sound:
+            raise DataError("a record is damaged", where=str(batch.queue))
+        offsets = where + batch.base_offset
+        is_inner = (block.sys_flags & INNER_BATCH) != 0
+        plain = np.flatnonzero(~is_inner)
+        yield from _plain(block, plain, offsets, seed)
+        if len(plain) < len(where):
+            yield from _inner(block, np.flatnonzero(is_inner), offsets, seed)
+
+
+def _plain(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> Iterator[Keys]:
+    """Of messages that are records of their own."""
+    widths = _width(block.properties_sizes[chosen])
+    for width in np.flatnonzero(np.bincount(widths)).tolist():
+        members = chosen[widths == width]
+        rows, hashes = _row_keys(block, members, width, seed)
+        at = members[rows]
+        yield Keys(
+            hashes,
+            offsets[at],
+            block.positions[at],
+            block.sizes[at],
+            block.store_timestamps_ms[at],
+        )
+
+
+def _width(sizes: npt.NDArray[np.int32]) -> Indices:
+    """Of the row for each size: one more, rounded up. It never exceeds the record, which has 91 bytes besides."""
+    wide = sizes.astype(np.int64) + 1
+    return -(-wide // _STEP) * _STEP
+
+
+def _row_keys(
+    block: RecordBlock, members: Indices, width: int, seed: int
+) -> tuple[Indices, Hashes]:
+    """For each key found in the members' properties the member's number, and the hash."""
+    text = _rows(block, members, width)
+    ends = np.flatnonzero(text < 3)  # noqa: PLR2004 (separators are 1 and 2; a 0 is none, and rare)
+    kinds = text[ends]
+    firsts = np.flatnonzero(kinds == 1)
+    at = ends[firsts]
+    before = bytes_at(text.data, ">u8")[at - 8]
+    is_unique = before == np.uint64(_UNIQUE)
+    is_keys = (before & np.uint64(_FIVE)) == np.uint64(_KEYS)
+    unique = _values(ends, kinds, firsts, is_unique)
+    words = _tokens(text, *_values(ends, kinds, firsts, is_keys))
+    starts = np.concatenate((unique[0], words[0]))
+    sizes = np.concatenate((unique[1], words[1]))
+    hashes = hash_many(text.data, starts, sizes, seed)
+    return (starts - _LEAD) // width, hashes
+
+
+def _rows(block: RecordBlock, members: Indices, width: int) -> npt.NDArray[np.uint8]:
+    """The last ``width`` bytes of each record, one after another; 0x02 stands before and behind its properties."""
+    starts = block.positions[members] + block.sizes[members] - width
+    text = np.empty(_LEAD + width * len(members) + _LEAD, np.uint8)
+    text[:_LEAD] = text[len(text) - _LEAD :] = 2
+    rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
+    rows.view(f"V{width}")[:, 0] = bytes_at(block.buffer, f"V{width}")[starts]
+    lead = width - block.properties_sizes[members].astype(np.int64)
+    text[_LEAD + np.arange(len(members)) * width + lead - 1] = 2
+    rows[:, 0] = 2  # ends the last value of the row before
+    return text
+
+
+def _values(
+    ends: Indices, kinds: npt.NDArray[np.uint8], firsts: Indices, chosen: npt.NDArray[np.bool_]
+) -> tuple[Indices, Indices]:
+    """Starts and sizes of the values behind the chosen separators; empty ones are left out."""
+    mine = firsts[chosen]
+    starts = ends[mine] + 1
+    following = mine + 1
+    odd = np.flatnonzero(kinds[following] != 2)  # noqa: PLR2004 (a value that holds 0x01)
+    if len(odd):
+        seconds = np.flatnonzero(kinds == 2)  # noqa: PLR2004
+        following[odd] = seconds[np.searchsorted(seconds, mine[odd])]
+    sizes = ends[following] - starts
+    kept = sizes > 0
+    return (starts, sizes) if kept.all() else (starts[kept], sizes[kept])
+
+
+def _tokens(
+    text: npt.NDArray[np.uint8], starts: Indices, sizes: Indices
+) -> tuple[Indices, Indices]:
+    """What the values are made of, divided at blanks."""
+    blanks = np.flatnonzero(text == ord(" "))
+    low = np.searchsorted(blanks, starts)
+    counts = np.searchsorted(blanks, starts + sizes) - low
+    if not counts.any():
+        return starts, sizes
+    pieces = counts + 1
+    of = np.repeat(np.arange(len(starts)), pieces)
+    number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    padded = np.append(blanks, 0)
+    begins = np.where(number == 0, starts[of], padded[low[of] + number - 1] + 1)
+    last = number == counts[of]
+    stops = np.where(last, (starts + sizes)[of], padded[np.minimum(low[of] + number, len(blanks))])
+    lengths = stops - begins
+    kept = lengths > 0
+    return begins[kept], lengths[kept]
+
+
+def _inner(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> Iterator[Keys]:
+    """Of inner batches. The items of one batch share a record, which is looked into once."""
+    wanted: dict[int, list[int]] = {}
+    for at in chosen.tolist():
+        wanted.setdefault(int(block.positions[at]), []).append(at)
+    for position, items in wanted.items():
+        asked = {int(offsets[at]) for at in items}
+        found = [
+            (hash_bytes(key.encode("utf-8", "surrogateescape"), seed), offset)
+            for offset, key in _inner_keys(block, position)
+            if offset in asked
+        ]
+        count = len(found)
+        yield Keys(
+            np.array([value for value, _ in found], np.uint64),
+            np.array([offset for _, offset in found], np.int64),
+            np.full(count, position, np.int64),
+            np.full(count, block.sizes[items[0]], np.int32),
+            np.full(count, block.store_timestamps_ms[items[0]], np.int64),
+        )
+
+
+def _inner_keys(block: RecordBlock, position: int) -> Iterator[tuple[int, str]]:
+    try:
+        messages = split_batch(decode_record(block.buffer, position, check_crc=False))
+    except (RecordError, DataError):
+        return  # nobody can read these messages, so nobody misses their keys
+    for message in messages:
+        found = message.properties
+        for key in (*split_keys(found.get(KEYS)), found.get(UNIQ_KEY)):
+            if key:
+                yield message.queue_offset, key

@@ -1,0 +1,207 @@
+"""Finds what is not covered yet, reads it and gives it to a builder: a bounded step at a time.
+
+What to do next is read from the journal's state in each step, never remembered: so a crash, another writer, a topic that
+began anew or a tail that was taken back needs no care here. When what was collected does not fit the state any more it is
+thrown away, and begun again.
+
+Records come from the tier, or from a ``Source`` that is nearer (the broker's local store); which one makes no difference to
+the result. A life that cannot be read because it is damaged is left alone until this indexer ends; it is counted.
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final, Protocol
+
+from backends.errors import ObjectNotFoundError
+from tiered.errors import DataError
+from tiered.log.indexed import uncovered
+from tiered.log.reader import QueueReader, TierBatch
+from tiered.log.state import Gap
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backends.base import ObjectStore
+    from tiered.index.builder import IndexBuilder
+    from tiered.log.state import Part, QueueLife, TierState
+    from tiered.model import MessageQueue
+
+_LOG = logging.getLogger("tiered.index")
+READ_BYTES: Final = 8 * 1024 * 1024
+_COUNT_MAX: Final = 1 << 20
+
+
+class Source(Protocol):
+    """Where a part's records may lie nearer than in the tier."""
+
+    def read(self, queue: MessageQueue, part: Part) -> TierBatch | None:
+        """All records of a part; None unless they are surely the same."""
+        ...
+
+
+class NoSource:
+    """Nothing is nearer."""
+
+    def read(self, queue: MessageQueue, part: Part) -> TierBatch | None:  # noqa: ARG002 (the protocol's)
+        """See ``Source``."""
+        return None
+
+
+class _Reading:
+    """A life that is being read. Kept from step to step, since a long life has many parts."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
+    ) -> None:
+        self.life = life
+        self.reader = QueueReader(store, prefix, queue, life)
+        self._parts = life.parts()
+        self._starts = [part.queue_offset for part in self._parts]
+
+    def part_at(self, offset: int) -> Part | None:
+        """The part that begins there."""
+        number = bisect_left(self._starts, offset)
+        found = self._parts[number] if number < len(self._parts) else None
+        return found if found and found.queue_offset == offset else None
+
+
+class Indexer:
+    """Gives a builder what no index covers yet.
+
+    Attributes:
+        builder: Collects it.
+        damaged: Lives that cannot be read, and why.
+    """
+
+    def __init__(
+        self, builder: IndexBuilder, store: ObjectStore, prefix: str, source: Source | None = None
+    ) -> None:
+        """Wire it.
+
+        Args:
+            builder: Empty.
+            store: The tier's.
+            prefix: Of the broker.
+            source: Where to look first.
+        """
+        self.builder = builder
+        self.damaged: dict[tuple[MessageQueue, int], DataError] = {}
+        self._store = store
+        self._prefix = prefix
+        self._source = source or NoSource()
+        self._reading: _Reading | None = None
+        self._gone: dict[tuple[MessageQueue, int], QueueLife] = {}
+
+    def step(self, state: TierState, *, bytes_max: int = READ_BYTES) -> int:
+        """Take the next records, of any queues.
+
+        Args:
+            state: What the journal says now.
+            bytes_max: Stop at so many bytes of records; a part that comes from a ``Source`` counts whole.
+
+        Returns:
+            How many bytes were read; 0 when all is covered or collected.
+
+        Raises:
+            BackendError: The tier did not answer; call again.
+            OSError: The work file can't be written: what was collected is gone, call again.
+        """
+        if not self._fits(state):
+            self.builder.reset()
+        taken = 0
+        for queue, life, start, end in self._wanted(state):
+            at = start
+            while at < end and taken < bytes_max:
+                before = at
+                at, size = self._take(queue, life, at, end)
+                taken += size
+                if at == before:
+                    break
+            if taken >= bytes_max:
+                break
+        return taken
+
+    def waits(self, state: TierState) -> int:
+        """How many messages (and holes) are neither covered nor collected."""
+        return sum(end - start for _, _, start, end in self._wanted(state))
+
+    def _fits(self, state: TierState) -> bool:
+        """Whether what was collected can still be named."""
+        for queue, incarnation in self.builder.lives():
+            start, end = self.builder.covered(queue, incarnation) or (0, 0)
+            life = _last(state, queue, incarnation)
+            holes = uncovered(life) if life else []
+            if not holes or holes[0][0] != start or end > holes[0][1]:
+                return False
+        return True
+
+    def _wanted(self, state: TierState) -> Iterator[tuple[MessageQueue, QueueLife, int, int]]:
+        for queue, lives in state.queues.items():
+            for incarnation in sorted({life.incarnation for life in lives}):
+                life = _last(state, queue, incarnation)
+                holes = uncovered(life) if life else []
+                if not life or not holes or self._is_left(queue, life):
+                    continue
+                collected = self.builder.covered(queue, incarnation)
+                start, end = holes[0]
+                if collected:
+                    end = min(end, collected[1] + self.builder.room(queue, incarnation))
+                    start = collected[1]
+                if start < end:
+                    yield queue, life, start, end
+
+    def _is_left(self, queue: MessageQueue, life: QueueLife) -> bool:
+        key = queue, life.incarnation
+        return key in self.damaged or self._gone.get(key) is life
+
+    def _take(self, queue: MessageQueue, life: QueueLife, at: int, end: int) -> tuple[int, int]:
+        """Take one piece; where it ends, and how many bytes it had. The same place: it cannot be read now."""
+        found: TierBatch | Gap | None = None
+        try:
+            found = self._read(queue, life, at, end)
+        except (
+            ObjectNotFoundError
+        ) as error:  # merged or expired, and the journal is about to say so
+            _LOG.info("%s: not there at queue offset %d: %s", queue, at, error)
+            self._gone[queue, life.incarnation] = life
+        except DataError as error:
+            self.damaged[queue, life.incarnation] = error
+            _LOG.warning("%s: keys from queue offset %d on are not indexed: %s", queue, at, error)
+        if found is None:
+            return at, 0
+        number = life.incarnation
+        if isinstance(found, Gap):
+            self.builder.add_nothing(queue, number, at, min(found.end, end))
+            return min(found.end, end), 0
+        try:
+            self.builder.add(queue, number, found.records, found.log_offset)
+        except BaseException:
+            self.builder.reset()  # nobody knows how far it got
+            raise
+        return found.records.end_offset, memoryview(found.records.data).nbytes or 1
+
+    def _read(self, queue: MessageQueue, life: QueueLife, at: int, end: int) -> TierBatch | Gap:
+        if self._reading is None or self._reading.life is not life:
+            self._reading = _Reading(self._store, self._prefix, queue, life)
+        part = self._reading.part_at(at)
+        found: TierBatch | Gap | None = None
+        if part is not None and part.queue_end <= end:
+            found = self._source.read(queue, part)
+        if found is None:
+            count = min(end - at, _COUNT_MAX)
+            found = self._reading.reader.read(
+                QueueOffset(at), bytes_max=READ_BYTES, count_max=count
+            )
+        assert found is not None, "it lies below the commit offset"
+        return found
+
+
+def _last(state: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
+    """The last life of an incarnation: those before it were taken back."""
+    lives = state.queues.get(queue, ())
+    return next((life for life in reversed(lives) if life.incarnation == incarnation), None)

@@ -1,0 +1,172 @@
+"""The payload of an index object: items in order of their hashes, and a filter that says where to look.
+
+Layout (big-endian; N items, B = 2^b buckets)::
+
+    offset          size     field
+    0               32·N     items, ordered by the upper 32 bits of their hash; equal ones newest first
+    32·N            4·(B+1)  directory: number of the first item of each bucket, and N
+    32·N+4·(B+1)    2·N      fingerprints: 16 bits of each item
+
+    item:  0  4  uint32  lower 32 bits of the hash
+           4  4  uint32  number of the queue (in the description's list ``covers``)
+           8  8  uint64  log offset of the record
+          16  8  int64   store time, UTC ms
+          24  4  uint32  size of the record
+          28  4  uint32  queue offset, counted from the start of what is covered of that queue
+
+An item's bucket is the upper b bits of its hash, its fingerprint the 16 bits behind them. Items, so fingerprints too, lie in
+order of both; so directory and fingerprints are at once the filter and the slot table. A key whose fingerprint is not in
+its bucket is not in the object; otherwise the places of the equal fingerprints are those of the items: the run, one range
+of bytes, whatever else is in the bucket. With 16 items a bucket (b is chosen so, up to 16) a key that is not there is
+taken for one that is once in 4,096 times, at 18 bits an item: as with a Bloom filter of that size, which does not say where.
+
+Around the payload lies ``tiered.format.part`` with blocks of ``INDEX_BLOCK_BYTES``. The description holds ``kind`` (index),
+``count``, ``bucket_bits``, ``store_min_ms``, ``store_max_ms``, and ``covers``: rows of topic, queue id, incarnation, start
+and end (queue offsets).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from tiered.index.hashing import Hashes
+
+ITEM: Final = np.dtype(
+    [
+        ("hash_low", ">u4"),
+        ("queue", ">u4"),
+        ("log_offset", ">u8"),
+        ("store_ms", ">i8"),
+        ("size", ">u4"),
+        ("queue_offset", ">u4"),
+    ]
+)
+ITEM_BYTES: Final = 32
+assert ITEM.itemsize == ITEM_BYTES
+INDEX_BLOCK_BYTES: Final = 4096
+BUCKET_ITEMS: Final = 16
+BUCKET_BITS_MAX: Final = 16
+FINGERPRINT_BITS: Final = 16
+_ORDER_BITS: Final = BUCKET_BITS_MAX + FINGERPRINT_BITS
+
+Items = npt.NDArray[np.void]
+
+
+def bucket_bits(count: int) -> int:
+    """How many bits name a bucket among ``count`` items."""
+    return min(max(0, (count - 1) // BUCKET_ITEMS).bit_length(), BUCKET_BITS_MAX)
+
+
+def filter_bytes(count: int, bits: int) -> int:
+    """Size of directory and fingerprints."""
+    return 4 * ((1 << bits) + 1) + 2 * count
+
+
+def order_of(
+    hashes: Hashes, store_ms: npt.NDArray[np.int64], queue_offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The order in which items lie: by the upper 32 bits of their hash, then newest first.
+
+    Two stable sorts by 16 bits (radix sorts, in NumPy), and then only what is equal is looked at again.
+    """
+    count = len(hashes)
+    order = np.arange(count - 1, -1, -1)  # what came last is newest, as a rule
+    upper = (hashes >> np.uint64(64 - _ORDER_BITS)).astype(np.uint32)
+    for shift in (0, 16):
+        digit = (upper[order] >> np.uint32(shift)).astype(np.uint16)
+        order = order[np.argsort(digit, kind="stable")]
+    ordered = upper[order]
+    same = ordered[1:] == ordered[:-1]
+    if same.any():
+        in_run = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        mine = order[in_run]
+        keys = (-queue_offsets[mine], -store_ms[mine], ordered[in_run])
+        order[in_run] = mine[np.lexsort(keys)]
+    return order
+
+
+def build_filter(ordered: Hashes, bits: int) -> bytes:
+    """Directory and fingerprints of hashes in order."""
+    buckets = np.arange((1 << bits) + 1, dtype=np.uint64)
+    upper = ordered >> np.uint64(64 - bits) if bits else np.zeros(len(ordered), np.uint64)
+    directory = np.searchsorted(upper, buckets).astype(">u4")
+    shift = np.uint64(64 - bits - FINGERPRINT_BITS)
+    prints = ((ordered >> shift) & np.uint64(0xFFFF)).astype(">u2")
+    return directory.tobytes() + prints.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Directory and fingerprints of one object. Immutable; about 2.25 bytes an item.
+
+    Attributes:
+        bits: Of a bucket's number.
+        directory: uint32[2^bits + 1].
+        prints: uint16[count].
+    """
+
+    bits: int
+    directory: npt.NDArray[np.uint32]
+    prints: npt.NDArray[np.uint16]
+
+    @classmethod
+    def parse(cls, data: Buffer, count: int, bits: int, *, where: str) -> Filter:
+        """Read what ``build_filter`` made.
+
+        Raises:
+            DataError: It contradicts itself.
+        """
+        view = memoryview(data).cast("B")
+        if not 0 <= bits <= BUCKET_BITS_MAX or view.nbytes != filter_bytes(count, bits):
+            raise _damaged("the filter has a wrong size", where)
+        split = 4 * ((1 << bits) + 1)
+        directory = np.frombuffer(view[:split], ">u4").astype(np.uint32)
+        if directory[0] != 0 or directory[-1] != count or (directory[1:] < directory[:-1]).any():
+            raise _damaged("the filter's directory is not in order", where)
+        return cls(bits, directory, np.frombuffer(view[split:], ">u2").astype(np.uint16))
+
+    def find(self, value: int) -> tuple[int, int]:
+        """Where the items of a hash may lie: numbers ``[start, end)``; an empty range: it is not there."""
+        bucket = value >> (64 - self.bits) if self.bits else 0
+        print_ = np.uint16(value >> (64 - self.bits - FINGERPRINT_BITS) & 0xFFFF)
+        low, high = int(self.directory[bucket]), int(self.directory[bucket + 1])
+        mine = self.prints[low:high]
+        start = int(np.searchsorted(mine, print_, side="left"))
+        end = int(np.searchsorted(mine, print_, side="right"))
+        return low + start, low + end
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds."""
+        return self.directory.nbytes + self.prints.nbytes
+
+
+def check_items(items: Items, filter_: Filter, covers: list[Any]) -> str:
+    """What is wrong with an object's items; empty when nothing is. For deep checks."""
+    if len(items) != len(filter_.prints):
+        return f"{len(items)} items, and {len(filter_.prints)} fingerprints"
+    if not len(items):
+        return ""
+    if int(items["queue"].max()) >= len(covers):
+        return "an item names a queue that is not covered"
+    lengths = np.array([end - start for *_, start, end in covers], np.int64)
+    if (items["queue_offset"] >= lengths[items["queue"].astype(np.int64)]).any():
+        return "an item's queue offset is not covered"
+    buckets = np.repeat(np.arange(len(filter_.directory) - 1), np.diff(filter_.directory))
+    order = (buckets.astype(np.int64) << FINGERPRINT_BITS) + filter_.prints
+    if (np.diff(order) < 0).any():
+        return "the fingerprints are not in order"
+    return ""
+
+
+def _damaged(what: str, where: str) -> DataError:
+    return DataError(what, where=where, do="`tiered rebuild --index` makes it again")
