@@ -1,0 +1,80 @@
+"""A queue of which the tier has no message, and that retention empties before it is tiered, has its gap on record."""
+
+from __future__ import annotations
+
+import pytest
+from support.dispatching import FAST, PREFIX, dispatching, read_back, run_once
+from support.synthetic import SyntheticStore
+
+from backends.memory import MemoryStore
+from tiered.log.reader import TierReader
+from tiered.log.verify import verify_tier
+from tiered.model import MessageQueue
+
+QUEUE = MessageQueue("t", 0)
+
+
+def begun(at: int) -> tuple[MemoryStore, SyntheticStore]:
+    """A tier that knows the queue, begun at ``at``, and has nothing of it."""
+    store, local = MemoryStore(), SyntheticStore()
+    append(local, at)
+    local.expire("t", 0, at)
+    run_once(store, local, settings=FAST)
+    return store, local
+
+
+def append(local: SyntheticStore, count: int) -> None:
+    for number in range(count):
+        local.append("t", 0, b"message %d" % number)
+
+
+def gaps(store: MemoryStore) -> list[tuple[int, int]]:
+    """On record, which ``status`` counts; nothing lies before them, so readers begin behind them."""
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    life = reader.state.life(QUEUE)
+    assert life
+    return [(gap.start, gap.end) for gap in life.gaps]
+
+
+def check_goes_on(store: MemoryStore, local: SyntheticStore, at: int) -> None:
+    append(local, 3)
+    run_once(store, local, settings=FAST, seed=9)
+    assert [*read_back(store, QUEUE)[0]] == [at, at + 1, at + 2]
+    assert verify_tier(store, PREFIX, deep=True, local=local).is_clean
+
+
+def test_emptied_between_two_runs():
+    store, local = begun(5)
+    append(local, 5)
+    local.expire("t", 0, 10)
+    run_once(store, local, settings=FAST, seed=2)
+    assert gaps(store) == [(5, 10)]
+    run_once(store, local, settings=FAST, seed=3)
+    assert gaps(store) == [(5, 10)]
+    check_goes_on(store, local, 10)
+
+
+def test_emptied_while_it_runs():
+    store, local = begun(5)
+    with dispatching(store, local, settings=FAST) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        append(local, 5)
+        local.expire("t", 0, 10)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20)
+    assert gaps(store) == [(5, 10)]
+    check_goes_on(store, local, 10)
+
+
+@pytest.mark.parametrize("more", [0, 4])
+def test_a_queue_that_was_empty_all_the_time_has_none(more: int):
+    store, local = begun(5)
+    append(local, more)
+    run_once(store, local, settings=FAST, seed=2)
+    assert gaps(store) == []
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    life = reader.state.life(QUEUE)
+    assert life
+    assert (life.min_offset, life.commit_offset) == (5, 5 + more)
