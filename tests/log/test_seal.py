@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -9,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiered.dispatch.sealer import SealJob
 from tiered.errors import InvalidError
 from tiered.journal.entry import Entry
-from tiered.log.seal import SealPolicy, is_joined, plan_merge, plan_seals, summary
+from tiered.log.seal import SealPlan, SealPolicy, is_joined, plan_merge, plan_seals, summary
 from tiered.log.state import (
+    Gap,
     ObjectRange,
     Part,
     QueueLife,
@@ -22,6 +26,7 @@ from tiered.log.state import (
     part_json,
     queue_action,
 )
+from tiered.log.verify_state import _check_life
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 QUEUE = MessageQueue("t", 0)
@@ -220,3 +225,162 @@ def test_a_seal_that_was_overtaken_does_not_bring_back_parts_that_nobody_names()
     state = sealed(state_of(FOUR, [make_part(300, 11, 10, 1)]), [join(FOUR)], 0, generation=0)
     late = sealed(state, [join(FOUR[:3]), FOUR[3]], 0)
     assert late.queues == state.queues
+
+
+# -- neighbours that file switches have left ------------------------------------------------------
+
+LIFETIME_MS = 1000
+BYTES = st.integers(0, 30) | st.integers(0, 300)
+
+
+def switched(draw: st.DrawFn, policy: SealPolicy) -> TierState:
+    """A life with gaps and file switches anywhere, segments that rolled for their size or age, and jumps of the clock."""
+    segments: list[Segment] = []
+    gaps: list[Gap] = []
+    log, queue, now_ms = 0, 0, 10_000
+    for _ in range(draw(st.integers(1, 12))):
+        if segments and draw(st.integers(0, 9)) == 0:
+            gaps.append(Gap(QueueOffset(queue), QueueOffset(queue + 3), "r"))
+            queue += 3
+        parts: list[Part] = []
+        for size in draw(st.lists(BYTES, min_size=1, max_size=6)):
+            parts.append(make_part(log, queue, size, 1, holes=0 if size else 1, time_ms=log))
+            log, queue = log + size, queue + 1
+            if sum(part.log.size_bytes for part in parts) >= policy.segment_bytes_max:
+                break
+        first = parts[0]
+        made = Segment(first.log_offset, first.queue_offset, now_ms, True, tuple(parts))
+        segments.append(made)
+        now_ms += draw(st.sampled_from((0, 1, 100, LIFETIME_MS, -50)))
+    segments[-1] = replace(segments[-1], sealed=False)
+    life = QueueLife(
+        0, QueueOffset(0), QueueOffset(queue), LogOffset(log), tuple(segments), tuple(gaps)
+    )
+    return TierState(generation=1, queues={QUEUE: (life,)})
+
+
+JOINING = st.integers(0, 150).flatmap(
+    lambda small: st.builds(
+        SealPolicy,
+        st.just(small),
+        st.integers(2 * small, 2 * small + 400),
+        st.integers(0, 900),
+        st.just(LIFETIME_MS),
+    )
+)
+JOINED = st.composite(lambda draw: (policy := draw(JOINING), switched(draw, policy)))()
+
+
+class History:
+    """Applies plans as the seal thread does, counts how often each byte is rewritten, and checks what stays true."""
+
+    def __init__(self, state: TierState) -> None:
+        self.state, self.rewritten = state, Counter[int]()
+
+    def life(self) -> QueueLife:
+        life = self.state.life(QUEUE)
+        assert life
+        return life
+
+    def apply(self, plan: SealPlan) -> None:
+        before = self.life()
+        made = [run[0] if len(run) == 1 else join([*run]) for run in plan.runs]
+        for run in plan.runs:
+            if len(run) > 1:
+                self.rewritten.update(p.queue_offset + n for p in run for n in range(p.count))
+        action = SealJob(plan, made).action()
+        entry = Entry(9, 1, "0badcafe", 0, [json.loads(json.dumps(action))])
+        self.state = MACHINE.apply(self.state, entry)
+        life = self.life()
+        assert [s.parts for s in life.segments if s.base_queue_offset == made[0].queue_offset] == [
+            tuple(made)
+        ]
+        assert list(_check_life(life)) == []
+        rest = replace(before, segments=life.segments)
+        assert (rest, summary(life.parts())) == (life, summary(before.parts()))
+        dumped = json.loads(json.dumps(MACHINE.dump(self.state)))
+        assert MACHINE.dump(MACHINE.load(dumped)) == dumped
+        self.state = MACHINE.load(dumped)
+
+    def settle(self, policy: SealPolicy, *, with_open: bool) -> None:
+        while plans := plan_seals(self.state, policy, with_open=with_open):
+            for plan in plans:
+                self.apply(plan)
+
+
+@given(JOINED)
+def test_short_neighbours_become_one_and_nothing_is_rewritten_twice(
+    case: tuple[SealPolicy, TierState],
+):
+    policy, state = case
+    history = History(state)
+    history.settle(policy, with_open=False)
+    history.settle(policy, with_open=True)
+    assert max(history.rewritten.values(), default=1) == 1
+    for one, two in pairwise(history.life().segments):
+        touches = one.parts[-1].queue_end == two.base_queue_offset
+        young = 2 * (two.created_ms - one.created_ms) < LIFETIME_MS
+        size = one.size_bytes + two.size_bytes
+        pays = len(plan_merge([*one.parts, *two.parts], policy)) < len(one.parts + two.parts)
+        assert not (touches and young and pays and size <= policy.segment_bytes_max)
+
+
+@given(JOINED, st.data())
+def test_segments_that_come_later_are_joined_without_rewriting_what_was(
+    case: tuple[SealPolicy, TierState], data: st.DataObject
+):
+    """The seal thread looks whenever a queue has rolled, `--seal` whenever it is run."""
+    policy, whole = case
+    life = whole.life(QUEUE)
+    assert life
+    history = History(whole)
+    known: tuple[Segment, ...] = ()
+    for count, segment in enumerate(life.segments, 1):
+        is_last = count == len(life.segments)
+        known = (*known, replace(segment, sealed=False))
+        end, log_end = segment.parts[-1].queue_end, segment.parts[-1].log_end
+        gaps = tuple(gap for gap in life.gaps if gap.end <= end)
+        now = replace(life, segments=known, gaps=gaps, commit_offset=end, log_end=log_end)
+        history.state = replace(whole, queues={QUEUE: (now,)})
+        history.settle(policy, with_open=is_last or data.draw(st.booleans()))
+        known = history.life().segments
+        known = (*known[:-1], replace(known[-1], sealed=True))
+    assert max(history.rewritten.values(), default=1) == 1
+
+
+def test_a_hundred_switches_in_a_row_leave_one_segment():
+    parts = row_of([10] * 101)
+    state = state_of(*[[part] for part in parts])
+    policy = SealPolicy(1000, 4000, 100_000, LIFETIME_MS)
+    assert plan_seals(state, policy) == [], "the open one may still belong to them"
+    history = History(state)
+    history.settle(policy, with_open=True)
+    (segment,) = history.life().segments
+    assert (len(segment.parts), segment.size_bytes, segment.merged) == (1, 1010, True)
+
+
+def test_a_join_that_was_overtaken_or_spans_a_gap_changes_nothing():
+    parts = row_of([100, 100, 100, 100])
+    policy = SealPolicy(1000, 4000, 250, LIFETIME_MS)
+    state = state_of(*[[part] for part in parts])
+    (plan,) = plan_seals(state, policy)
+    action = SealJob(plan, [join([*plan.parts])]).action()
+    history = History(state)
+    history.apply(plan)
+    late = MACHINE.apply(history.state, Entry(9, 1, "0badcafe", 0, [action]))
+    assert (late.queues, late.refused_parts) == (history.state.queues, 0)
+    changes = ({"start": 1}, {"segment": 100}, {"incarnation": 1}, {"parts": []})
+    for change in changes:
+        wrong = MACHINE.apply(state, Entry(9, 1, "0badcafe", 0, [{**action, **change}]))
+        assert wrong.queues == state.queues
+    whole = {**action, "parts": [part_json(join(parts))]}  # with the open segment
+    by_another = MACHINE.apply(state, Entry(9, 0, "0badcafe", 0, [whole]))
+    assert by_another.queues == state.queues
+    assert MACHINE.apply(state, Entry(9, 1, "0badcafe", 0, [whole])).queues != state.queues
+    life = state.life(QUEUE)
+    assert life
+    apart = replace(life.segments[1], base_queue_offset=QueueOffset(2))
+    torn = replace(life, segments=(life.segments[0], apart, *life.segments[2:]))
+    torn_state = replace(state, queues={QUEUE: (torn,)})
+    after = MACHINE.apply(torn_state, Entry(9, 1, "0badcafe", 0, [action]))
+    assert after.queues == torn_state.queues

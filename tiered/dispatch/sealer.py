@@ -1,7 +1,7 @@
-"""Merges the small parts of one segment into fewer, larger ones. What is to be merged is ``tiered.log.seal``'s decision.
+"""Merges the small parts of a segment, or of neighbours that become one. What is to be merged ``tiered.log.seal`` decides.
 
-Ordering: the merged data object, then the merged index object; then, by the caller, the ``seal`` entry that names both.
-What was merged is named by no entry any more, and is collected as an orphan after the grace.
+Ordering: the merged data object, then the merged index object; then, by the caller, the ``seal`` or ``join`` action that
+names both. What was merged is named by no entry any more, and is collected as an orphan after the grace.
 
 Retries and errors: nothing is retried here, but a job can be gone on with: it keeps what is stored, so that a failure costs
 at most one orphan. Every byte read is checked; a damaged or missing part is a ``DataError``.
@@ -13,7 +13,7 @@ stores need.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError
 from tiered import keys
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SealJob:
-    """A segment that is being sealed.
+    """A segment that is being sealed, or neighbours that become one.
 
     Attributes:
         plan: What is to be made.
@@ -47,14 +47,12 @@ class SealJob:
 
     def action(self) -> Action:
         """What the journal is to say when all is made."""
-        plan = self.plan
-        return queue_action(
-            "seal",
-            plan.queue,
-            plan.incarnation,
-            segment=plan.segment.base_offset,
-            parts=[part_json(part) for part in self.parts],
-        )
+        plan, first = self.plan, self.plan.segment
+        parts = [part_json(part) for part in self.parts]
+        told: dict[str, Any] = {"segment": first.base_offset, "parts": parts}
+        if plan.joins:
+            told["start"] = first.base_queue_offset
+        return queue_action("join" if plan.joins else "seal", plan.queue, plan.incarnation, **told)
 
     def rewritten(self) -> tuple[int, int]:
         """How many parts were replaced by merged ones, and the bytes of those (records and index)."""
@@ -115,7 +113,7 @@ class Sealer:
         plan, first = job.plan, run[0]
         *_, holes, low, high = summary(run)
         count = sum(part.count for part in run)
-        description = {
+        description: dict[str, Any] = {
             "topic": plan.queue.topic,
             "queue_id": plan.queue.queue_id,
             "incarnation": plan.incarnation,
@@ -127,6 +125,9 @@ class Sealer:
             "store_max_ms": high,
             "merged": len(run),
         }
+        if plan.joins:
+            ends = plan.segments[-1].parts[-1].queue_end
+            description["joined"] = [plan.segment.base_queue_offset, ends]
         if job.log is None:
             data = self._join([part.log for part in run], stop)
             if data is None:

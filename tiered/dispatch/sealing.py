@@ -1,8 +1,9 @@
 """The seal thread: while messages are followed, segments that have rolled are merged and sealed.
 
 Overview: the build thread says which queue has rolled (``rolled``); at the start everything that earlier reigns have left
-is found from the state. One thread merges one segment at a time, and hands one ``seal`` action to the build thread, which
-alone writes the journal. It waits until the entry is durable before it begins the next segment.
+is found from the state. One thread merges one segment (or row of short neighbours) at a time, and hands one ``seal`` or
+``join`` action to the build thread, which alone writes the journal. It waits until the entry is durable before it begins
+the next. A row waits until what lies behind it can't belong to it; that is looked at when the queue rolls, and now and then.
 
 Ordering: data, index, entry (I2). A segment that has rolled takes no part any more, so nothing that is dispatched can
 race with its sealing. When the queue begins anew meanwhile, or another has sealed the segment, replay ignores the action.
@@ -31,11 +32,11 @@ from tiered.dispatch.rounds import Fact
 from tiered.dispatch.sealer import Sealer, SealJob
 from tiered.dispatch.throttle import Throttle
 from tiered.errors import TieredStoreError
-from tiered.log.seal import SealPlan, plan_seals
+from tiered.log.seal import SealPlan, may_grow, plan_seals
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
@@ -52,6 +53,8 @@ _TRIES = 5
 """Of ``seal_all`` for one merged part, when the store could not do it."""
 _TOGETHER = 64
 """Actions that ``seal_all`` hands over at once."""
+_LOOK_S = 3.0
+"""Between two looks at queues of which a row may still grow; nobody tells when it has become clear that it can't."""
 
 
 class SealThread:
@@ -105,6 +108,7 @@ class SealThread:
         self._one = threading.Lock()  # held while a segment is sealed
         self._lock = threading.Lock()
         self._rolled: set[MessageQueue] = set()
+        self._growing: set[MessageQueue] = set()  # of the thread alone
         self._jobs: deque[SealJob] = deque()
         self._met: set[object] = (
             set()
@@ -127,11 +131,14 @@ class SealThread:
         Raises:
             FencedError: Another process writes under our id.
         """
-        self._plan(None)
-        failures = 0
+        self._plan(self._state().queues)
+        failures, look_s = 0, self._clock.monotonic_s()
         while not self._stop.is_set():
             with self._lock:
                 rolled, self._rolled = self._rolled, set()
+            if self._clock.monotonic_s() >= look_s:
+                rolled |= self._growing
+                look_s = self._clock.monotonic_s() + _LOOK_S
             self._plan(sorted(rolled))
             if not self._jobs:
                 self._clock.wait(self._wake, 1.0)
@@ -155,8 +162,10 @@ class SealThread:
         """
         with self._one:
             ended = {queue for queue in self._state().queues if self._end(queue)}
-            plans = plan_seals(self._state(), self._policy, with_open=True)
-            plans = [plan for plan in plans if plan.segment.sealed or plan.queue in ended]
+            state = self._state()
+            others = [queue for queue in state.queues if queue not in ended]
+            plans = plan_seals(state, self._policy, queues=sorted(ended), with_open=True)
+            plans += plan_seals(state, self._policy, queues=others)
             sealed, made = 0, list[SealJob]()
             for plan in plans:
                 made += self._make_patiently(plan)
@@ -170,24 +179,28 @@ class SealThread:
 
     # -- planning -------------------------------------------------------------------------------
 
-    def _plan(self, queues: Iterable[MessageQueue] | None) -> None:
-        for plan in plan_seals(self._state(), self._policy, queues=queues):
+    def _plan(self, queues: Collection[MessageQueue]) -> None:
+        state = self._state()
+        for plan in plan_seals(state, self._policy, queues=queues):
             if plan.key not in self._met and plan.key not in self._damaged:
                 self._met.add(plan.key)
                 self._jobs.append(SealJob(plan))
+        self._growing.difference_update(queues)
+        self._growing.update(queue for queue in queues if may_grow(state, queue, self._policy))
 
-    def _find(self, plan: SealPlan) -> Segment | None:
-        """The plan's segment as it is now, in the present life of its queue."""
+    def _find(self, plan: SealPlan) -> tuple[Segment, ...]:
+        """What begins where the plan's first segment does, in the present life of its queue: as many as the plan has."""
         life = self._state().life(plan.queue)
         if life is None or life.incarnation != plan.incarnation:
-            return None
+            return ()
         wanted = plan.segment.base_offset, plan.segment.base_queue_offset
-        found = (s for s in life.segments if (s.base_offset, s.base_queue_offset) == wanted)
-        return next(found, None)
+        for at, segment in enumerate(life.segments):
+            if (segment.base_offset, segment.base_queue_offset) == wanted:
+                return life.segments[at : at + len(plan.segments)]
+        return ()
 
     def _is_current(self, plan: SealPlan) -> bool:
-        segment = self._find(plan)
-        return segment is not None and segment.parts == plan.segment.parts
+        return [s.parts for s in self._find(plan)] == [s.parts for s in plan.segments]
 
     # -- working --------------------------------------------------------------------------------
 
@@ -254,7 +267,7 @@ class SealThread:
     def _learn(self, job: SealJob) -> bool:
         """Count a seal that is history, and tell the queue's write side."""
         reached("seal-known")
-        segment = self._find(job.plan)
+        segment = next(iter(self._find(job.plan)), None)
         if segment is None or not segment.sealed or segment.parts != tuple(job.parts):
             _LOG.info("%s: a segment has changed while it was sealed", job.plan.queue)
             return False
@@ -263,7 +276,7 @@ class SealThread:
             with file.lock:
                 file.sealed(segment)
         merged, merged_bytes = job.rewritten()
-        self._counters.sealed_segments += 1
+        self._counters.sealed_segments += len(job.plan.segments)
         self._counters.merged_parts += merged
         self._counters.rewritten_bytes += merged_bytes
         return True

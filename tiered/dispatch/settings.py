@@ -83,6 +83,8 @@ class DispatchSettings:
 
     @property
     def seal_policy(self) -> SealPolicy:
-        """For ``tiered.log.seal``: merged parts of at most 32 MiB, and no larger than the buffer."""
+        """For ``tiered.log.seal``: merged parts of at most 32 MiB, and no larger than the buffer; segments as rolled."""
         merged_bytes_max = min(MERGED_BYTES_MAX, self.buffer_bytes_max)
-        return SealPolicy(min(self.small_part_bytes, merged_bytes_max // 2), merged_bytes_max)
+        small_bytes = min(self.small_part_bytes, merged_bytes_max // 2)
+        age_ms = self.commit_policy.segment_age_ms_max
+        return SealPolicy(small_bytes, merged_bytes_max, self.segment_bytes_max, age_ms)

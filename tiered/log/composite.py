@@ -347,10 +347,10 @@ class CompositeFlatFile:
         return True
 
     def sealed(self, segment: Segment) -> None:
-        """Learn what a segment that has ended consists of now; lets go of the parts that were merged.
+        """Learn what a segment that has ended consists of now, or several that have become one; forgets what was merged.
 
         Args:
-            segment: As the journal has it after the ``seal``.
+            segment: As the journal has it after the ``seal`` or ``join``.
         """
         parts = segment.parts
         self._replace(self.commit_log, segment.base_offset, [part.log for part in parts])
@@ -360,11 +360,20 @@ class CompositeFlatFile:
 
     @staticmethod
     def _replace(flat: TieredFlatFile, base: int, places: list[ObjectRange]) -> None:
-        """Swap a sealed segment's places. What has not exactly these bytes is another segment with that base."""
+        """Swap sealed segments' places. What has not exactly these bytes is another segment with that base."""
         size = sum(place.size_bytes for place in places)
-        for index, old in enumerate(flat.segments):
-            if old.sealed and (old.base_offset, old.commit_position) == (base, size):
-                flat.segments[index] = load_segment(base, old.created_ms, True, places)
+        for first, old in enumerate(flat.segments):
+            if old.base_offset != base:
+                continue
+            last, end = first, old.commit_position
+            while end < size and last + 1 < len(flat.segments):
+                last += 1
+                end += flat.segments[last].commit_position
+            row = flat.segments[first : last + 1]
+            if end == size and all(one.sealed for one in row):
+                made = load_segment(base, old.created_ms, True, places)
+                flat.segments[first : last + 1] = [made]
+                return
 
     def _must_roll(self, now_ms: int) -> bool:
         last = self.commit_log.segments[-1] if self.commit_log.segments else None

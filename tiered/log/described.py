@@ -56,6 +56,7 @@ class Described:
         log_key: Of an index object: the commit-log object that it points into; else empty.
         log_crc: Of an index object: CRC-32 of that one's payload; else 0.
         is_merged: It was made by sealing, of several.
+        joined: Queue offsets of the whole segment that sealing made of several; (0, 0) else.
         modified_ms: When the store got it; -1 when it does not say.
     """
 
@@ -74,6 +75,7 @@ class Described:
     log_key: str
     log_crc: int
     is_merged: bool
+    joined: tuple[int, int]
     modified_ms: int
 
 
@@ -165,6 +167,7 @@ def _checked(key: str, said: DataKey, trailer: Trailer, info: ObjectInfo) -> Des
         log_key=_text(text, "log_key") if is_index else "",
         log_crc=_whole(text, "log_crc") if is_index else 0,
         is_merged="merged" in text,
+        joined=_joined(text),
         modified_ms=info.modified_ms,
     )
     queue = (text.get("kind"), text.get("topic"), text.get("queue_id"), text.get("incarnation"))
@@ -175,11 +178,18 @@ def _checked(key: str, said: DataKey, trailer: Trailer, info: ObjectInfo) -> Des
     return found
 
 
-def _whole(text: Mapping[str, Any], name: str, *, low: int = 0) -> int:
+def _whole(text: Mapping[Any, Any], name: object, *, low: int = 0) -> int:
     value = text[name]
     if type(value) is not int or not low <= value <= _INT_MAX:
         raise ValueError(f"{name} is {value!r:.80}")
     return value
+
+
+def _joined(text: Mapping[str, Any]) -> tuple[int, int]:
+    if "joined" not in text:
+        return 0, 0
+    start, end = (_whole(dict(enumerate(text["joined"])), number) for number in (0, 1))
+    return start, end
 
 
 def _text(text: Mapping[str, Any], name: str) -> str:

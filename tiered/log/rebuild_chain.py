@@ -40,6 +40,7 @@ class Candidate(NamedTuple):
         part: The part.
         segment: Base log offset of its segment.
         is_merged: It was made by sealing.
+        joined: Queue offsets of the segment that sealing made of several; (0, 0) else.
         modified_ms: When the store got its index; -1 when it does not say.
     """
 
@@ -47,6 +48,7 @@ class Candidate(NamedTuple):
     part: Part
     segment: int
     is_merged: bool
+    joined: tuple[int, int]
     modified_ms: int
 
 
@@ -89,7 +91,7 @@ def _candidate(log: Described, index: Described) -> Candidate:
         index.store_max_ms,
     )
     rank = (made.generation, made.sequence, False)
-    return Candidate(rank, part, index.segment, index.is_merged, index.modified_ms)
+    return Candidate(rank, part, index.segment, index.is_merged, index.joined, index.modified_ms)
 
 
 def _place(one: Described) -> ObjectRange:
@@ -114,7 +116,7 @@ def _known(life: QueueLife, objects: Mapping[str, Described]) -> Iterator[Candid
             if index is not None and is_there(objects, part):
                 made = index.said.object_id
                 rank = (made.generation, made.sequence, True)
-                yield Candidate(rank, part, segment.base_offset, index.is_merged, -1)
+                yield Candidate(rank, part, segment.base_offset, index.is_merged, index.joined, -1)
 
 
 def is_there(objects: Mapping[str, Described], part: Part) -> bool:

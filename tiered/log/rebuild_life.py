@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -131,9 +132,17 @@ def _known_tail(last: Part, known: QueueLife | None) -> list[Gap]:
 
 def _segments(chain: Sequence[Candidate], known: QueueLife | None) -> tuple[Segment, ...]:
     rows: list[list[Candidate]] = []
+    joined = sorted({one.joined for one in chain if one.joined[1]})
+
+    def segment(one: Candidate) -> int | tuple[int, int]:
+        """Which it is of; a part that sealing has left as it was, when it joined segments, does not say so itself."""
+        start = int(one.part.queue_offset)
+        at = bisect_right(joined, start, key=lambda row: row[0]) - 1
+        return joined[at] if at >= 0 and start < joined[at][1] else one.segment
+
     for one in chain:
         last = rows[-1][-1] if rows else None
-        if last and last.segment == one.segment and _continues(last.part, one.part):
+        if last and segment(last) == segment(one) and _continues(last.part, one.part):
             rows[-1].append(one)
         else:
             rows.append([one])
@@ -162,4 +171,5 @@ def _segment(row: Sequence[Candidate], known: QueueLife | None, *, is_last: bool
         same.created_ms if same else max(0, created_ms),
         sealed=not is_last or bool(same and same.sealed) or any(one.is_merged for one in row),
         parts=tuple(one.part for one in row),
+        merged=any(one.is_merged for one in row),
     )

@@ -1,15 +1,18 @@
-"""Sealing: fewer, larger objects for a segment that is full or old, without needless rewriting.
+"""Sealing: fewer, larger objects for segments that are full or old, without needless rewriting.
 
-Everything here is pure. ``plan_seals`` finds the segments where merging pays, from nothing but the state: what was merged
-once plans to nothing, so there is no mark to keep and a restart finds what an earlier reign has left. ``is_joined`` is the
-rule by which replay accepts a ``seal`` action.
+Everything here is pure. ``plan_seals`` finds what is to be merged, from nothing but the state, so a restart finds what an
+earlier reign has left. ``is_joined`` is the rule by which replay accepts a ``seal`` action, ``joined`` the one of ``join``.
 
-Short segments that a bad hour has left (file switches) are not merged with their neighbours: a part lies in one segment.
+Short segments that a bad hour has left (file switches) are joined with their neighbours while they are merged: ``groups``
+are rows of segments that would have been one without the switches. A group is merged once it is *closed*, when what lies
+behind it can never join it; so no byte is merged for a group that still grows. What was merged (``Segment.merged``) joins
+no neighbour any more: nothing is rewritten twice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tiered.errors import InvalidError
@@ -33,10 +36,15 @@ class SealPolicy:
         small_bytes: A part below this (records and index together) is small; 0: nothing is, so nothing is merged.
         merged_bytes_max: A merged part is at most so large; one of its two objects is held in memory while it is made.
             At least twice ``small_bytes``: so whatever ends a run for its size is not small, and is never merged again.
+        segment_bytes_max: Neighbours are joined to segments of at most so many bytes of records; 0: never.
+        segment_age_ms_max: The age at which a segment is rolled. Neighbours are joined that were begun within half of
+            it: so what was rolled for its age stays apart, and expires in time.
     """
 
     small_bytes: int = SMALL_BYTES
     merged_bytes_max: int = MERGED_BYTES_MAX
+    segment_bytes_max: int = 0
+    segment_age_ms_max: int = 24 * 3_600_000
 
     def __post_init__(self) -> None:
         if self.merged_bytes_max < 2 * self.small_bytes:
@@ -48,30 +56,45 @@ class SealPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SealPlan:
-    """What is to become of one segment.
+    """What is to become of one segment, or of several neighbours that become one.
 
     Attributes:
         queue: Whose.
         incarnation: Which life.
-        segment: As the journal has it.
-        runs: Its parts, in order; a run of several becomes one part, a run of one stays as it is.
+        segments: As the journal has them.
+        runs: Their parts, in order; a run of several becomes one part, a run of one stays as it is.
     """
 
     queue: MessageQueue
     incarnation: int
-    segment: Segment
+    segments: tuple[Segment, ...]
     runs: tuple[tuple[Part, ...], ...]
 
     @property
-    def key(self) -> tuple[MessageQueue, int, int, int]:
-        """Names the segment (two may have one base log offset, when the first has nothing but holes)."""
-        segment = self.segment
-        return self.queue, self.incarnation, segment.base_offset, segment.base_queue_offset
+    def segment(self) -> Segment:
+        """The first: its name is what is left."""
+        return self.segments[0]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All of them."""
+        return tuple(part for segment in self.segments for part in segment.parts)
+
+    @property
+    def key(self) -> tuple[MessageQueue, int, int, int, int]:
+        """Names the segments (two may have one base log offset, when the first has nothing but holes)."""
+        first, end = self.segment, self.segments[-1].parts[-1].queue_end
+        return self.queue, self.incarnation, first.base_offset, first.base_queue_offset, end
 
     @property
     def merges(self) -> bool:
         """Whether any run has several parts."""
-        return len(self.runs) < len(self.segment.parts)
+        return any(len(run) > 1 for run in self.runs)
+
+    @property
+    def joins(self) -> bool:
+        """Whether several segments become one."""
+        return len(self.segments) > 1
 
 
 def plan_merge(parts: Sequence[Part], policy: SealPolicy) -> list[list[Part]]:
@@ -111,8 +134,9 @@ def plan_seals(
         with_open: Also end and seal the last segment of each queue.
 
     Returns:
-        Plans for the present life of each queue, oldest segment first: those that have rolled and where something is
-        to be merged, and with ``with_open`` the open ones, whether anything is to be merged or not.
+        Plans for the present life of each queue, oldest segment first: of those that have rolled (groups that are
+        closed) where something is to be merged, and with ``with_open`` the open ones, whether anything is to be merged
+        or not.
     """
     found: list[SealPlan] = []
     for queue in state.queues if queues is None else queues:
@@ -124,14 +148,84 @@ def plan_seals(
 def _plans(
     queue: MessageQueue, life: QueueLife, policy: SealPolicy, with_open: bool
 ) -> Iterator[SealPlan]:
-    for index, segment in enumerate(life.segments):
-        is_last = index == len(life.segments) - 1
-        if is_last and not with_open:
-            return
-        runs = tuple(tuple(run) for run in plan_merge(segment.parts, policy))
-        plan = SealPlan(queue, life.incarnation, segment, runs)
-        if plan.merges or not segment.sealed:
+    for group in groups(life.segments, policy):
+        if group[-1] is life.segments[-1] and not with_open:
+            return  # it is open, or may still be joined by what comes
+        plan = _plan(queue, life, group, policy)
+        if plan.merges:
             yield plan
+        else:  # nothing is gained by joining them
+            alone = (_plan(queue, life, [segment], policy) for segment in group)
+            yield from (plan for plan in alone if not plan.segment.sealed)
+
+
+def _plan(
+    queue: MessageQueue, life: QueueLife, group: Sequence[Segment], policy: SealPolicy
+) -> SealPlan:
+    parts = [part for segment in group for part in segment.parts]
+    runs = tuple(tuple(run) for run in plan_merge(parts, policy))
+    return SealPlan(queue, life.incarnation, tuple(group), runs)
+
+
+def groups(segments: Sequence[Segment], policy: SealPolicy) -> list[list[Segment]]:
+    """Divide a life's segments into rows of neighbours that fit together in one. All but the last row are closed."""
+    found: list[list[Segment]] = []
+    size = 0
+    for segment in segments:
+        fits = policy.segment_bytes_max > 0 and bool(found) and _fits(found[-1], segment, policy)
+        if fits and size + segment.size_bytes <= policy.segment_bytes_max:
+            found[-1].append(segment)
+            size += segment.size_bytes
+        else:
+            found.append([segment])
+            size = segment.size_bytes
+    return found
+
+
+def may_grow(state: TierState, queue: MessageQueue, policy: SealPolicy) -> bool:
+    """Whether the open segment of a queue may still be joined with those before it, so that they wait."""
+    life = state.life(queue)
+    rows = groups(life.segments, policy) if life else []
+    return bool(rows) and len(rows[-1]) > 1
+
+
+def _fits(group: Sequence[Segment], segment: Segment, policy: SealPolicy) -> bool:
+    """Whether a segment may join those before it, as far as its size allows."""
+    age_ms = segment.created_ms - group[0].created_ms
+    if group[-1].merged or segment.merged or 2 * age_ms >= policy.segment_age_ms_max:
+        return False
+    return _touch(group[-1], segment)
+
+
+def _touch(one: Segment, two: Segment) -> bool:
+    """Whether nothing lies between two segments: no gap, and no lost bytes."""
+    last = one.parts[-1]
+    return (last.queue_end, last.log_end) == (two.base_queue_offset, two.base_offset)
+
+
+def joined(
+    life: QueueLife, parts: Sequence[Part], *, base: int, start: int, with_open: bool
+) -> tuple[Segment, ...] | None:
+    """The segments of a life after a ``join`` action; None when the action presumes what does not hold.
+
+    Args:
+        life: The one that the action speaks of.
+        parts: What the one segment is to consist of.
+        base: Log offset at which the first of the old segments begins.
+        start: Queue offset at which it begins.
+        with_open: The last may be open: only from the reigning writer, who would go on in it.
+    """
+    found = [(s.base_offset, s.base_queue_offset) == (base, start) for s in life.segments]
+    if not parts or True not in found:
+        return None
+    first = found.index(True)
+    old = [s for s in life.segments[first:] if s.base_queue_offset < parts[-1].queue_end]
+    touch = all(_touch(one, two) for one, two in pairwise(old))
+    may = with_open or all(segment.sealed for segment in old)
+    if not (touch and may and is_joined([part for s in old for part in s.parts], parts)):
+        return None
+    one = replace(old[0], parts=tuple(parts), sealed=True, merged=True)
+    return (*life.segments[:first], one, *life.segments[first + len(old) :])
 
 
 def is_joined(old: Sequence[Part], new: Sequence[Part]) -> bool:

@@ -190,7 +190,7 @@ class _Run:
                             part,
                             queue=queue,
                             incarnation=life.incarnation,
-                            segment=segment.base_offset,
+                            segment=segment,
                             skip=missing,
                         )
                         yield _Step(check.run, part.log.object_bytes + part.index.object_bytes)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.format.block import RecordBlock
-    from tiered.log.state import ObjectRange, Part
-    from tiered.model import LogOffset, MessageQueue
+    from tiered.log.state import ObjectRange, Part, Segment
+    from tiered.model import MessageQueue
 
     Ints = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
@@ -44,7 +44,7 @@ class PartCheck:
         *,
         queue: MessageQueue,
         incarnation: int,
-        segment: LogOffset,
+        segment: Segment,
         skip: AbstractSet[str] = frozenset(),
     ) -> None:
         """Prepare the check; objects in ``skip`` are known to be missing."""
@@ -79,7 +79,7 @@ class PartCheck:
             "topic": self._queue.topic,
             "queue_id": self._queue.queue_id,
             "incarnation": self._incarnation,
-            "segment": self._segment,
+            "segment": self._segment.base_offset,
             "log_offset": part.log_offset,
             "queue_offset": part.queue_offset,
             "count": part.count,
@@ -112,11 +112,20 @@ class PartCheck:
 
     def _description(self, key: str, found: Mapping[str, Any], said: Mapping[str, Any]) -> None:
         for name, value in said.items():
-            if name == "segment" and type(found.get(name)) is int and found[name] < value:
-                continue  # where a rebuilt journal lost objects, their segment goes on as another
+            if name == "segment" and type(found.get(name)) is int and self._may_be(found[name]):
+                continue
             if found.get(name) != value:
                 detail = f"{name} is {found.get(name)!r}; the journal says {value!r}"
                 self._found.problem("description", key, detail)
+
+    def _may_be(self, segment: int) -> bool:
+        """Whether the part may have been made for another segment than it is of.
+
+        Where a rebuilt journal lost objects, their segment goes on as another; what joining has left as it was names the
+        segment that it was made for.
+        """
+        joined = self._segment.merged and segment <= self._part.log_offset
+        return joined or segment < self._segment.base_offset
 
     def _items(self, items: npt.NDArray[np.void], log: memoryview | None) -> None:
         part = self._part

@@ -14,7 +14,7 @@ After a crash: what entries name is repaired, the rest as before; repair again.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiered import keys
 from tiered.dispatch.uploads import Uploader
@@ -191,7 +191,7 @@ class Repairer:
 
 def _upload(uploader: Uploader, repair: SegmentRepair, part: Part, found: PartBytes) -> Part:
     queue, incarnation = repair.queue, repair.incarnation
-    description = {
+    description: dict[str, Any] = {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
         "incarnation": incarnation,
@@ -203,6 +203,9 @@ def _upload(uploader: Uploader, repair: SegmentRepair, part: Part, found: PartBy
         "store_max_ms": part.store_max_ms,
         "merged": 1,  # so that a rebuild does not take it for a reign that began to write here
     }
+
+    if (segment := repair.segment).merged:
+        description["joined"] = [segment.base_queue_offset, segment.parts[-1].queue_end]
 
     def put(key: str, data: Buffer, **more: object) -> ObjectRange:
         buffers = [data] if memoryview(data).nbytes else []
