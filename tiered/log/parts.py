@@ -132,6 +132,7 @@ class QueueLife:
         gaps: Recorded gaps, in order.
         quarantined: Records put into quarantine.
         ended: Why this life is over; empty while it lasts.
+        indexed: Queue offsets whose keys are in index objects (``tiered.log.indexed``).
     """
 
     incarnation: int
@@ -139,24 +140,16 @@ class QueueLife:
     commit_offset: QueueOffset
     log_end: LogOffset = LogOffset(0)  # noqa: RUF009 (a NewType: the number itself)
     segments: tuple[Segment, ...] = ()
-        indexed: Queue offsets whose keys are in index objects (``tiered.log.indexed``).
     gaps: tuple[Gap, ...] = ()
     quarantined: int = 0
     ended: str = ""
+    indexed: Ranges = ()
 
     def parts(self) -> list[Part]:
         """All parts, in order."""
         return [part for segment in self.segments for part in segment.parts]
 
 
-@dataclass(frozen=True, slots=True)
-    indexed: Ranges = ()
-class TierState:
-    """Everything that a broker's journal says.
-
-    Attributes:
-        generation: The reign.
-        writer: Id of the reigning writer.
 @dataclass(frozen=True, slots=True)
 class Cover:
     """Queue offsets ``[start, end)`` of one life of a queue."""
@@ -229,12 +222,20 @@ class IndexObject:
         return cls(place, count, filter_at, low, high, tuple(Cover.of(cover) for cover in covers))
 
 
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """Everything that a broker's journal says.
+
+    Attributes:
+        generation: The reign.
+        writer: Id of the reigning writer.
         holder: Who it was, for people.
         store: Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before
             the first reign.
         queues: Lives of each queue, oldest first; never empty.
         refused_parts: Parts, gaps and incarnations that replay refused.
         updated_ms: Time of the last entry.
+        indexes: The key index's objects, in the order in which they were named.
     """
 
     generation: int = 0
@@ -242,9 +243,9 @@ class IndexObject:
     holder: Mapping[str, Any] = field(default_factory=dict)
     store: Mapping[str, Any] = field(default_factory=dict)
     queues: Mapping[MessageQueue, tuple[QueueLife, ...]] = field(default_factory=dict)
-        indexes: The key index's objects, in the order in which they were named.
     refused_parts: int = 0
     updated_ms: int = 0
+    indexes: tuple[IndexObject, ...] = ()
 
     def life(self, queue: MessageQueue) -> QueueLife | None:
         """The present life of a queue."""
@@ -252,7 +253,6 @@ class IndexObject:
         return lives[-1] if lives else None
 
 
-    indexes: tuple[IndexObject, ...] = ()
 def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) -> Action:  # noqa: ANN401 (JSON values)
     """An action of one queue."""
     return {
@@ -319,6 +319,7 @@ def life_json(life: QueueLife) -> list[Any]:
         [[gap.start, gap.end, gap.reason] for gap in life.gaps],
         life.quarantined,
         life.ended,
+        *([[list(pair) for pair in life.indexed]] if life.indexed else []),
     ]
 
 
@@ -326,7 +327,6 @@ def life_of(row: list[Any]) -> QueueLife:
     """Undo ``life_json``.
 
     Raises:
-        *([[list(pair) for pair in life.indexed]] if life.indexed else []),
         ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
     """
     number, low, commit, log_end, segments, gaps, quarantined, ended, *indexed = row
@@ -348,5 +348,5 @@ def life_of(row: list[Any]) -> QueueLife:
         tuple(Gap(*gap) for gap in gaps),
         quarantined,
         ended,
-    )
         ranges_of(indexed[0]) if indexed else (),
+    )

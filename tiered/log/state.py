@@ -72,10 +72,10 @@ class TierMachine:
     take_back     ``end``, ``was``, ``part``, ``reason``: see ``tiered.log.takeback``
     incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
     meta          ``store``: identity of the local store
-    ============= ============================================================================================
-    """
     index         ``objects``: index objects that are new; ``drop``: keys of such as are given up first; see
                   ``tiered.log.indexed``; from anybody
+    ============= ============================================================================================
+    """
 
     def initial(self) -> TierState:
         """An empty tier."""
@@ -101,10 +101,10 @@ class TierMachine:
                     f"journal entry {entry.number} makes no sense: {error!r:.200}",
                     do="rebuild the journal with `tiered rebuild`",
                 ) from error
-        return replace(work.state, queues=work.queues, updated_ms=entry.time_ms)
-
         if any(action["do"] == "expire" for action in entry.actions):
             work.drop_useless_indexes()
+        return replace(work.state, queues=work.queues, updated_ms=entry.time_ms)
+
     def dump(self, state: TierState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
         return {
@@ -115,9 +115,9 @@ class TierMachine:
             "refused_parts": state.refused_parts,
             "updated_ms": state.updated_ms,
             "queues": [_queue_json(queue, lives) for queue, lives in state.queues.items()],
+            **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
         }
 
-            **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
         """For a checkpoint: one queue at a time."""
         rows = {"queues": (_queue_json(*item) for item in state.queues.items())}
@@ -151,9 +151,9 @@ class TierMachine:
                 MessageQueue(topic, queue_id): tuple(life_of(life) for life in lives)
                 for topic, queue_id, lives in document["queues"]
             },
+            indexes=tuple(IndexObject.of(row) for row in document.get("indexes", ())),
         )
 
-            indexes=tuple(IndexObject.of(row) for row in document.get("indexes", ())),
 
 def _apply(work: _Work, action: Action) -> None:
     check_action(action)
@@ -182,12 +182,12 @@ class _Work:
     def refuse(self) -> None:
         self.state = replace(self.state, refused_parts=self.state.refused_parts + 1)
 
-    def life(self, action: Action) -> QueueLife | None:
-        """The life that an action speaks of, if it is the present one."""
     def drop_useless_indexes(self) -> None:
         kept = tuple(one for one in self.state.indexes if is_of_use(one, self.queues))
         self.state = replace(self.state, indexes=kept)
 
+    def life(self, action: Action) -> QueueLife | None:
+        """The life that an action speaks of, if it is the present one."""
         lives = self.queues.get(_queue(action))
         life = lives[-1] if lives else None
         return life if life and life.incarnation == action["incarnation"] else None
@@ -310,6 +310,14 @@ def _expire(work: _Work, action: Action) -> None:
         work.queues[_queue(action)] = (*lives[:at], left, *lives[at + 1 :])
 
 
+def _index(work: _Work, action: Action) -> None:
+    if work.reigns or work.entry.generation == 0:
+        changed = after_index(work.state.indexes, work.queues, action)
+        if changed:
+            work.state = replace(work.state, indexes=changed[0])
+            work.queues.update(changed[1])
+
+
 def _quarantine(work: _Work, action: Action) -> None:
     life = work.life(action)
     if life and work.reigns:
@@ -328,14 +336,6 @@ def _incarnation(work: _Work, action: Action) -> None:
     ended = (*lives[:-1], replace(lives[-1], ended=action["reason"])) if lives else ()
     start = QueueOffset(action["start"])
     work.queues[queue] = (*ended, QueueLife(number, start, start))
-def _index(work: _Work, action: Action) -> None:
-    if work.reigns or work.entry.generation == 0:
-        changed = after_index(work.state.indexes, work.queues, action)
-        if changed:
-            work.state = replace(work.state, indexes=changed[0])
-            work.queues.update(changed[1])
-
-
 
 
 _HANDLERS = {
@@ -347,6 +347,7 @@ _HANDLERS = {
     "take_back": _take_back,
     "expire": _expire,
     "quarantine": _quarantine,
+    INDEX: _index,
     "incarnation": _incarnation,
 }
 
@@ -364,4 +365,3 @@ def _list_pieces(values: Iterable[Any]) -> Iterator[bytes]:
 
 def _queue(action: Action) -> MessageQueue:
     return MessageQueue(action["topic"], action["queue_id"])
-    INDEX: _index,
