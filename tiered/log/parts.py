@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action
 
 
+_MERGED = 1
+"""Of a segment in a checkpoint, in the place of ``sealed``: sealed and merged. To older programs it equals ``true``."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
     """Where bytes of a segment lie: a range of an object's payload.
@@ -96,6 +100,8 @@ class Segment:
         created_ms: When its first part was committed, by the writer's clock.
         sealed: Immutable from now on.
         parts: In order, without a hole in log offsets.
+        merged: Sealing has rewritten parts of it: it joins no neighbour any more (``tiered.log.seal``). Not compared:
+            it changes nothing of what the segment is.
     """
 
     base_offset: LogOffset
@@ -103,6 +109,7 @@ class Segment:
     created_ms: int
     sealed: bool = False
     parts: tuple[Part, ...] = ()
+    merged: bool = field(default=False, compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -311,7 +318,7 @@ def life_json(life: QueueLife) -> list[Any]:
                 s.base_offset,
                 s.base_queue_offset,
                 s.created_ms,
-                s.sealed,
+                _MERGED if s.merged else s.sealed,
                 [part_json(p) for p in s.parts],
             ]
             for s in life.segments
@@ -342,7 +349,14 @@ def life_of(row: list[Any]) -> QueueLife:
         commit,
         log_end,
         tuple(
-            Segment(base, queue, created, sealed, tuple(part_of(p) for p in parts))
+            Segment(
+                base,
+                queue,
+                created,
+                bool(sealed),
+                tuple(part_of(p) for p in parts),
+                merged=type(sealed) is int and sealed == _MERGED,
+            )
             for base, queue, created, sealed, parts in segments
         ),
         tuple(Gap(*gap) for gap in gaps),

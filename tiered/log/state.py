@@ -4,9 +4,9 @@ All values are immutable. ``TierMachine.apply`` is the one place that knows what
 recovery, verify, gc and archive use it.
 
 Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
-of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A seal whose parts
-are not the segment's own with neighbours joined changes nothing either, but is not counted: it may honestly come too late,
-when the queue has begun anew or another has sealed the segment. So it is with a take_back or expire that does not fit.
+of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A seal (or join) whose
+parts are not the segment's own with neighbours joined changes nothing either, but is not counted: it may honestly come too
+late, when the queue has begun anew or another has sealed the segment. So it is with a take_back or expire that does not fit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiered.log.parts import (
     part_of,
     queue_action,
 )
-from tiered.log.seal import is_joined
+from tiered.log.seal import is_joined, joined
 from tiered.log.takeback import cut
 from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
@@ -65,6 +65,8 @@ class TierMachine:
     part          ``segment`` (base log offset), ``part`` (see ``part_json``); a new segment rolls the one before
     seal          ``segment``, ``parts``: the segment's parts from now on (fewer, larger ones), sealed; when it is
                   the last, only the reigning writer may, since it would go on in it
+    join          ``segment``, ``start``, ``parts``: the same for a row of neighbours, which become one segment; the
+                  first begins at log offset ``segment`` and queue offset ``start``, the last ends where the parts end
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
                   anybody, but an open segment only from the reigning writer
@@ -254,7 +256,12 @@ def _seal(work: _Work, action: Action) -> None:
     if life is None or not (work.reigns or work.entry.generation == 0):
         return
     segments = tuple(
-        replace(segment, parts=parts, sealed=True)
+        replace(
+            segment,
+            parts=parts,
+            sealed=True,
+            merged=segment.merged or len(parts) < len(segment.parts),
+        )
         if segment.base_offset == action["segment"]
         and (segment.sealed or work.reigns)
         and is_joined(segment.parts, parts)
@@ -262,6 +269,17 @@ def _seal(work: _Work, action: Action) -> None:
         for segment in life.segments
     )
     work.put(action, replace(life, segments=segments))
+
+
+def _join(work: _Work, action: Action) -> None:
+    life = work.life(action)
+    parts = tuple(part_of(document) for document in action["parts"])
+    if life is None or not (work.reigns or work.entry.generation == 0):
+        return
+    base, start = action["segment"], action["start"]
+    segments = joined(life, parts, base=base, start=start, with_open=work.reigns)
+    if segments is not None:
+        work.put(action, replace(life, segments=segments))
 
 
 def _gap(work: _Work, action: Action) -> None:
@@ -343,6 +361,7 @@ _HANDLERS = {
     "meta": _meta,
     "part": _part,
     "seal": _seal,
+    "join": _join,
     "gap": _gap,
     "take_back": _take_back,
     "expire": _expire,
