@@ -84,7 +84,7 @@ class Broker(SyntheticStore):
 
     def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> Any:
         follower = super().follow(starts)
-        poll = follower.poll
+        poll, take_fallen = follower.poll, follower.take_fallen
 
         def slowly(window_bytes: int) -> list[RecordBatch]:
             batches = poll(window_bytes)
@@ -92,6 +92,7 @@ class Broker(SyntheticStore):
             return batches
 
         follower.poll = slowly  # type: ignore[method-assign]
+        follower.take_fallen = lambda: sorted(take_fallen())  # type: ignore[method-assign,assignment,return-value]
         return follower
 
     def _take_time(self) -> None:

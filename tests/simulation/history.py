@@ -44,6 +44,7 @@ class History:
         refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
         taken_back: How often a life was cut.
         begun_anew: How often another was begun.
+        merged: How often segments were sealed or joined.
         mixed: Parts that were not of one branch with what they followed, for a while.
     """
 
@@ -64,6 +65,7 @@ class History:
         self.taken_back = 0
         self.begun_anew = 0
         self.mixed = 0
+        self.merged = 0
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
         """An object has become visible."""
@@ -262,6 +264,7 @@ class History:
         one, at = segments[0], life.segments.index(segments[0])
         life.segments[at : at + len(segments)] = [Segment(one.base, one.queue_base, new, True)]
         self._unname(old)
+        self.merged += 1
 
     def _expire(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
         """Whole segments at the beginning of a life; one that presumes what does not hold changes nothing."""

@@ -1,17 +1,32 @@
-"""Runs seeds: one, or many in parallel with a line of progress."""
+"""Runs seeds: one, or many in parallel with a line of progress and a summary."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import multiprocessing
 import os
-import random
+import queue
 import sys
 import time
 import traceback
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEPS = (
+    "start", "kill", "pause", "outage", "late", "fenced", "switch", "batch", "batch divided", "batch broken", "gap",
+    "topic deleted", "tail lost", "copy level", "taken back", "begun anew", "mixed", "sealed", "expired", "deleted",
+    "collected", "spoiled", "clone", "stray",
+)  # fmt: skip
+"""What can happen in a run, so that it can be said what never did."""
+_FAILED_MAX = 50
+_AT_ONCE = 10
 
 
 def run_world(seed: int) -> World:
@@ -34,18 +49,29 @@ def run_seed(seed: int) -> str:
     return run_world(seed).trace()
 
 
-def one_processor() -> None:
+def met(world: World) -> Counter[str]:
+    """What happened in a run, how often."""
+    history = world.history
+    found = Counter(world.met)
+    found["gap"] = sum(len(life.gaps) for lives in history.queues.values() for life in lives)
+    found["fenced"] = sum(process.fenced for process in world.processes)
+    found["stray"] = len(history.strays)
+    found["taken back"] = history.taken_back
+    found["begun anew"] = history.begun_anew
+    found["mixed"] = history.mixed
+    found["sealed"] = history.merged
+    found["turns"] = world.scheduler.steps
+    found["requests"] = len(world.faulty.events)
+    dispatchers = [process.attachment.dispatcher for process in world.processes]
+    found["switch"] = sum(one.counters.switches for one in dispatchers if one)
+    return found
+
+
+def one_processor(number: int = 0) -> None:
     """Only one thread runs at a time, so the others of this process had better not wake up another processor."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {random.choice(sorted(os.sched_getaffinity(0)))})
-
-
-def _try(seed: int) -> tuple[int, str]:
-    try:
-        run_seed(seed)
-    except BaseException as error:  # noqa: BLE001 (reported with its seed)
-        return seed, f"{type(error).__name__}: {error}"
-    return seed, ""
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[number % len(processors)]})
 
 
 def main(arguments: list[str]) -> int:
@@ -58,7 +84,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     if options.seeds:
-        return _many(options.seed, options.seeds, options.jobs)
+        return _Many(options.seed, options.seeds, options.jobs).run()
     try:
         trace = run_seed(options.seed)
     except AssertionError:
@@ -68,22 +94,94 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _many(first: int, count: int, jobs: int) -> int:
-    failed: list[int] = []
-    began_s = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=one_processor) as pool:
-        seeds = range(first, first + count)
-        for done, (seed, error) in enumerate(pool.imap_unordered(_try, seeds, chunksize=20), 1):
+def _try(seed: int) -> tuple[int, str, Counter[str]]:
+    try:
+        return seed, "", met(run_world(seed))
+    except BaseException as error:  # noqa: BLE001 (reported with its seed)
+        return seed, f"{type(error).__name__}: {error}", Counter()
+
+
+def _work(number: int, seeds: Sequence[int], results: Any) -> None:
+    """Body of a process; what it gives has no order."""
+    one_processor(number)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
+    for low in range(0, len(seeds), _AT_ONCE):
+        done = [_try(seed) for seed in seeds[low : low + _AT_ONCE]]
+        results.put(([one[:2] for one in done], sum((one[2] for one in done), Counter())))
+
+
+class _Many:
+    """Many seeds, each process with its own share."""
+
+    def __init__(self, first: int, count: int, jobs: int) -> None:
+        self._first, self._count, self._jobs = first, count, max(1, min(jobs, count))
+        self._failed: dict[int, str] = {}
+        self._met: Counter[str] = Counter()
+        self._done = 0
+        self._began_s = time.monotonic()
+        self._told_s = 0.0
+
+    def run(self) -> int:
+        """Until all are done, or too many have failed; 1 when any has, or a process was lost."""
+        context = multiprocessing.get_context("spawn")
+        results = context.Queue()
+        end = self._first + self._count
+        workers = [
+            context.Process(
+                target=_work,
+                args=(number, range(self._first + number, end, self._jobs), results),
+                daemon=True,
+            )
+            for number in range(self._jobs)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            while self._done < self._count and len(self._failed) < _FAILED_MAX:
+                try:
+                    self._take(*results.get(timeout=5.0))
+                except queue.Empty:
+                    if not any(worker.is_alive() for worker in workers):
+                        break
+        finally:
+            for worker in workers:
+                worker.terminate()
+            self._sum_up()
+        return 1 if self._failed or self._done < self._count else 0
+
+    def _take(self, done: list[tuple[int, str]], found: Counter[str]) -> None:
+        self._done += len(done)
+        self._met.update(found)
+        for seed, error in done:
             if error:
-                failed.append(seed)
+                self._failed[seed] = error
                 print(f"\rseed {seed} FAILED: {error}\n  replay: python -m tests.simulation {seed}")
-            if done % 50 == 0 or done == count:
-                rate = done / (time.monotonic() - began_s)
-                print(
-                    f"\r{done}/{count} seeds, {len(failed)} failed, {rate:.0f} a second",
-                    end="",
-                    file=sys.stderr,
-                    flush=True,
-                )
-    print(f"\n{count} seeds from {first}: {len(failed)} failed {failed[:20]}")
-    return 1 if failed else 0
+        now_s = time.monotonic()
+        if now_s >= self._told_s + 1.0 or self._done == self._count:
+            self._told_s = now_s
+            rate = self._done / (now_s - self._began_s)
+            left_s = (self._count - self._done) / rate
+            print(
+                f"\r{self._done}/{self._count} seeds, {len(self._failed)} failed, {rate:.1f} a second,"
+                f" {left_s / 60:.1f} minutes left ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _sum_up(self) -> None:
+        seconds = time.monotonic() - self._began_s
+        rate = self._done / seconds
+        print(
+            f"\n{self._done} of {self._count} seeds from {self._first}: {len(self._failed)} violations;"
+            f" {seconds:.0f} seconds, {self._jobs} processes, {rate:.1f} seeds a second,"
+            f" {rate / self._jobs:.1f} for each process"
+        )
+        names = sorted(self._met.keys() - {*STEPS}) + list(STEPS)
+        print("  met: " + ", ".join(f"{name} {self._met[name]}" for name in names))
+        if never := [name for name in STEPS if not self._met[name]]:
+            print("  never: " + ", ".join(never))
+        for seed in sorted(self._failed):
+            print(f"  replay: python -m tests.simulation {seed}   # {self._failed[seed]:.120}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Thread = threading.Thread
 _TICK_S = 0.03
 """No wait is shorter: a timer on a busy machine."""
-_HANG_S = 30.0
+_HANG_S = 120.0
 _BUSY = 0.1
 """How often a queue's lock is taken when it is tried."""
 START_MS = 1_700_000_000_000

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 END_S = 30.0
 """Virtual seconds of bad luck; what comes after is healing."""
+THOROUGH_EVERY = 5
+"""Of so many seeds one is read to the last byte, verified deep and against the broker, and cleaned by a last gc."""
 STUCK_S = 300.0
 """Virtual seconds in which the last writer must have brought the tier level."""
 
@@ -90,6 +92,7 @@ class World:
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
+        self.is_thorough = seed % THOROUGH_EVERY == 0
         self.history = History(self.place.prefix, self.memory._objects, self.broker)
         self.processes: list[Process] = []
         self.reclaimers: list[Reclaimer] = []
