@@ -52,8 +52,8 @@ class _Given(Credentials):  # type: ignore[misc]  # (botocore ships no types)
         """See ``Credentials``."""
         try:
             now = self._source()
-        except Exception as error:
-            raise no_credentials(type(error).__name__) from error
+        except Exception as error:  # noqa: BLE001 (of any source; its text may hold secrets)
+            raise no_credentials(type(error).__name__) from None
         return ReadOnlyCredentials(now["access_key_id"], now["secret_access_key"], now.get("token"))
 
 
@@ -71,11 +71,11 @@ def load_profile(name: str | None) -> Profile:
         found = session.get_credentials()
         scoped = session._session.get_scoped_config()  # noqa: SLF001 (has no public door)
         services = session._session.full_config.get("services", {})  # noqa: SLF001 (the same)
-    except exceptions.CredentialRetrievalError as error:  # its text is what the source printed
+    except exceptions.CredentialRetrievalError:  # its text is what the source printed
         raise ConfigurationError(
             "where the AWS profile says that keys come from, there are none now: run its"
             " credential_process (or log in) by hand to see why"
-        ) from error
+        ) from None
     except exceptions.BotoCoreError as error:
         raise ConfigurationError(f"cannot use the AWS profile: {error}") from error
     own = services.get(scoped.get("services", ""), {}).get("s3", {})

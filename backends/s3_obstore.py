@@ -21,7 +21,7 @@ from obstore.store import S3Store as Client
 
 from backends.base import ObjectInfo, Version
 from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
-from backends.s3_wire import Condition, S3Failure, no_credentials
+from backends.s3_wire import NO_CREDENTIALS, Condition, S3Failure, no_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -183,7 +183,9 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (exceptions.BaseError, OSError, ValueError) as error:
-        raise failure_of(error) from error
+        failure = failure_of(error)
+        is_secret = failure.code == NO_CREDENTIALS  # what a source of keys says may hold them
+        raise failure from None if is_secret else error
 
 
 def failure_of(error: BaseException) -> S3Failure:

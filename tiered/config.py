@@ -15,6 +15,7 @@ setting cannot take. Which settings there are is the caller's table (``tiered.cl
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from pathlib import Path
 from tiered.errors import InvalidError
 
 ENVIRONMENT_PREFIX = "TIERED_"
+_USER = re.compile(r"//[^/@]*@")
+"""User and password in a URL: never shown, although no URL of ours takes them."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -92,7 +95,10 @@ class Setting:
         except InvalidError as error:
             raise InvalidError(f"{self.key}: {error.what}", where=source, do=error.do) from error
         except ValueError as error:
-            raise InvalidError(f"{self.key}: {error}", where=source) from error
+            what = "write NAME=VALUE" if self.is_masked else str(error)  # values may be secrets
+            raise InvalidError(f"{self.key}: {what}", where=source) from (
+                None if self.is_masked else error
+            )
 
     def _convert(self, raw: object) -> object:
         if self.shape is Shape.FLAG:
@@ -115,7 +121,7 @@ class Setting:
             return [self.shown(item) for item in value]
         if self.is_masked and isinstance(value, str):
             return value.partition("=")[0] + "=***"
-        return value
+        return _USER.sub("//***@", value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)

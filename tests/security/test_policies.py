@@ -214,6 +214,7 @@ def planted(actors: Actors) -> dict[str, str]:
         "lease": f"{PLACE}lease",
         "ledger": f"{PLACE}ledger/{1:020d}-0badcafe-0000000000",
         "quarantine": DATA.replace("queue/", "quarantine/").replace("commitlog/", ""),
+        "index": f"{PLACE}index/{1:020d}-0000000001-0badcafe-0000000000",
         "probe": "probe-0badcafe-put",
     }
     store = open_store(actors.url)
@@ -224,12 +225,12 @@ def planted(actors: Actors) -> dict[str, str]:
 
 
 MAY = {
-    "writer": {("put", kind) for kind in ("data", "entry", "lease", "quarantine", "probe")}
+    "writer": {("put", kind) for kind in ("data", "entry", "lease", "quarantine", "index", "probe")}
     | {("delete", "probe")},
     "reader": set(),
     "archiver": set(),
     "reclaimer": {("put", kind) for kind in ("entry", "lease", "ledger")}
-    | {("delete", kind) for kind in ("data", "entry", "quarantine")},
+    | {("delete", kind) for kind in ("data", "entry", "quarantine", "index")},
 }
 
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from backends.errors import ConfigurationError
 from backends.probe import PREFIX as PROBE
+from backends.registry import redacted
 from backends.s3_settings import split_location
 from tiered.errors import InvalidError
-from tiered.keys import JOURNAL, LEASE, LEDGER, QUARANTINE, QUEUE, broker_prefix
+from tiered.keys import INDEX, JOURNAL, LEASE, LEDGER, QUARANTINE, QUEUE, broker_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +55,7 @@ class Role:
 ROLES: Mapping[str, Role] = {
     WRITER: Role(
         "attach, verify --repair, rebuild, lease --break, doctor",
-        puts=(f"{JOURNAL}*", LEASE, f"{QUEUE}*", f"{QUARANTINE}*"),
+        puts=(f"{JOURNAL}*", LEASE, f"{QUEUE}*", f"{QUARANTINE}*", f"{INDEX}*"),
         probes=True,
     ),
     READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),
@@ -62,7 +63,7 @@ ROLES: Mapping[str, Role] = {
     RECLAIMER: Role(
         "expire, gc, delete-topic, lease --break",
         puts=(f"{JOURNAL}*", LEASE, f"{LEDGER}*"),
-        deletes=(f"{JOURNAL}*", f"{QUEUE}*", f"{QUARANTINE}*"),
+        deletes=(f"{JOURNAL}*", f"{QUEUE}*", f"{QUARANTINE}*", f"{INDEX}*"),
     ),
 }
 
@@ -134,7 +135,7 @@ def _archive(role: Role, grounds: Grounds, arn: str) -> list[dict[str, Any]]:
     if bucket == tier_bucket and (prefix.startswith(tier_prefix) or tier_prefix.startswith(prefix)):
         raise InvalidError(
             "tier and archive overlap, so an archiver could write into the tier",
-            where=grounds.archive,
+            where=redacted(grounds.archive),
             do="choose prefixes of which neither lies in the other",
         )
     writing = _allow("WriteArchive", [PUT, *_MULTIPART], [f"{arn}{bucket}/{prefix}*"])
@@ -163,7 +164,7 @@ def _place(url: str) -> tuple[str, str]:
     scheme, separator, location = url.partition("://")
     if not separator or scheme.lower() not in {"s3", "s3a"}:
         raise InvalidError(
-            "policies are for S3", where=url, do="give a URL like s3://bucket/prefix"
+            "policies are for S3", where=redacted(url), do="give a URL like s3://bucket/prefix"
         )
     try:
         bucket, prefix = split_location(location.rstrip("/"))
@@ -172,7 +173,7 @@ def _place(url: str) -> tuple[str, str]:
     if _UNFIT.intersection(prefix):
         raise InvalidError(
             "a prefix with *, ? or $ has another meaning in a policy",
-            where=url,
+            where=redacted(url),
             do="choose another prefix",
         )
     return bucket, f"{prefix}/" if prefix else ""
