@@ -64,7 +64,6 @@ _BLANK: /[ \t\n\r\f]+/
 %ignore _BLOCK_COMMENT
 %ignore _BLANK
 """
-_NO_COMMENTS: Final = ""
 _LINE_COMMENTS: Final = r"""
 _LINE_COMMENT.3: /--[^\n\r]*[\n\r]/
 %ignore _LINE_COMMENT
@@ -145,14 +144,14 @@ def _tokens(expression: str) -> Iterator[Token]:
     done = 0
     try:
         if lines_end:
-            for token in _lark().lex(expression):
+            for token in _lark(_LINE_COMMENTS).lex(expression):
                 yield token
                 done = token.end_pos or lines_end
                 if done >= lines_end:
                     break
             else:
                 return
-        yield from _lark(_NO_COMMENTS).lex(TextSlice(expression, done, len(expression)))
+        yield from _lark().lex(TextSlice(expression, done, len(expression)))
     except UnexpectedCharacters as error:
         raise _unreadable(expression, cast("Any", error).pos_in_stream) from None  # declared None
 
@@ -198,10 +197,10 @@ def _keyword(token: Token) -> Token:
 
 
 @cache
-def _lark(comments: str = _LINE_COMMENTS) -> Lark:
-    """The parser: its tables are the same for all expressions, and it holds no state of any."""
+def _lark(extra: str = "") -> Lark:
+    """The parser: its tables are the same for all expressions, and it holds no state of any. Some 0.1 s to make."""
     return Lark(
-        _GRAMMAR + comments,
+        _GRAMMAR + extra,
         parser="lalr",
         lexer="basic",
         keep_all_tokens=True,

@@ -124,11 +124,6 @@ def is_boolean(node: Node) -> bool:
     return not isinstance(node, _PLAIN)
 
 
-def depth_of(node: Node) -> int:
-    """How deep operators are nested; for trees that are not too deep already."""
-    return 1 + max(map(depth_of, operands_of(node)), default=0)
-
-
 def operands_of(node: Node) -> tuple[Node, ...]:
     """The nodes below it."""
     match node:
