@@ -334,7 +334,6 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"]), click.Argument(["topic"])],
     examples=[
         "tiered cat file:///tmp/tier orders --count 10",
-        "tiered cat file:///tmp/tier orders --incarnation all",
         "tiered cat s3://bucket/prefix orders --from now-2h --tag 'paid||sent' --format text",
     ],
 )

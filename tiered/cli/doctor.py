@@ -64,7 +64,6 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"])],
     examples=[
         "tiered doctor s3://bucket/prefix",
-        "tiered doctor file:///tmp/new-tier --new",
         "tiered doctor file:///tmp/tier --store /data/rocketmq/store --json",
     ],
 )

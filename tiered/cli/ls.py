@@ -177,6 +177,5 @@ COMMAND = make_command(
     examples=[
         "tiered ls file:///tmp/tier",
         "tiered ls file:///tmp/tier orders --objects -o jsonl",
-        "tiered ls file:///tmp/tier orders --lives",
     ],
 )

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from tiered.cli.settings_planned import planned
 from tiered.config import Setting, Shape
 
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
 
 REBUILD: tuple[Setting, ...] = (
-    Setting(
-        section="rebuild",
-        name="plan",
-        help="save the plan in this file, and change nothing",
-        default_text="the plan is only shown",
-        metavar="FILE",
-    ),
-    Setting(
-        section="rebuild",
-        name="apply",
-        help="carry out exactly the plan in this file; -: plan and carry out in one go",
-        default_text="nothing is changed",
-        metavar="FILE",
-    ),
-    _flag(section="rebuild", name="exit-code", help="end with code 1 when the plan has work"),
+    *planned("rebuild"),
     _flag(
         section="rebuild",
         name="accept-gaps",

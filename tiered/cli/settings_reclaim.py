@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tiered.cli.parsers import whole
+from tiered.cli.settings_planned import planned
 from tiered.cli.times import parse_duration
 from tiered.config import Setting, Shape
 
@@ -17,37 +18,21 @@ LEASE: tuple[Setting, ...] = (
 )
 
 
-def _planned(section: str, *, unit: str) -> tuple[Setting, ...]:
-    """The options of everything that plans first."""
-    return (
-        Setting(
-            section=section,
-            name="plan",
-            help="save the plan in this file, and change nothing",
-            default_text="the plan is only shown",
-            metavar="FILE",
-        ),
-        Setting(
-            section=section,
-            name="apply",
-            help="carry out exactly the plan in this file; -: plan and carry out in one go",
-            default_text="nothing is changed",
-            metavar="FILE",
-        ),
-        _flag(section=section, name="exit-code", help="end with code 1 when the plan has work"),
-        Setting(
-            section=section,
-            name="max-deletions",
-            help=f"{unit} in one run, at most",
-            default=10_000,
-            metavar="N",
-            parse=partial(whole, low=1),
-        ),
+def _limited(section: str, *, unit: str) -> tuple[Setting, ...]:
+    """The options of those that plan what is to go, of which one run takes only so much."""
+    limit = Setting(
+        section=section,
+        name="max-deletions",
+        help=f"{unit} in one run, at most",
+        default=10_000,
+        metavar="N",
+        parse=partial(whole, low=1),
     )
+    return (*planned(section), limit)
 
 
 GC: tuple[Setting, ...] = (
-    *_planned("gc", unit="objects deleted"),
+    *_limited("gc", unit="objects deleted"),
     _duration(
         section="gc",
         name="grace",
@@ -58,7 +43,7 @@ GC: tuple[Setting, ...] = (
 )
 
 EXPIRE: tuple[Setting, ...] = (
-    *_planned("expire", unit="objects given up"),
+    *_limited("expire", unit="objects given up"),
     Setting(
         section="expire",
         name="topics",
@@ -92,6 +77,6 @@ EXPIRE: tuple[Setting, ...] = (
     ),
 )
 
-DELETE_TOPIC: tuple[Setting, ...] = _planned("delete-topic", unit="objects given up")
+DELETE_TOPIC: tuple[Setting, ...] = _limited("delete-topic", unit="objects given up")
 
 RECLAIM: tuple[Setting, ...] = (*LEASE, *GC, *EXPIRE, *DELETE_TOPIC)
