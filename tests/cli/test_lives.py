@@ -121,7 +121,9 @@ def test_ls_shows_them(tiered: CommandLine, url: str):
     head = tiered.good("ls", url).text.splitlines()[0]
     assert "INCARNATION" in head.upper()
     assert tiered("ls", url, "--lives", "--objects").code == 2
-    assert "older" in tiered.good("status", url).text
+    status = tiered.good("status", url).text
+    assert "older" in status
+    assert "INCARNATION" in status.upper()
 
 
 def test_ls_of_queues_of_one_life_is_as_it_was(tiered: CommandLine, basic_tier: str):

@@ -97,7 +97,9 @@ def _show(output: Output, broker: dict[str, Any], now_ms: int) -> None:
     hidden = set() if with_lag else {"local_max_offset", "lag_messages", "lag_bytes", "lag_seconds"}
     if rows:
         output.line()
-        output.table(rows, [column for column in COLUMNS if column not in hidden])
+        older = ["incarnation", "ended_lives", "taken_back_messages"]
+        columns = [*COLUMNS, *(older if broker["ended_lives"] or broker["taken_back"] else [])]
+        output.table(rows, [column for column in columns if column not in hidden])
     output.line()
 
 
@@ -131,6 +133,7 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
         remarks.append(
             f"older     {broker['ended_lives']} incarnations that are over,"
             f" {broker['taken_back_messages']} messages that the broker took back"
+            " (`tiered ls URL --lives`)"
         )
     ahead = [
         queue for topic in broker["topics"] for queue in topic["queues"] if queue["ahead_messages"]
