@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -17,20 +15,15 @@ from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.testing.faulty import Fault, FaultyStore, Rule, SimulatedCrash
 from tiered.clock import ManualClock
-from tiered.errors import DataError, FencedError, InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import open_text
-from tiered.journal.lease import Holder, Lease
 from tiered.keys import JOURNAL, LEDGER
 from tiered.log.state import part_json, queue_action
 from tiered.log.takeback import head_of
 from tiered.log.verify import verify_tier
 from tiered.plugin import gc
-from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
+from tiered.plugin.expire import apply_steps, plan_expire
 from tiered.plugin.gc import apply_gc, plan_gc
-from tiered.plugin.reign import WATCH_S
-
-if TYPE_CHECKING:
-    import threading
 
 
 def test_i11_a_plan_changes_nothing_and_applying_does_exactly_the_plan():
@@ -82,74 +75,6 @@ def test_a_store_that_does_not_tell_times_is_refused():
     plan = plan_gc(store, at.place, tier.clock, grace_ms=0, max_deletions=9)
     with pytest.raises(InvalidError, match="does not tell"):
         apply_gc(at, plan)
-
-
-def test_no_writer_alive_so_gc_takes_a_reign_for_what_the_last_one_left():
-    tier = Tier()
-    tier.builder.add([b"a"])
-    litter = tier.litter(1)
-    tier.clock.advance(GRACE_S + 1)
-    plan = tier.plan()
-    assert plan["takes_reign"]
-    assert keys_of(plan) == set(litter)
-    done = tier.apply(plan)
-    assert (done["deleted"], done["generation"]) == (2, 2)
-    with pytest.raises(FencedError):  # the writer of before is fenced, whatever it thinks
-        tier.builder.add([b"b"])
-    assert tier.restart().add([b"b"]).queue_offset == 1
-    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
-
-
-def test_the_present_reign_s_litter_stays_while_its_writer_lives():
-    tier = Tier()
-    tier.builder.add([b"a"])
-    tier.litter(1)
-    tier.clock.advance(GRACE_S + 1)
-    lease = Lease(
-        tier.store,
-        PREFIX,
-        writer="0badcafe",
-        holder=Holder.present(),
-        seconds=1000,
-        clock=tier.clock,
-    )
-    free = tier.plan()
-    assert lease.try_acquire() is None
-    held = tier.plan()
-    assert (held["deletions"], held["left"]["present_reign"]) == ([], 2)
-    assert held["is_writer_alive"]
-    with pytest.raises(InvalidError, match="a writer has begun"):  # between plan and apply
-        tier.apply(free)
-    assert len(tier.data() - tier.named()) == 2
-    tier.builder.add([b"b"])  # and it was not fenced
-
-
-def test_merged_parts_go_beside_the_writer_that_merged_them():
-    tier = Tier()
-    for _ in range(3):
-        tier.builder.add([b"a"])
-    small = tier.named()
-    tier.builder.add([b"b"], roll=True)
-    seal_all(tier)
-    assert not small & tier.named()
-    tier.clock.advance(GRACE_S / 2)
-    assert keys_of(tier.plan()) == set()
-    lease = Lease(
-        tier.store,
-        PREFIX,
-        writer="0badcafe",
-        holder=Holder.present(),
-        seconds=1000,
-        clock=tier.clock,
-    )
-    assert lease.try_acquire() is None
-    tier.clock.advance(GRACE_S)
-    plan = tier.plan()
-    assert keys_of(plan) == small
-    assert not plan["takes_reign"]
-    assert tier.apply(plan)["deleted"] == 6
-    tier.builder.add([b"c"])
-    assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
@@ -286,28 +211,6 @@ def test_expiry_is_refused_by_a_clock_that_is_ahead_and_after_the_tier_moved_on(
         apply_steps(tier.at, plan)
 
 
-def test_a_topic_s_removal_needs_that_nobody_writes():
-    tier = Tier()
-    tier.builder.add([b"a"])
-    plan = plan_delete_topic(tier.at, QUEUE.topic, objects_max=99)
-    lease = Lease(
-        tier.store, PREFIX, writer="0badcafe", holder=Holder.present(), seconds=10, clock=tier.clock
-    )
-    assert lease.try_acquire() is None
-    with pytest.raises(FencedError, match="a writer is at work"):
-        apply_steps(tier.at, plan)
-    lease.release()
-    assert apply_steps(tier.at, plan)["steps"] == 1
-    state = tier.restart().journal.state
-    assert state.life(QUEUE).segments == ()
-    assert tier.builder.add([b"b"]).queue_offset == 1
-    tier.clock.advance(GRACE_S + 1)
-    tier.apply(tier.plan())
-    assert tier.data() == tier.named()
-    with pytest.raises(InvalidError, match="no topic"):
-        plan_delete_topic(tier.at, "nobody", objects_max=9)
-
-
 def test_a_tail_that_was_taken_back_expires_and_what_it_shares_stays():
     tier = Tier()
     tier.builder.add([b"a"])
@@ -333,52 +236,6 @@ def test_a_tail_that_was_taken_back_expires_and_what_it_shares_stays():
     assert tier.data() == tier.named()
     assert part.log.key in tier.named()  # the head that was kept lies in it
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
-
-
-class Renewing(ManualClock):
-    """Time on our side; another host's writer, whose clock is behind, renews whenever we wait."""
-
-    lease: Lease
-    theirs: ManualClock
-
-    def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        self.theirs.advance(timeout_s)
-        self.lease.renew()
-        return super().wait(event, timeout_s)
-
-
-def test_a_clock_that_is_ahead_does_not_fence_a_living_writer():
-    tier = Tier()
-    tier.builder.add([b"a"])
-    tier.litter(1)
-    tier.clock.advance(GRACE_S + 1)
-    holder = replace(Holder.present(), host="elsewhere")
-    ours = Renewing(tier.clock.now_ms() + 30_000)
-    ours.theirs = tier.clock
-    ours.lease = Lease(
-        tier.store, PREFIX, writer="0badcafe", holder=holder, seconds=10, clock=tier.clock
-    )
-    assert ours.lease.try_acquire() is None
-    at = tier.workplace(tier.store, ours)
-    plan = plan_gc(at.store, at.place, ours, grace_ms=1000, max_deletions=9)
-    assert plan["takes_reign"]  # by our clock nobody is alive
-    with pytest.raises(FencedError, match="renews its lease"):
-        apply_gc(at, plan)
-    tier.builder.add([b"b"])
-    assert len(tier.data() - tier.named()) == 2
-
-
-def test_a_lease_that_has_really_expired_is_taken_after_a_while():
-    tier = Tier()
-    tier.builder.add([b"a"])
-    tier.litter(1)
-    holder = replace(Holder.present(), host="elsewhere")
-    dead = Lease(tier.store, PREFIX, writer="0badcafe", holder=holder, seconds=10, clock=tier.clock)
-    assert dead.try_acquire() is None
-    tier.clock.advance(GRACE_S + 1)
-    begin_s = tier.clock.monotonic_s()
-    assert tier.apply(tier.plan())["deleted"] == 2
-    assert tier.clock.monotonic_s() - begin_s >= WATCH_S
 
 
 STEPS = st.lists(
