@@ -199,7 +199,7 @@ def _keyword(token: Token) -> Token:
 @cache
 def _lark(extra: str = "") -> Lark:
     """The parser: its tables are the same for all expressions, and it holds no state of any. Some 0.1 s to make."""
-    return Lark(
+    made = Lark(
         _GRAMMAR + extra,
         parser="lalr",
         lexer="basic",
@@ -208,3 +208,5 @@ def _lark(extra: str = "") -> Lark:
         lexer_callbacks={"ID": _keyword},
         transformer=Builder(),
     )
+    list(made.lex("a"))  # it completes its lexer on first use, which is not for several threads at once
+    return made
