@@ -25,23 +25,26 @@ After a crash nothing is left: it holds no state of its own.
 from __future__ import annotations
 
 from concurrent.futures import CancelledError, Executor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fetcher.loading import Loader
+from fetcher.runs import Run
 from fetcher.settings import FetchSettings
 from fetcher.stock import Begun, Stock, Thing
 from fetcher.streams import Stream
 from fetcher.transfers import Transfers
 from fetcher.views import Views
-from tiered.errors import ClosedError, StoreUnavailableError
+from tiered.errors import ClosedError, DataError, StoreUnavailableError
 from tiered.log.parts import Gap
+from tiered.log.reader import QueueReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
-    from fetcher.runs import Run
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
@@ -51,6 +54,14 @@ if TYPE_CHECKING:
 
 STREAM_IDLE_SECONDS = 60.0
 """A stream that was not read for so long is forgotten; it begins again with the smallest window."""
+
+
+CAREFUL_BYTES = 64 * 1024
+"""How much is read at once where something is damaged."""
+
+
+def _sleep_on() -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +109,13 @@ class TieredMessageFetcher:
         """
         self.settings = settings or FetchSettings()
         self.views = Views(reader)
-        self.transfers = Transfers(reader.store, executor, clock, self.settings.transfers)
+        self._wake: Callable[[], None] = _sleep_on
+        self.transfers = Transfers(
+            reader.store, executor, clock, self.settings.transfers, wake=self._wake_up
+        )
         loader = Loader(reader.store, reader.prefix, self.transfers)
         self._stock = Stock(loader, clock, self.settings, self._ahead)
+        self._store = reader.store
         self._prefix = reader.prefix
         self._clock = clock
         self._streams: dict[tuple[str, MessageQueue, int | None], Stream] = {}
@@ -171,10 +186,22 @@ class TieredMessageFetcher:
             found = view.locate(start, where=self._prefix)
             if found is None or isinstance(found, Gap):
                 return found
-            run = self._fetch(stream, view, found, start, deadline_s)
+            try:
+                run = self._fetch(stream, view, found, start, deadline_s)
+            except DataError:
+                return self._read_carefully(view, start, count_max)
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
         self._deliver(stream, batch)
         return batch
+
+    def _read_carefully(
+        self, view: LifeView, start: QueueOffset, count_max: int
+    ) -> TierBatch | Gap | None:
+        """Something that would have come with this read is damaged: what is sound before it is given out yet."""
+        reader = QueueReader(self._store, self._prefix, view.queue, view.life)
+        with suppress(DataError):
+            return reader.read(start, bytes_max=CAREFUL_BYTES, count_max=count_max)
+        return reader.read(start, bytes_max=1, count_max=1)
 
     def _deliver(self, stream: Stream, batch: TierBatch) -> None:
         now_s = self._clock.monotonic_s()
@@ -201,24 +228,28 @@ class TieredMessageFetcher:
                 if entry is not None:
                     self._waits += has_waited
                     self._hits += not has_waited
-                    return stream.serve(entry)
+                    return stream.serve(cast("Run", entry.value), entry)
                 load = stock.on_its_way(part, start)
                 if load is None:
                     begun = stock.claim(stream, view, start, self._window(stream), urgent=True)
-                    load = stock.on_its_way(part, start)
+                    load = begun[0][1] if begun else None
                 if load is None:
                     self._await_room(deadline_s)
             stock.begin(begun)
             if load is not None:
                 stock.hurry(load)
-                self._await(load.future, deadline_s)
+                thing = self._await(load.future, deadline_s)
+                if isinstance(thing, Run) and thing.base <= start < thing.end:
+                    with stock.lock:
+                        self._waits += 1
+                        return stream.serve(thing, stock.find(part, start))
             has_waited = True
 
-    def _await(self, future: Future[Thing], deadline_s: float) -> None:
+    def _await(self, future: Future[Thing], deadline_s: float) -> Thing | None:
         try:
-            future.result(max(deadline_s - self._clock.monotonic_s(), 0))
+            return future.result(max(deadline_s - self._clock.monotonic_s(), 0))
         except CancelledError:
-            pass  # somebody forsook it: it is asked for again
+            return None  # somebody forsook it: it is asked for again
         except TimeoutError:
             if not future.done():
                 raise self._late() from None
@@ -266,6 +297,13 @@ class TieredMessageFetcher:
     def refresh(self) -> bool:
         """See what was committed since; whether there was anything."""
         return self.views.refresh()
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when ``tick`` ought to be called sooner than it said."""
+        self._wake = wake
+
+    def _wake_up(self) -> None:
+        self._wake()
 
     def tick(self) -> float | None:
         """Do what is due: expiry, hedges, deadlines, traffic limits. Called by a ``Ticker``; never blocks.

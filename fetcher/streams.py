@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fetcher.window import grown, halved, wants_more
 
@@ -74,10 +74,10 @@ class Stream:
             return None
         return run
 
-    def serve(self, entry: Entry[Run | PartLayout]) -> Run:
-        """Serve it from a run from now on."""
-        self.entry, self.run = entry, cast("Run", entry.value)
-        return self.run
+    def serve(self, run: Run, entry: Entry[Run | PartLayout] | None) -> Run:
+        """Serve it from a run from now on, as long as that is cached."""
+        self.run, self.entry = run, entry
+        return run
 
     def deliver(self, batch: TierBatch, now_s: float) -> None:
         """A batch is handed out."""

@@ -6,14 +6,13 @@ import threading
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from tiered.clock import Clock
 
-TICK_SECONDS_MIN = 0.01
-TICK_SECONDS_MAX = 0.05
-"""While anything is under way: a hedge is at most so late."""
 IDLE_SECONDS = 1.0
+"""How long it sleeps when nothing is due and nobody wakes it."""
 
 
 class Ticking(Protocol):
@@ -23,26 +22,33 @@ class Ticking(Protocol):
         """Do what is due; in how many seconds it wants to be called again, if at all."""
         ...
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when ``tick`` ought to be called sooner."""
+        ...
+
 
 class Ticker:
-    """Calls ``tick`` from its making until it is closed. It holds no lock, and lets nothing escape."""
+    """Calls ``tick`` from its making until it is closed. It holds no lock."""
 
     def __init__(self, ticking: Ticking, clock: Clock) -> None:
         self._ticking = ticking
         self._clock = clock
-        self._stop = threading.Event()
+        self._is_closed = False
+        self._due = threading.Event()
+        ticking.listen(self._due.set)
         self._thread = threading.Thread(target=self._run, name="fetcher-ticker", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._is_closed:
             due_s = self._ticking.tick()
-            due_s = IDLE_SECONDS if due_s is None else min(due_s, IDLE_SECONDS)
-            self._clock.wait(self._stop, max(min(due_s, TICK_SECONDS_MAX), TICK_SECONDS_MIN))
+            self._clock.wait(self._due, IDLE_SECONDS if due_s is None else min(due_s, IDLE_SECONDS))
+            self._due.clear()
 
     def close(self) -> None:
         """Stop the thread."""
-        self._stop.set()
+        self._is_closed = True
+        self._due.set()
         self._thread.join()
 
     def __enter__(self) -> Self:
