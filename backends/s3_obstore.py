@@ -139,7 +139,8 @@ class ObstoreWire:
             obstore.delete(self._client, key)
 
     def close(self) -> None:
-        """See ``S3Wire``. obstore closes idle connections by itself."""
+        """See ``S3Wire``. Idle connections are closed with the client, which an error's traceback might hold on to."""
+        del self._client
 
 
 def _config(settings: S3Settings) -> S3Config:

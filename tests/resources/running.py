@@ -143,3 +143,9 @@ def files() -> Counter[str]:
             continue
         found["socket" if target.startswith("socket:") else target] += 1
     return found
+
+
+def own_threads() -> list[str]:
+    """Names of the threads that an attachment has made."""
+    names = ("tiered-", "s3-range")
+    return sorted(one.name for one in threading.enumerate() if one.name.startswith(names))

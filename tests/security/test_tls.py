@@ -62,7 +62,12 @@ def test_a_server_of_no_known_authority_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("how", "client"), [("option", ()), ("environment", SIGNED), ("profile", ())]
+    ("how", "client"),
+    [
+        ("option", ()),
+        ("environment", SIGNED),
+        pytest.param("profile", (), marks=pytest.mark.slow),
+    ],
 )
 def test_an_authority_of_ones_own(
     *, tiered: CommandLine, ministack: S3Server, front: TlsFront, authority: Authority, basic: Path,

@@ -1,0 +1,110 @@
+"""A tier that is full: said, waited out, and nothing lost when there is room again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from resources.running import Running
+from support.faultproxy import FaultProxy
+from support.servers import missing
+
+from backends.s3_options import S3Options
+from tests.e2e import harness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.servers import S3Server
+
+ANSWERS = [
+    pytest.param(507, "XMinioStorageFull"),
+    pytest.param(400, "XMinioAdminBucketQuotaExceeded", marks=pytest.mark.slow),
+    pytest.param(403, "QuotaExceeded", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture
+def server(ministack: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    return ministack
+
+
+@pytest.mark.parametrize(("status", "code"), ANSWERS)
+def test_a_full_bucket(
+    server: S3Server, tmp_path: Path, status: int, code: str, caplog: pytest.LogCaptureFixture
+):
+    url = f"s3://{server.bucket()}/tier"
+    with (
+        FaultProxy(server.endpoint_url) as proxy,
+        Running(tmp_path, url, S3Options(endpoint_url=proxy.url)) as running,
+    ):
+        running.level(1 / 3)
+        proxy.add("status", "PUT", path="/queue/", times=10_000, status=status, code=code)
+        running.growing.grow(running.growing.whole_end)
+        running.until(lambda: running.waits_for("full"), "that it says what it waits for")
+        assert f"waiting (full): {proxy.url} answered {status} {code}" in caplog.text
+        assert "make room" in caplog.text
+        proxy.rules.clear()
+        running.level()
+        running.until(lambda: not running.waits_for("full"), "the end of the trouble")
+    running.check_whole()
+
+
+def test_once_ends_and_says_why(server: S3Server, tmp_path: Path):
+    store = harness.unpack("s01-basic", tmp_path)
+    with FaultProxy(server.endpoint_url) as proxy:
+        proxy.add("status", path="/queue/", times=10_000, status=507, code="XMinioStorageFull")
+        options = ["--endpoint-url", proxy.url, "--give-up-seconds", "1", "--freshness", "0.1"]
+        options += ["--drain-seconds", "0"]
+        ran = harness.here("attach", store, "--to", f"s3://{server.bucket()}", "--once", *options)
+    assert ran.code == 3
+    assert "nothing could be uploaded" in ran.error
+    assert "waiting (full)" in ran.err
+    assert "XMinioStorageFull" in ran.err
+
+
+class Disk:
+    """A small file system of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def resize(self, size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", self.path], check=True)
+
+    def litter(self) -> list[str]:
+        """Files of the tier that no listing shows."""
+        return [name for _, _, names in os.walk(self.path) for name in names if "tmp" in name]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", path]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        missing("this user may not mount a file system; a full disk")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_a_full_disk(disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with Running(tmp_path, f"file://{disk.path}/tier") as running:
+        running.growing.grow(running.growing.whole_end)
+        running.until(lambda: running.waits_for("full"), "that it says what it waits for")
+        assert "waiting (full)" in caplog.text
+        disk.resize("64m")
+        running.level()
+    running.check_whole()
+    assert disk.litter() == []
