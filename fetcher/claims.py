@@ -138,13 +138,13 @@ def _block_claims(
     bounds = layout.bounds
     end = bisect_left(bounds, bounds[first] + left)
     end = min(max(end, first + 1), layout.blocks)
-    while end < layout.blocks and bounds[end] == bounds[end + 1]:
+    while end < layout.blocks and not layout.items_in(end):
         end += 1  # steps that a large record covers hold nothing
     keys = [key_of(part, block) for block in range(first, end)]
     sizes = [bounds[block + 1] - bounds[block] for block in range(first, end)]
     pieces = plan_pieces(
         sizes,
-        [known.is_known(key) or not size for key, size in zip(keys, sizes, strict=True)],
+        [known.is_known(key) or not layout.items_in(key[-1]) for key in keys],
         piece_bytes=settings.piece_bytes,
         gap_bytes=settings.gap_bytes,
     )

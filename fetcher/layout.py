@@ -80,6 +80,10 @@ class PartLayout:
         """The block that holds a queue offset of the part."""
         return bisect_right(self.firsts, offset - self.items.start) - 1
 
+    def items_in(self, block: int) -> int:
+        """Number of items of a block."""
+        return self.firsts[block + 1] - self.firsts[block]
+
     def items_of(self, blocks: range) -> PartItems:
         """The items of neighbouring blocks."""
         return self.items.part_of(self.firsts[blocks.start], self.firsts[blocks.stop])
