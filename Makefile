@@ -45,7 +45,7 @@ torture: .venv/.installed-test system ## KILLS=500 kills of real processes, at n
 	@TIERED_TORTURE_KILLS=$(or $(KILLS),500) $(PYTEST) tests/torture $(PYTEST_ARGS)
 
 zombies: .venv/.installed-test system ## RUNS=100 writers that sleep past their lease while another works, on a folder and S3 servers
-	@TIERED_ZOMBIE_RUNS=$(or $(RUNS),100) $(PYTEST) tests/torture/test_zombies.py -s $(PYTEST_ARGS)
+	@TIERED_ZOMBIE_RUNS=$(or $(RUNS),100) $(PYTEST) tests/torture/test_zombies.py -s -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 system: ## JDK and Maven (with apt, as root), the RocketMQ oracle, MinIO; says what it has to leave out
 	@requirements/system.sh

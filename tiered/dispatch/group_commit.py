@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _TOGETHER_BYTES_MAX = 4 * 1024 * 1024
 """Of several objects put at once; a larger one goes alone."""
 _BATCHING_THREADS_MAX = 4
+_OUTAGE_S = 2.0
+"""Without a success for so long: an outage, after which nobody waits out a pause that was meant for it."""
 _LOCKED_S = 0.05
 """After which a queue is looked at again whose lock was taken."""
 
@@ -209,13 +211,28 @@ class GroupCommitter:
         if isinstance(result, BackendError):
             self._failed(file, result)
             return
-        self.last_success_s = self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
+        was_out, self.last_success_s = now_s - self.last_success_s > _OUTAGE_S, now_s
         with file.lock:
             self._submit(result)  # before the next commit of this queue can be taken: order
             file.log_stored()
             self.upload_if_due(file, flush=self.flush)
         self._budget.release(commit.data_bytes)
         self._room.set()
+        if was_out:
+            self._wake_all(now_s)
+
+    def _wake_all(self, now_s: float) -> None:
+        """End the pauses of all queues, since the store is back; not all at once."""
+        with self._lock:
+            paused = [file for file in self._buffering if file.next_try_s > now_s]
+        for file in paused:
+            if file.lock.acquire(blocking=False):  # else it keeps its pause
+                try:
+                    file.next_try_s = min(file.next_try_s, now_s + self._rng.random() / 2)
+                    self.upload_if_due(file)
+                finally:
+                    file.lock.release()
 
     def _failed(self, file: CompositeFlatFile, error: BackendError) -> None:
         self._counters.uploads_failed += 1
