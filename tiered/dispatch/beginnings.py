@@ -68,20 +68,19 @@ class Beginnings:
 
     def decide(
         self, queue: MessageQueue, life: QueueLife | None, bounds: QueueBounds, goes_on: QueueOffset
-    ) -> tuple[Change | None, QueueOffset]:
+    ) -> Change | None:
         """Decide on a queue that did not look the same.
 
         Args:
             queue: Which.
-            life: Its present life in the tier, in which nothing is (left); None: the journal has never met it.
+            life: Its present life in the tier, in which nothing is (left); None: the journal has not met it.
             bounds: What the local store has; not empty.
             goes_on: Where it would go on.
 
         Returns:
-            What the journal has to say, if anything; and where the queue goes on (without a word, if it has never met it).
+            What the journal has to say; None when it may well go on there.
         """
-        start = self._start(queue, bounds)
-        change = plan_beginning(queue, life, bounds, start) if life else None
+        change = plan_beginning(queue, life, bounds, goes_on, self._start(queue, bounds))
         if change is None:
             self._right[queue] = goes_on
-        return change, goes_on if life else min(goes_on, start)
+        return change

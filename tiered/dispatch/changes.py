@@ -15,7 +15,9 @@ _LOG = logging.getLogger("tiered.dispatch")
 
 def tell(queue: MessageQueue, change: Change, counters: DispatchCounters) -> None:
     """Count and log a change that an entry has made history."""
-    if change.is_anew:
+    if change.is_anew and change.action["incarnation"] == 0:
+        _LOG.info("%s begins at %d", queue, change.start)
+    elif change.is_anew:
         counters.begun_anew += 1
         _LOG.warning(
             "%s begins anew at %d: nothing of its history up to %d is in the local store. It stays readable as"

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from tiered.dispatch.files import Start
     from tiered.local.face import LocalStore
     from tiered.log.composite import CompositeFlatFile
-    from tiered.log.parts import QueueLife, TierState
-    from tiered.model import QueueBounds
+    from tiered.log.parts import TierState
 
 _LOG = logging.getLogger("tiered.dispatch")
 _AT_ONCE = 256
@@ -309,7 +308,7 @@ class Continuity:
                 self._open.pop(queue, None)
                 if queue in self._lagging:
                     self._open[queue] = self._clock.monotonic_s()
-            return self._known(queue) is file
+            return True
         if not _is_still(file, hold=True):
             return False
         with self._lock:
@@ -331,7 +330,7 @@ class Continuity:
             self._lagging[queue] = QueueOffset(0), 0  # deleted, or empty
             return None
         if life is None or not life.segments:
-            return self._decide_beginning(file, life, bounds)
+            return self._beginnings.decide(queue, life, bounds, file.append_offset)
         reader = QueueReader(self._store, self._prefix, queue, life)
         change = plan_change(
             queue,
@@ -348,17 +347,6 @@ class Continuity:
             last = file.last_taken
             if last and not last[1]:
                 self._vouched[queue] = (mark_in_tier(reader, last[0]), last[0])
-        return change
-
-    def _decide_beginning(
-        self, file: CompositeFlatFile, life: QueueLife | None, bounds: QueueBounds
-    ) -> Change | None:
-        goes_on = file.append_offset
-        change, start = self._beginnings.decide(file.queue, life, bounds, goes_on)
-        if start < goes_on and _is_still(file, hold=True):
-            self._renew(file.queue)
-            with self._lock:
-                self._moved[file.queue] = start
         return change
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:

@@ -65,7 +65,6 @@ class QueueFiles:
 
     def renew(self, queue: MessageQueue) -> None:
         """Make a queue's write side anew from what the journal says; the old one must have nothing in hand."""
-        self._bounds = self._local.queues()
         life = self._life(queue)
         with self._lock:
             self._files[queue] = CompositeFlatFile(queue, life, self._policy)

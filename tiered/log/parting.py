@@ -94,22 +94,31 @@ def plan_change(
 
 
 def plan_beginning(
-    queue: MessageQueue, life: QueueLife, bounds: QueueBounds, start: QueueOffset
+    queue: MessageQueue,
+    life: QueueLife | None,
+    bounds: QueueBounds,
+    goes_on: QueueOffset,
+    start: QueueOffset,
 ) -> Change | None:
     """What to say of a queue of whose present life the tier has nothing that could be compared.
 
     Args:
         queue: Which.
-        life: Its present life, in which nothing is (left).
+        life: Its present life, in which nothing is (left); None: the journal has not met it.
         bounds: What the local store has of it; not empty.
+        goes_on: Where it would go on.
         start: Where it would begin if the tier had never met it.
 
     Returns:
-        None when it may well go on where it is to go on.
+        None when it may well go on there.
     """
-    if bounds.end < life.commit_offset:
+    if life is None:
+        why = {"start": start, "reason": "begins here"}
+        action = queue_action("incarnation", queue, 0, **why)
+        return Change(action, goes_on, start) if start < goes_on else None
+    if bounds.end < goes_on:
         return _begin_anew(queue, life, bounds, bounds.min)
-    if life.log_end == 0 and start < life.commit_offset:  # nothing was ever taken
+    if life.log_end == 0 and start < goes_on:  # nothing was ever taken
         return _begin_anew(queue, life, bounds, start)
     return None
 
