@@ -61,6 +61,7 @@ class Broker(SyntheticStore):
 
     Attributes:
         branches: Of each queue, oldest first.
+        greed: How often retention takes something between a poll and its dispatch.
     """
 
     def __init__(self, rng: random.Random, queues: int) -> None:
@@ -71,6 +72,7 @@ class Broker(SyntheticStore):
         self.elapsed_s: Callable[[], float] = lambda: 0.0
         self.count: Callable[[str], None] = lambda _what: None
         self._names = [MessageQueue(f"topic{number % 2}", number // 2) for number in range(queues)]
+        self.greed = rng.choice((0.0, 0.0, 0.0, 0.3))
         self.branches: dict[QueueKey, list[Branch]] = {}
         self._lost: dict[MessageQueue, tuple[int, list[bytes], list[int]]] = {}
 
@@ -89,6 +91,9 @@ class Broker(SyntheticStore):
         def slowly(window_bytes: int) -> list[RecordBatch]:
             batches = poll(window_bytes)
             self._take_time()
+            if batches and self._rng.random() < self.greed:
+                self.forget_some()  # what was polled, perhaps
+                self._take_time()
             return batches
 
         follower.poll = slowly  # type: ignore[method-assign]

@@ -219,11 +219,12 @@ class History:
         if life is not None:
             life.ended = True
             self.begun_anew += 1
-            first = max(start, life.min)
-            mine = life.record(first)
-            others = [branch.at(first) for branch in self._broker.branches[queue]]
+            had = self._broker.branches[queue]
+            differs = not life.rows or any(
+                not branch.has(row.start, row.records) for row in life.rows for branch in had
+            )
             what = f"{queue} begins anew, and the broker has only ever had what the tier has"
-            require(len(others) > 1 and any(other != mine for other in others), what)
+            require(len(had) > 1 and differs, what)
         self.queues.setdefault(queue, []).append(Life(number, start, start, start))
 
     def _seal(self, entry: dict[str, Any], action: dict[str, Any]) -> None:

@@ -1,7 +1,4 @@
-"""Deliberate defects. Each must be found by some seed: this is what shows that the checker can fail.
-
-Still to come with what it breaks: a tail that is not held against the local store.
-"""
+"""Deliberate defects. Each must be found by some seed: this is what shows that the checker can fail."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
 from tiered.dispatch import rounds, uploads
+from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter
 from tiered.dispatch.rounds import RoundBuilder
 from tiered.dispatch.uploads import Uploader
@@ -284,6 +282,90 @@ def _gc_of_the_present_reign() -> Patches:
     return [mock.patch.object(survey, "plan_orphans", greedy)]
 
 
+def _tail_not_held() -> Patches:
+    """What was taken last is not held against the local store."""
+    from tiered.dispatch.beginnings import Look
+    from tiered.dispatch.continuity import Continuity
+
+    return [mock.patch.object(Continuity, "look", return_value=Look.SAME)]
+
+
+def _take_back_at_the_wrong_offset() -> Patches:
+    """One message too many."""
+    from tiered.log import parting
+
+    first = parting.first_difference
+
+    def early(low: int, high: int, *rest: Any) -> tuple[int, bool]:
+        end, is_common = first(low, high, *rest)
+        return (end - 1 if low + 1 < end < high else end), is_common
+
+    return [mock.patch.object(parting, "first_difference", early)]
+
+
+def _incarnation_not_begun() -> Patches:
+    """A queue that has nothing in common with the tier is taken for a copy that lags."""
+    from tiered.dispatch import continuity
+
+    plan = continuity.plan_change
+
+    def silent(*arguments: Any, **more: Any) -> Any:
+        change = plan(*arguments, **more)
+        return None if change and change.is_anew else change
+
+    return [mock.patch.object(continuity, "plan_change", silent)]
+
+
+def _tail_forgotten() -> Patches:
+    """What was taken back is not kept."""
+    take_back = state._take_back
+
+    def forgets(work: Any, action: Any) -> None:
+        take_back(work, action)
+        queue = state._queue(action)
+        work.queues[queue] = work.queues[queue][-1:]
+
+    return [mock.patch.dict(state._HANDLERS, {"take_back": forgets})]
+
+
+def _read_behind_what_came() -> Patches:
+    """What was read in bulk is taken also when other records have come since the look."""
+
+    def takes(self: TieredDispatcher, file: CompositeFlatFile, batch: Any) -> None:
+        with file.lock:
+            if batch is None:
+                self._commits.upload_if_due(file, flush=True)
+            else:
+                self._append(file, batch)
+
+    return [mock.patch.object(TieredDispatcher, "_take_compensated", takes)]
+
+
+def _batch_is_one() -> Patches:
+    """Of several objects that were sent at once all count as stored when one is."""
+    put = uploads.put_many_if_absent
+
+    def lax(store: Any, objects: Any) -> Any:
+        errors = put(store, objects)
+        return errors if all(errors) else [None] * len(errors)
+
+    return [mock.patch.object(uploads, "put_many_if_absent", lax)]
+
+
+def _batch_out_of_order() -> Patches:
+    """The outcomes of several objects are told in another order."""
+    put = uploads.put_many_if_absent
+
+    def turned(store: Any, objects: Any) -> Any:
+        return put(store, objects)[::-1]
+
+    return [mock.patch.object(uploads, "put_many_if_absent", turned)]
+
+
+def _taken_while_a_gap_is_on_its_way() -> Patches:
+    return [mock.patch.object(CompositeFlatFile, "hold", return_value=None)]
+
+
 MUTANTS: dict[str, Callable[[], Patches]] = {
     "index before data": _index_before_data,
     "entry before index": _entry_before_index,
@@ -305,6 +387,14 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "memory not given back": _memory_not_given_back,
     "gc without grace": _gc_without_grace,
     "gc of the running reign's objects": _gc_of_the_present_reign,
+    "tail not held against the local store": _tail_not_held,
+    "a take_back at the wrong offset": _take_back_at_the_wrong_offset,
+    "incarnation not begun": _incarnation_not_begun,
+    "what was taken back is forgotten": _tail_forgotten,
+    "read in bulk behind what has come meanwhile": _read_behind_what_came,
+    "a batch is stored when one of it is": _batch_is_one,
+    "outcomes of a batch in another order": _batch_out_of_order,
+    "records taken while a gap is on its way": _taken_while_a_gap_is_on_its_way,
 }
 QUICK = ("exists taken for done", "switch base off by one")
 """Found within a few seeds, so that every run of the tests can afford them."""

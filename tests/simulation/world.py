@@ -362,7 +362,7 @@ class World:
         scheduler = self.scheduler
         scheduler.next_operation_s = scheduler.now_s + 1.0
         if self._last is None:
-            self._drama = 0.0
+            self._drama = self.broker.greed = 0.0
             self._heal(())
             self._land(1)
             for process in self._alive():
