@@ -100,10 +100,17 @@ keys = json.loads((folder / "sessions.json").read_text())[(folder / "second").ex
 end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=30)
 print(json.dumps({**keys, "Version": 1, "Expiration": end.isoformat()}))
 """
-CLIENTS = [S3Options(), S3Options(headers={"x-amz-request-payer": "requester"})]
+CLIENTS = [
+    pytest.param(S3Options(), id="fast-client"),
+    pytest.param(
+        S3Options(headers={"x-amz-request-payer": "requester"}),
+        id="signing-client",  # which asks before each request when keys live so shortly
+        marks=pytest.mark.slow,
+    ),
+]
 
 
-@pytest.mark.parametrize("options", CLIENTS, ids=["fast-client", "signing-client"])
+@pytest.mark.parametrize("options", CLIENTS)
 def test_keys_of_a_session_that_expire_are_asked_for_anew(
     *, admin: MinioAdmin, user: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     options: S3Options,

@@ -178,6 +178,25 @@ def test_a_writer_and_a_reader(actors: Actors, tiered: CommandLine, tier: str, b
 
 
 @pytest.mark.go
+def test_a_writer_mends(actors: Actors, tiered: CommandLine, tier: str, basic: Path):
+    """An index object that is gone, and then the journal: what the owner has deleted, the writer makes again."""
+    for folder in ("consumequeue/", "journal/"):
+        actors.be("owner")
+        store = open_store(tier)
+        keys = [info.key for info in store.list("") if folder in info.key]
+        for key in keys[:1] if folder == "consumequeue/" else keys:
+            store.delete(key)
+        store.close()
+        actors.be("writer")
+        if folder == "journal/":
+            tiered.good("rebuild", tier, "--apply", "-")
+        else:
+            assert tiered("verify", tier).code == 1
+            tiered.good("verify", tier, "--deep", "--store", basic, "--repair")
+        tiered.good("verify", tier, "--deep", "--store", basic)
+
+
+@pytest.mark.go
 def test_a_reclaimer_takes_away_and_adds_nothing(
     actors: Actors, tiered: CommandLine, tier: str, basic: Path
 ):
