@@ -1,0 +1,157 @@
+"""What is said of a store's troubles, and when; and that a refusal may be tried again only by one who follows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    StoreFullError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UntrustedError,
+)
+from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
+from tiered.clock import ManualClock
+from tiered.plugin.patience import REASONS, PatientStore, RefusedForNowError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from backends.base import ObjectInfo
+
+
+class Failing(WrappingStore):
+    """Puts and listings fail with ``error`` while there is one."""
+
+    error: BackendError | None = None
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        if self.error:
+            raise self.error
+        super().put_if_absent(key, data)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        if self.error:
+            raise self.error
+        yield from super().list(prefix, start_after=start_after)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def failing() -> Failing:
+    return Failing(MemoryStore())
+
+
+@pytest.fixture
+def patient(failing: Failing, clock: ManualClock) -> PatientStore:
+    return PatientStore(failing, clock)
+
+
+def put(patient: PatientStore, key: str = "k") -> BackendError | None:
+    try:
+        patient.put_if_absent(key, b"x")
+    except BackendError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("kind", [PermissionDeniedError, UntrustedError])
+def test_a_refusal_may_be_tried_again_only_while_following(
+    kind: type[BackendError], patient: PatientStore, failing: Failing
+):
+    failing.error = kind("no")
+    assert put(patient) is failing.error
+    assert [error.retriable for error in patient.put_many_if_absent([("k", b"x")]) if error] == [False]  # fmt: skip
+    patient.wait_out_refusals()
+    met = put(patient)
+    assert isinstance(met, RefusedForNowError)
+    assert (met.retriable, str(met)) == (True, "no")
+    assert [type(error) for error in patient.put_many_if_absent([("k", b"x")])] == [RefusedForNowError]  # fmt: skip
+    with pytest.raises(RefusedForNowError):
+        list(patient.list(""))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionDeniedError("e"), "permission"),
+        (UntrustedError("e"), "trust"),
+        (StoreFullError("e"), "full"),
+        (UnreachableError("e"), "unreachable"),
+        (UnavailableError("e"), "failing"),
+        (UnknownOutcomeError("e"), "failing"),
+    ],
+)
+def test_how_long_a_trouble_has_lasted(
+    *, error: BackendError, reason: str, patient: PatientStore, failing: Failing, clock: ManualClock
+):
+    failing.error = error
+    put(patient)
+    clock.advance(5)
+    put(patient)
+    clock.advance(2)
+    assert patient.seconds_waiting() == {**dict.fromkeys(REASONS, 0.0), reason: 7.0}
+    failing.error = None
+    list(patient.list(""))  # another kind of request tells nothing of puts
+    assert patient.seconds_waiting()[reason] == 7.0
+    put(patient)
+    assert not any(patient.seconds_waiting().values())
+
+
+@pytest.mark.parametrize("error", [AlreadyExistsError("e"), ObjectNotFoundError("e")])
+def test_an_answer_like_any_other_is_no_trouble_and_ends_one(
+    error: BackendError, patient: PatientStore, failing: Failing
+):
+    failing.error = StoreFullError("e")
+    put(patient)
+    failing.error = error
+    assert put(patient) is error
+    assert patient.troubles() == []
+
+
+def test_what_is_said_at_once_and_what_only_when_it_lasts(
+    patient: PatientStore, failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
+):
+    for error, seconds in ((StoreFullError("no room"), 0), (UnreachableError("nobody"), 10)):
+        caplog.clear()
+        failing.error = error
+        for _ in range(9):
+            put(patient)
+            clock.advance(1)
+        assert len(caplog.messages) == (seconds == 0)
+        clock.advance(1)
+        put(patient)
+        assert len(caplog.messages) == 1
+        clock.advance(59.5)
+        put(patient)
+        clock.advance(1)
+        put(patient)
+        assert len(caplog.messages) == 2, "once a minute"
+        assert f": {error}; " in caplog.messages[-1]
+        failing.error = None
+        put(patient, str(seconds))
+        assert "takes put requests again, after 7" in caplog.messages[-1]
+
+
+def test_a_trouble_that_passes_at_once_is_not_worth_a_word(
+    patient: PatientStore, failing: Failing, caplog: pytest.LogCaptureFixture
+):
+    failing.error = UnavailableError("busy")
+    put(patient)
+    failing.error = None
+    put(patient)
+    assert caplog.messages == []
