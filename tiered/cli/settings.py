@@ -13,6 +13,7 @@ from tiered.cli.parsers import (
     start,
     whole,
 )
+from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, DEMO, MAKE_STORE
 from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.sizes import parse_size
@@ -336,59 +337,6 @@ VERIFY: tuple[Setting, ...] = (
         help="upload again what is damaged and the local store (or another object) still has, and check again",
     ),
     _flag(section="verify", name="strict", help="end with code 1 also for what is recorded"),
-)
-
-DEMO: tuple[Setting, ...] = (
-    Setting(
-        section="demo",
-        name="dir",
-        help="directory to work in, emptied of earlier demos first",
-        default_text="a new temporary one",
-        metavar="DIR",
-    ),
-    _positive(section="demo", name="messages", help="messages to store", default=10_000),
-)
-
-MAKE_STORE: tuple[Setting, ...] = (
-    _positive(section="bench.make-store", name="messages", help="messages in all", default=200_000),
-    _size(section="bench.make-store", name="body", help="bytes of each body", default=1024),
-    _positive(section="bench.make-store", name="queues", help="queues of each topic", default=16),
-    _positive(section="bench.make-store", name="topics", help="topics", default=1),
-    _size(
-        section="bench.make-store",
-        name="file-size",
-        help="bytes of each file of the commit log",
-        default=64 * _MIB,
-    ),
-    _count(section="bench.make-store", name="seed", help="of the bodies", default=1),
-)
-
-BENCH_DISPATCH: tuple[Setting, ...] = (
-    Setting(
-        section="bench.dispatch",
-        name="store",
-        help="store directory to tier",
-        metavar="DIR",
-        is_required=True,
-    ),
-    Setting(
-        section="bench.dispatch",
-        name="to",
-        help="URL of an empty place for the tier",
-        metavar="URL",
-        is_required=True,
-    ),
-)
-
-BENCH_READ: tuple[Setting, ...] = (
-    Setting(
-        section="bench.read",
-        name="topic",
-        help="only this topic",
-        default_text="all",
-        metavar="TOPIC",
-    ),
-    _count(section="bench.read", name="queue", help="only this queue", default_text="all"),
 )
 
 
