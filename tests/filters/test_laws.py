@@ -13,6 +13,7 @@ from filters.trees import (
     NUMBER,
     PROPERTY,
     ROWS,
+    SOUPS,
     TEXTS,
     answer,
     chain,
@@ -21,7 +22,7 @@ from filters.trees import (
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from fetcher.filters import compile_filter
+from fetcher.filters import FilterError, compile_filter
 from fetcher.filters.sql import SqlFilter
 from fetcher.filters.sql_parse import parse
 from fetcher.filters.sql_tree import (
@@ -120,6 +121,31 @@ def test_in_is_a_chain_of_equals(name: Property, texts: list[str], row: Row):
     assert answer(In(name, tuple(texts), is_not=True), row) is answer(
         Not(chain("OR", [*equals, FALSE])), row
     )
+
+
+def compiled(text: str, *, strict: bool) -> SqlFilter | FilterError:
+    """The filter, or why there is none."""
+    try:
+        made = compile_filter(text, "SQL92", strict=strict)
+    except FilterError as error:
+        return error
+    assert isinstance(made, SqlFilter)
+    return made
+
+
+@given(st.one_of(st.text(max_size=20), SOUPS), ROWS)
+@settings(max_examples=400)
+def test_any_text_is_taken_or_refused_at_a_place(text: str, row: Row):
+    whole, begun = compiled(text, strict=True), compiled(text, strict=False)
+    if isinstance(whole, SqlFilter):
+        assert isinstance(begun, SqlFilter)
+        assert repr(begun.tree) == repr(whole.tree)
+    else:
+        assert 0 <= whole.position <= len(text)
+        if isinstance(begun, SqlFilter):  # what stands before the place is the expression
+            assert repr(parse(text[: whole.position]).part.node) == repr(begun.tree)
+    if isinstance(begun, SqlFilter):
+        begun.matches({name: value for name, value in zip(NAMES, row, strict=True) if value})
 
 
 PIECES = [
