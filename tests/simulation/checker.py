@@ -117,8 +117,10 @@ def _check_level(world: World, key: QueueKey) -> None:
     """
     now, life = world.broker.present(key), world.history.present(key)
     assert life is not None
-    if now is None:
-        return  # deleted: what was tiered stays
+    if now is None or now.min == now.end:
+        ends = now.end if now else 0
+        require(life.commit >= ends, f"I1: {key} ends at {life.commit}, the broker's at {ends}")
+        return  # deleted, or empty: what was tiered stays
     require(life.start <= now.min or life.start < life.min, f"I1: {key} has lost its beginning")
     for offset in range(max(now.min, life.min), min(now.end, life.commit)):
         require(life.record(offset) == now.at(offset), f"I3: {key} is not level at {offset}")

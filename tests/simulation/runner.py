@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STEPS = (
     "start", "kill", "pause", "outage", "late", "fenced", "switch", "batch", "batch divided", "batch broken", "gap",
-    "topic deleted", "tail lost", "copy level", "taken back", "begun anew", "mixed", "sealed", "expired", "deleted",
+    "topic deleted", "tail lost", "copy level", "taken back", "begun anew", "sealed", "expired", "deleted",
     "collected", "spoiled", "clone", "stray",
 )  # fmt: skip
 """What can happen in a run, so that it can be said what never did."""
@@ -109,6 +109,8 @@ def _work(number: int, seeds: Sequence[int], results: Any) -> None:
     gc.set_threshold(20_000, 10, 10)
     for low in range(0, len(seeds), _AT_ONCE):
         done = [_try(seed) for seed in seeds[low : low + _AT_ONCE]]
+        if low % 200 == 0:
+            gc.collect()
         results.put(([one[:2] for one in done], sum((one[2] for one in done), Counter())))
 
 
