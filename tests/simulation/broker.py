@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
 
+    from simulation.lives import Life
+
     from tiered.local.face import RecordBatch
     from tiered.model import QueueOffset
 
@@ -203,3 +205,12 @@ class Broker(SyntheticStore):
     def has_had(self, queue: QueueKey, offset: int, records: list[bytes]) -> list[Branch]:
         """Branches in which these records were at their place."""
         return [one for one in self.branches.get(queue, ()) if one.has(offset, records)]
+
+    def gone_unseen(self, queue: QueueKey, life: Life) -> int:
+        """Messages that retention took before they were tiered, of a queue of which the tier and the broker have nothing.
+
+        No gap is told then before its next message: there is no last record to look for.
+        """
+        now = self.present(queue)
+        has_nothing = now is not None and now.min == now.end and not life.rows
+        return max(0, now.end - life.commit) if now and has_nothing else 0

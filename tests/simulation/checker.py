@@ -118,8 +118,8 @@ def _check_level(world: World, key: QueueKey) -> None:
     now, life = world.broker.present(key), world.history.present(key)
     assert life is not None
     if now is None or now.min == now.end:
-        ends = now.end if now else 0
-        require(life.commit >= ends, f"I1: {key} ends at {life.commit}, the broker's at {ends}")
+        ends = life.commit + world.broker.gone_unseen(key, life)
+        require(not now or ends >= now.end, f"I12: {key} ends at {ends}, and no gap is told")
         return  # deleted, or empty: what was tiered stays
     require(life.start <= now.min or life.start < life.min, f"I1: {key} has lost its beginning")
     for offset in range(max(now.min, life.min), min(now.end, life.commit)):
