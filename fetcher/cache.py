@@ -133,6 +133,10 @@ class ByteCache(Generic[V]):
             if self._entries.get(key) is entry:
                 del self._entries[key]
 
+    def of_owner(self, owner: object) -> list[Entry[V]]:
+        """What was read ahead for somebody and nobody had yet."""
+        return [x for x in self._shelves[Shelf.UNREAD].values() if x.owner is owner]
+
     def expire(self, now_s: float) -> list[Entry[V]]:
         """Drop what has outlived its time; what of it nobody has read."""
         dropped = []

@@ -177,7 +177,7 @@ class TieredMessageFetcher:
     ) -> TierBatch | Gap | None:
         with self._stock.lock:
             stream = self._stream(group, view, incarnation)
-            leaps = stream.arrive(start, bytes_max)
+            leaps = stream.arrive(start)
             run = stream.at_hand(start)
             self._hits += run is not None
         if leaps:
@@ -187,7 +187,7 @@ class TieredMessageFetcher:
             if found is None or isinstance(found, Gap):
                 return found
             try:
-                run = self._fetch(stream, view, found, start, deadline_s)
+                run = self._fetch(stream, view, found, start, bytes_max, deadline_s)
             except DataError:
                 return self._read_carefully(view, start, count_max)
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
@@ -214,11 +214,18 @@ class TieredMessageFetcher:
             begun = self._ahead(stream)
         self._stock.begin(begun)
 
-    def _fetch(
-        self, stream: Stream, view: LifeView, part: Part, start: QueueOffset, deadline_s: float
+    def _fetch(  # noqa: PLR0917 (one caller, in this order)
+        self,
+        stream: Stream,
+        view: LifeView,
+        part: Part,
+        start: QueueOffset,
+        bytes_max: int,
+        deadline_s: float,
     ) -> Run:
         """The run that holds ``start``, asked for if it is not here."""
         stock, has_waited = self._stock, False
+        bytes_max = min(bytes_max, self.settings.piece_bytes)
         while True:
             begun: Begun = []
             with stock.lock:
@@ -231,7 +238,8 @@ class TieredMessageFetcher:
                     return stream.serve(cast("Run", entry.value), entry)
                 load = stock.on_its_way(part, start)
                 if load is None:
-                    begun = stock.claim(stream, view, start, self._window(stream), urgent=True)
+                    window = max(self._window(stream), bytes_max)
+                    begun = stock.claim(stream, view, start, window, urgent=True)
                     load = begun[0][1] if begun else None
                 if load is None:
                     self._await_room(deadline_s)

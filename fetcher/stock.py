@@ -159,8 +159,11 @@ class Stock:
         self._loader.hurry(load)
 
     def forsake(self, stream: Stream) -> None:
-        """Take back what was asked for a reader that has gone elsewhere, as far as it was not sent."""
+        """A reader has gone elsewhere: drop what was read ahead for it, and do not send what was not sent."""
         with self.lock:
+            for entry in self.cache.of_owner(stream):
+                self.unread_bytes += entry.size_bytes
+                self.cache.drop(entry)
             loads = {id(x): x for x in self._loads.values() if x.stream is stream}.values()
         for load in loads:
             if not load.is_urgent:

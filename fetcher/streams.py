@@ -55,15 +55,14 @@ class Stream:
             self.view, self.run, self.entry = view, None, None
             self.asked = 0
 
-    def arrive(self, start: int, bytes_max: int) -> bool:
+    def arrive(self, start: int) -> bool:
         """Begin a read; whether the reader has gone elsewhere.
 
         Asking again for what was delivered last is no leap: its answer may have been lost.
         """
         leaps = start not in {self.next_offset, self.last_start}
         if leaps:
-            first = max(self.limits.bytes_min, min(bytes_max, self.limits.bytes_max))
-            self.window, self.asked = first, 0
+            self.window, self.asked = self.limits.bytes_min, 0
         return leaps
 
     def at_hand(self, start: int) -> Run | None:
@@ -93,6 +92,8 @@ class Stream:
         return wants_more(window, self.asked - self.here, self.limits)
 
     def lose(self, log_offset: int) -> None:
-        """What was read ahead for it, from a log offset on, was dropped unread."""
+        """What was read ahead for it, from a log offset on, was dropped unread; what lies behind it was not its loss."""
+        if log_offset < self.here:
+            return
         self.window = halved(self.window, self.limits)
         self.asked = min(self.asked, log_offset)

@@ -34,7 +34,7 @@ class WindowLimits:
     bytes_min: int = 256 * 1024
     bytes_max: int = 32 * 1024 * 1024
     growth: float = 0.5
-    refill: float = 0.5
+    refill: float = 0.75
 
     def __post_init__(self) -> None:
         if not 0 < self.bytes_min <= self.bytes_max:

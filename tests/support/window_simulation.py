@@ -50,8 +50,8 @@ class Policy:
             with every batch in order.
     """
 
-    begins_small: bool = False
-    drops_left: bool = False
+    begins_small: bool = True
+    drops_left: bool = True
     grows_hungry: bool = False
 
 
