@@ -19,17 +19,18 @@ import numpy.typing as npt
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.journal.reader import JournalReader
+from tiered.log.by_time import StoreRanges, offset_by_time
 from tiered.log.consume_queue import ITEM_BYTES
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.objects import read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
 from tiered.log.view import LifeView
-from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backends.base import ObjectStore
+    from tiered.model import MessageQueue, QueueOffset
 
 __all__ = ["READ_BYTES", "QueueReader", "TierBatch", "TierReader"]
 
@@ -174,23 +175,15 @@ class QueueReader:
     def offset_by_time(self, timestamp_ms: int, *, upper: bool = False) -> QueueOffset:
         """First queue offset stored at or after a time (``upper``: after it); the end when there is none.
 
-        One part is read, chosen by the parts' time bounds; store times may be slightly disordered within it.
+        See ``tiered.log.by_time`` for the requests that it takes, and for disorder of store times.
         """
+        since_ms = timestamp_ms + 1 if upper else timestamp_ms
 
-        def beyond(time_ms: int) -> bool:
-            return time_ms > timestamp_ms if upper else time_ms >= timestamp_ms
+        def work(view: LifeView) -> QueueOffset:
+            ranges = StoreRanges(self._store, self._prefix)
+            return offset_by_time(view, ranges, since_ms, where=self._prefix)
 
-        return self._again(lambda view: self._first_of(view, beyond), None)
-
-    def _first_of(self, view: LifeView, beyond: Callable[[int], bool]) -> QueueOffset:
-        low = view.life.min_offset
-        for part in view.parts:
-            timed = part.store_max_ms >= 0 and beyond(part.store_max_ms)
-            if timed and part.queue_end > low:
-                found = self._first(part, max(part.queue_offset, low), beyond)
-                if found < part.queue_end:
-                    return found
-        return view.life.commit_offset
+        return self._again(work, None)
 
     def _again(self, work: Callable[[LifeView], T], start: QueueOffset | None) -> T:
         """Work on the life as last seen; when an object is gone, on the life as it is now."""
@@ -216,15 +209,6 @@ class QueueReader:
                     ) from error
                 self._view = LifeView.of(self.queue, now)
         raise AssertionError("the last try ends by itself")
-
-    def _first(self, part: Part, at: QueueOffset, beyond: Callable[[int], bool]) -> QueueOffset:
-        while at < part.queue_end:
-            batch = self._read_part(part, at, READ_BYTES, 1 << 20).records
-            for index, time_ms in enumerate(batch.store_timestamps_ms.tolist()):
-                if batch.sizes[index] > 0 and beyond(time_ms):
-                    return QueueOffset(at + index)
-            at = batch.end_offset
-        return at
 
     def _read_part(
         self, part: Part, start: QueueOffset, bytes_max: int, count_max: int

@@ -1,0 +1,74 @@
+"""Queues in a tier whose messages have the store times and sizes that a test asks for, without a journal."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+from support.journals import PREFIX
+from support.tiers import QUEUE, record_of
+
+from tiered.format.part import build_object
+from tiered.log.consume_queue import ITEM
+from tiered.log.parts import ObjectRange, Part, QueueLife, Segment
+from tiered.log.view import LifeView
+from tiered.model import LogOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backends.base import ObjectStore
+
+Timed = tuple[int, int] | None
+"""Store time and size of the body of one message; or a hole."""
+
+
+def put_object(store: ObjectStore, key: str, payload: bytes) -> ObjectRange:
+    """One data object."""
+    made = build_object([payload], {"made": "so"})
+    store.put_if_absent(PREFIX + key, made.buffers)
+    size = len(payload)
+    return ObjectRange(key, 0, size, size, made.trailer_bytes, made.payload_crc)
+
+
+def put_part(
+    store: ObjectStore, messages: Sequence[Timed], queue_offset: int, log_offset: int
+) -> Part:
+    """One part; its messages need not be in the order of their times."""
+    raws = [
+        b"" if one is None else record_of(QUEUE, queue_offset + n, b"x" * one[1], time_ms=one[0])
+        for n, one in enumerate(messages)
+    ]
+    sizes = [len(raw) for raw in raws]
+    begins = list(accumulate(sizes, initial=log_offset))[:-1]
+    items = np.zeros(len(raws), ITEM)
+    items["log_offset"], items["size"], items["tag_code"] = begins, sizes, 97
+    times = [one[0] for one in messages if one is not None]
+    return Part(
+        log=put_object(store, f"log/{queue_offset}", b"".join(raws)),
+        index=put_object(store, f"index/{queue_offset}", items.tobytes()),
+        log_offset=LogOffset(log_offset),
+        queue_offset=QueueOffset(queue_offset),
+        count=len(raws),
+        holes=len(raws) - len(times),
+        store_min_ms=min(times, default=-1),
+        store_max_ms=max(times, default=-1),
+    )
+
+
+def put_queue(
+    store: ObjectStore, parts: Sequence[Sequence[Timed]], *, first: int = 0, minimum: int = 0
+) -> LifeView:
+    """A queue with these parts, each a segment of its own, and how a reader sees it."""
+    made: list[Part] = []
+    queue_offset, log_offset = first, 0
+    for messages in parts:
+        made.append(put_part(store, messages, queue_offset, log_offset))
+        queue_offset, log_offset = made[-1].queue_end, made[-1].log_end
+    segments = tuple(
+        Segment(part.log_offset, part.queue_offset, 0, sealed=True, parts=(part,)) for part in made
+    )
+    low = QueueOffset(max(first, minimum))
+    life = QueueLife(0, low, QueueOffset(queue_offset), LogOffset(log_offset), segments)
+    return LifeView.of(QUEUE, life)

@@ -1,0 +1,282 @@
+"""A queue offset by store time, in one life of a queue, with few small reads.
+
+The part is chosen by the parts' time bounds, which the journal has: no request, and exact whatever the order of the
+times. Within the part its index is read once, and then units of 128 KiB of its commit log by bisection: of a part of
+32 MiB 8 units, and one before the unit found.
+
+Order of times: two messages that lie no more than ``UNIT_BYTES`` apart in the queue's commit log may have their times in
+any order, and equal times may go on for as long as they like; the answer is exact. With more disorder than that (a clock
+that was put back) it is a message that is late enough, not always the first.
+
+Retries and errors: nothing is retried here. What contradicts itself is a ``DataError``. For any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from backends.errors import InvalidRangeError, ShortReadError
+from tiered.errors import DataError
+from tiered.format.record import RECORD_BYTES_MIN
+from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
+from tiered.log.decode import PartItems, decode_items
+from tiered.log.objects import plan_range, read_range
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from backends.base import ObjectStore
+    from tiered.format.part import Trailer
+    from tiered.log.parts import ObjectRange, Part
+    from tiered.log.view import LifeView
+
+UNIT_BYTES: Final = 128 * 1024
+"""How much of a commit log one read tells of; and how far apart messages may be out of order."""
+_UNITS_BACK: Final = 2
+"""With disorder of at most a unit, the first late message is in the unit found or in one of these before it."""
+_SYS_FLAG_AT: Final = 36
+_STORE_TIME_AT: Final = 56
+_HEAD_BYTES: Final = _STORE_TIME_AT + V6_EXTRA_BYTES + 8
+"""Size, magic, ids and times stand in the first bytes of a record, however large it is."""
+
+
+class Boundary(Enum):
+    """Which offset is meant where no message, or several, have exactly the time that is asked for."""
+
+    LOWER = "lower"
+    """The first message at the time or later; the end when there is none."""
+    UPPER = "upper"
+    """The last message at exactly the time, before any later one; if there is none, as ``LOWER``."""
+
+
+class Ranges(Protocol):
+    """Where ranges of data objects come from."""
+
+    def read(self, place: ObjectRange, start: int, end: int) -> memoryview:
+        """Bytes ``[start, end)`` of an object's payload, checked.
+
+        Raises:
+            DataError: They are damaged.
+            BackendError: They could not be read.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class StoreRanges:
+    """Ranges straight from the store; for one lookup. An object's trailer is read once."""
+
+    store: ObjectStore
+    prefix: str
+    _trailers: dict[str, Trailer] = field(default_factory=dict)
+
+    def read(self, place: ObjectRange, start: int, end: int) -> memoryview:
+        """See ``Ranges``."""
+        known = self._trailers.get(place.key)
+        plan = plan_range(place, start, end, where=self.prefix, has_trailer=known is not None)
+        key = self.prefix + place.key
+        try:
+            pieces = self.store.get_ranges(key, plan.ranges)
+            data, self._trailers[place.key] = plan.check(pieces, known, where=key)
+        except (InvalidRangeError, ShortReadError, DataError):
+            return read_range(self.store, self.prefix, place, start, end)
+        return data
+
+
+def offset_by_time(
+    view: LifeView,
+    ranges: Ranges,
+    time_ms: int,
+    boundary: Boundary = Boundary.LOWER,
+    *,
+    low: int = 0,
+    high: int | None = None,
+    where: str = "",
+) -> QueueOffset:
+    """Find a message by its store time.
+
+    Args:
+        view: The life.
+        ranges: Reads its objects.
+        time_ms: UTC.
+        boundary: What if it is not exact.
+        low: Only messages from here on; also from the minimum on.
+        high: Only messages below; default: all.
+        where: Prefix of the broker, for messages.
+
+    Returns:
+        Its queue offset; ``high``, or the end, when all are earlier.
+    """
+    low = max(low, view.life.min_offset)
+    end = view.life.commit_offset if high is None else min(high, view.life.commit_offset)
+    search = _Search(view, ranges, where)
+    if boundary is Boundary.LOWER:
+        return search.first_since(time_ms, low, end)
+    after = search.first_since(time_ms + 1, low, end)
+    found = search.last_at(time_ms, low, after)
+    return after if found is None else found
+
+
+class _Search:
+    """One lookup: what it has read of parts."""
+
+    def __init__(self, view: LifeView, ranges: Ranges, where: str) -> None:
+        self._view = view
+        self._ranges = ranges
+        self._where = where
+        self._parts: dict[int, PartTimes] = {}
+
+    def first_since(self, time_ms: int, low: int, high: int) -> QueueOffset:
+        for part in self._view.parts_from(QueueOffset(low)):
+            if part.queue_offset >= high:
+                break
+            if part.store_max_ms < max(time_ms, 0):
+                continue
+            first, end = max(part.queue_offset, low), min(part.queue_end, high)
+            if part.store_min_ms >= time_ms and not part.holes:
+                return QueueOffset(first)
+            found = self._times(part).first_since(time_ms, first, end)
+            if found is not None:
+                return found
+        return QueueOffset(max(high, low))
+
+    def last_at(self, time_ms: int, low: int, before: int) -> QueueOffset | None:
+        """The last message at exactly this time, a little before an offset before which none is later."""
+        looked_at = 0
+        for part in reversed(self._view.parts):
+            first, end = max(part.queue_offset, low), min(part.queue_end, before)
+            if first >= end or not part.store_min_ms <= time_ms <= part.store_max_ms:
+                continue
+            if part.store_min_ms == part.store_max_ms and not part.holes:
+                return QueueOffset(end - 1)
+            for found in self._times(part).backwards(time_ms, first, end):
+                if found is not None:
+                    return found
+                looked_at += 1
+                if looked_at > _UNITS_BACK:
+                    return None
+        return None
+
+    def _times(self, part: Part) -> PartTimes:
+        found = self._parts.get(part.queue_offset)
+        if found is None:
+            found = self._parts[part.queue_offset] = PartTimes(self._ranges, part, self._where)
+        return found
+
+
+class PartTimes:
+    """Store times of one part, read unit by unit. Not for several threads at once."""
+
+    def __init__(self, ranges: Ranges, part: Part, where: str) -> None:
+        """Read the part's index.
+
+        Raises:
+            DataError: It is damaged.
+        """
+        self._ranges = ranges
+        self._part = part
+        self._where = where
+        raw = ranges.read(part.index, part.index.start, part.index.end)
+        items = decode_items(part, part.queue_offset, raw, where=where)
+        self._real = np.flatnonzero(items.sizes > 0)
+        self._begins = items.log_offsets[self._real] - part.log_offset
+        is_short = items.sizes[self._real] < RECORD_BYTES_MIN
+        if is_short.any() or (np.diff(self._begins) < 0).any():
+            raise self._damaged("the items of an index are no records in their order")
+        self._items: PartItems = items
+        units = self._begins // UNIT_BYTES
+        cuts = np.flatnonzero(np.diff(units)) + 1
+        self._cuts: list[int] = [0, *cuts.tolist(), len(self._real)]
+        self._known: dict[int, npt.NDArray[np.int64]] = {}
+
+    def first_since(self, time_ms: int, first: int, end: int) -> QueueOffset | None:
+        """The first message in queue offsets ``[first, end)`` at a time or later."""
+        low, high = self._units(first, end)
+        is_whole = end == self._part.queue_end
+        begin, limit = low, high - 1 if is_whole else high  # the part's bounds say: there is one
+        while begin < limit:
+            middle = (begin + limit) // 2
+            if self._first_in(middle, time_ms, first, end) is not None:
+                limit = middle
+            else:
+                begin = middle + 1
+        nearby = range(max(begin - _UNITS_BACK, low), min(begin + 1, high))
+        found = self._first_of(nearby, time_ms, first, end)
+        if found is None and is_whole:  # times are in great disorder
+            return self._first_of(range(low, high), time_ms, first, end)
+        return found
+
+    def backwards(self, time_ms: int, first: int, end: int) -> Iterator[QueueOffset | None]:
+        """For each unit of ``[first, end)``, the last first: its last message at exactly a time, if it has one."""
+        low, high = self._units(first, end)
+        for unit in reversed(range(low, high)):
+            offsets, times = self._of(unit, first, end)
+            equal = np.flatnonzero(times == time_ms)
+            yield QueueOffset(int(offsets[equal[-1]])) if len(equal) else None
+
+    def _first_of(self, units: range, time_ms: int, first: int, end: int) -> QueueOffset | None:
+        for unit in units:
+            found = self._first_in(unit, time_ms, first, end)
+            if found is not None:
+                return found
+        return None
+
+    def _first_in(self, unit: int, time_ms: int, first: int, end: int) -> QueueOffset | None:
+        offsets, times = self._of(unit, first, end)
+        late = np.flatnonzero(times >= time_ms)
+        return QueueOffset(int(offsets[late[0]])) if len(late) else None
+
+    def _units(self, first: int, end: int) -> tuple[int, int]:
+        """Units ``[low, high)`` that hold the messages of ``[first, end)``."""
+        low, high = np.searchsorted(self._real, (np.array((first, end)) - self._items.start))
+        if low >= high:
+            return 0, 0
+        ends = np.searchsorted(self._cuts, (low, high - 1), side="right")
+        return int(ends[0]) - 1, int(ends[1])
+
+    def _of(
+        self, unit: int, first: int, end: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Queue offsets and store times of a unit's messages, those of ``[first, end)``."""
+        times = self._known.get(unit)
+        if times is None:
+            times = self._known[unit] = self._read(self._cuts[unit], self._cuts[unit + 1])
+        offsets = self._real[self._cuts[unit] : self._cuts[unit + 1]] + self._items.start
+        wanted = (offsets >= first) & (offsets < end)
+        return offsets[wanted], times[wanted]
+
+    def _read(self, low: int, high: int) -> npt.NDArray[np.int64]:
+        """Store times of messages ``[low, high)``, by the heads of their records."""
+        place, begins = self._part.log, self._begins[low:high]
+        start = int(begins[0])
+        stop = min(int(begins[-1]) + _HEAD_BYTES, place.size_bytes)
+        data = self._ranges.read(place, place.start + start, place.start + stop)
+        heads = np.frombuffer(data, np.uint8)
+        positions = begins - start
+        if (_gather(heads, positions, 4) != self._items.sizes[self._real[low:high]]).any():
+            raise self._damaged("an item points at something that is no record of this queue")
+        is_v6 = _gather(heads, positions + _SYS_FLAG_AT, 4) & BORN_HOST_V6 != 0
+        return _gather(heads, positions + _STORE_TIME_AT + np.where(is_v6, V6_EXTRA_BYTES, 0), 8)
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(
+            what,
+            where=self._where + self._part.index.key,
+            do="run `tiered verify --deep` to see the extent of the damage",
+        )
+
+
+def _gather(
+    heads: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64], size: int
+) -> npt.NDArray[np.int64]:
+    """Big-endian integers of 4 or 8 bytes at these positions."""
+    bytes_ = heads[positions[:, None] + np.arange(size)]
+    kind = ">i4" if size == np.dtype(np.int32).itemsize else ">i8"
+    return np.ascontiguousarray(bytes_).view(kind)[:, 0].astype(np.int64)
