@@ -18,7 +18,7 @@ COUNT = 600
 def litter(folder: Path) -> None:
     """Orphans of the reign of whoever wrote there."""
     store = LocalFolderStore(folder)
-    prefix = next(iter(store.list(""))).key.split("/journal/")[0]
+    prefix = "/".join(next(iter(store.list(""))).key.split("/")[:2])
     for at in range(COUNT):
         name = f"{at:020d}-{1:010d}-0badcafe-{at:010d}"
         store.put_if_absent(f"{prefix}/queue/lost/{0:010d}/{0:010d}/commitlog/{name}", b"litter")

@@ -106,7 +106,7 @@ def test_doctor_reads_the_rules_of_a_bucket(tiered: CommandLine, s3_environment:
 
 def test_a_lost_journal_in_a_bucket(tiered: CommandLine, basic: Path, s3_environment: S3Server):
     url = f"s3://{s3_environment.bucket()}/some/prefix"
-    tiered.good("attach", basic, "--to", url, "--once")
+    tiered.good("attach", basic, "--to", url, "--once", "--no-index")
     store = open_store(url)
     try:
         for info in list(store.list("")):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiered.journal.lease import LeaseState
     from tiered.local.face import StoreReport
     from tiered.plugin.attach import Attachment, AttachResult, AttachSettings
+    from tiered.plugin.index_settings import IndexSettings
 
 FOLDER_FRESHNESS_S = 2.0
 S3_FRESHNESS_S = 60.0
@@ -159,6 +160,20 @@ def read_settings(call: Call) -> AttachSettings:
             read_rate_bytes_s=call.whole("max-read-rate"),
             upload_rate_bytes_s=call.whole("max-upload-rate"),
         ),
+        index=index_settings(call),
+    )
+
+
+def index_settings(call: Call) -> IndexSettings | None:
+    """Of the key index; None: none is wanted."""
+    from tiered.plugin.index_settings import IndexSettings
+
+    if call.flag("no-index"):
+        return None
+    return IndexSettings(
+        items_max=call.whole("index-items"),
+        age_s=call.number("index-age"),
+        directory=call.text("index-dir"),
     )
 
 

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "ls": Entry("tiered.cli.ls", "Lists topics and queues, or the segments and their objects."),
     "cat": Entry("tiered.cli.cat", "Prints the messages of a topic, queue after queue."),
+    "query": Entry("tiered.cli.query", "Finds messages by key or unique id, newest first."),
     "verify": Entry("tiered.cli.verify", "Checks that a tier is whole, or equal to a local store."),
     "gc": Entry("tiered.cli.gc", "Deletes what no reader can reach any more: plan, then apply."),
     "expire": Entry(

@@ -14,6 +14,7 @@ from tiered.cli.parsers import (
     whole,
 )
 from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, DEMO, MAKE_STORE
+from tiered.cli.settings_index import ATTACH_INDEX, QUERY
 from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.sizes import parse_size
@@ -346,10 +347,12 @@ def all_settings() -> tuple[Setting, ...]:
     return (
         *COMMON,
         *ATTACH,
+        *ATTACH_INDEX,
         *STATUS,
         *LS,
         *CAT,
         *VERIFY,
+        *QUERY,
         *MEND,
         *RECLAIM,
         *DEMO,

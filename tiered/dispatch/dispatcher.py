@@ -66,6 +66,7 @@ class TieredDispatcher:
         budget: Memory held.
         uploader: Makes the objects.
         continuity: Holds what was taken against the local store.
+        say: Has the next journal entry say something else than parts (a ``Fact``). From any thread.
         fault: Why the dispatcher ended by itself; None while it runs.
     """
 
@@ -126,6 +127,7 @@ class TieredDispatcher:
             committed=self._committed,
             index_failed=self._index_failed,
         )
+        self.say = self._rounds.state_fact
         self._commits = self._make_commits()
         self.continuity = self._make_continuity(store, prefix)
         self._compensation = self._make_compensation()

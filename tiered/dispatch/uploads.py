@@ -21,7 +21,7 @@ from tiered.log.composite import ITEM_MEMORY_BYTES
 from tiered.log.state import ObjectRange, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.local.face import Quarantined
@@ -70,7 +70,11 @@ class _NewObject:
 
 
 class Uploader:
-    """Puts objects under keys that no other try has. From any thread."""
+    """Puts objects under keys that no other try has. From any thread.
+
+    Attributes:
+        on_stored: Told of each commit whose records have just become durable, while it still has them; must not raise.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str, *, generation: int, writer: str) -> None:
         self._store = store
@@ -79,6 +83,7 @@ class Uploader:
         self._generation = generation
         self._writer = writer
         self._sequence = itertools.count()
+        self.on_stored: Callable[[GroupCommit, StoredLog], None] = lambda _commit, _stored: None
 
     @property
     def objects_per_put(self) -> int:
@@ -96,7 +101,7 @@ class Uploader:
         places = self._put_all([self._new_log(*one) for one in zip(commits, times, strict=True)])
         reached("log-stored")
         return [
-            place if isinstance(place, BackendError) else _stored(commit, place, *bounds)
+            place if isinstance(place, BackendError) else self._note(commit, place, *bounds)
             for commit, place, bounds in zip(commits, places, times, strict=True)
         ]
 
@@ -144,6 +149,11 @@ class Uploader:
     def next_id(self) -> keys.ObjectId:
         """Id of an object that is about to be begun."""
         return self._next_id()
+
+    def _note(self, commit: GroupCommit, log: ObjectRange, low: int, high: int) -> StoredLog:
+        stored = _stored(commit, log, low, high)
+        self.on_stored(commit, stored)
+        return stored
 
     def _new_log(self, commit: GroupCommit, times: tuple[int, int]) -> _NewObject:
         low, high = times

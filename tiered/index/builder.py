@@ -26,7 +26,7 @@ import numpy as np
 
 from tiered import keys
 from tiered.format.part import build_object
-from tiered.index.extract import extract_keys
+from tiered.index.extract import extract_keys, shifted
 from tiered.index.hashing import topic_seed
 from tiered.index.layout import (
     INDEX_BLOCK_BYTES,
@@ -36,12 +36,12 @@ from tiered.index.layout import (
     build_filter,
     order_of,
 )
-from tiered.index.work import ROW, Rows, WorkFile
+from tiered.index.work import WorkFile
 from tiered.log.parts import Cover, IndexObject, ObjectRange
 from tiered.log.wellformed import INT_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from typing_extensions import Buffer
 
@@ -61,7 +61,6 @@ class _Covered:
     number: int
     start: int
     end: int
-    seed: int
 
 
 class IndexBuilder:
@@ -114,26 +113,51 @@ class IndexBuilder:
         found = self._covered.get((queue, incarnation))
         return COVER_MAX - (found.end - found.start) if found else COVER_MAX
 
-    def add(
+    def add_batch(
         self, queue: MessageQueue, incarnation: int, batch: RecordBatch, log_offset: int
     ) -> None:
-        """Add the keys of records.
+        """Add the keys of records; see ``add``.
 
         Args:
             queue: Whose.
             incarnation: Which life.
-            batch: The records; they begin where the last ones of this life ended.
+            batch: The records.
             log_offset: Of the first byte of ``batch.data`` in the tiered commit log.
 
         Raises:
-            DataError: A record is damaged; nothing of the batch counts, and the builder has to be reset.
-            OSError: The work file cannot be written; likewise.
+            DataError: A record is damaged.
         """
-        covered = self._cover(queue, incarnation, batch.base_offset)
+        found = extract_keys(batch, topic_seed(queue.topic))
+        keys_ = (shifted(some, log_offset) for some in found)
+        self.add(queue, incarnation, batch.base_offset, batch.end_offset, keys_)
+
+    def add(
+        self,
+        queue: MessageQueue,
+        incarnation: int,
+        start: int,
+        end: int,
+        found: Iterable[Keys],
+    ) -> None:
+        """Add the keys of the messages in ``[start, end)``, which begins where what was added of this life ended.
+
+        After any error the builder has to be reset: nobody knows how much of it counts.
+
+        Args:
+            queue: Whose.
+            incarnation: Which life.
+            start: First queue offset.
+            end: One past the last.
+            found: Their keys; positions are log offsets.
+
+        Raises:
+            OSError: The work file cannot be written.
+        """
+        covered = self._cover(queue, incarnation, start)
         work = self._work = self._work or WorkFile(self._directory)
-        for found in extract_keys(batch, covered.seed):
-            work.append(_rows(found, covered, log_offset))
-        covered.end = batch.end_offset
+        for some in found:
+            work.append(some.hashes, _items(some, covered))
+        covered.end = end
 
     def add_nothing(self, queue: MessageQueue, incarnation: int, start: int, end: int) -> None:
         """Cover queue offsets that have no message (a gap)."""
@@ -149,13 +173,13 @@ class IndexBuilder:
         """
         assert not self.is_empty
         work = self._work = self._work or WorkFile(self._directory)
-        items, filter_ = _sorted(work)
+        made_of = _sorted(work)
+        items = made_of.items
         covers = tuple(
             Cover(queue, incarnation, found.start, found.end)
             for (queue, incarnation), found in self._covered.items()
         )
-        times = items["store_ms"]
-        bounds = (int(times.min()), int(times.max())) if len(items) else (-1, -1)
+        bounds = made_of.store_min_ms, made_of.store_max_ms
         low, high = (min(max(-1, bound), INT_MAX - 1) for bound in bounds)
         description = {
             "kind": "index",
@@ -165,7 +189,9 @@ class IndexBuilder:
             "store_max_ms": high,
             "covers": [cover.row() for cover in covers],
         }
-        data: list[Buffer] = [items.view(np.uint8).data, filter_] if len(items) else [filter_]
+        data: list[Buffer] = [made_of.filter]
+        if len(items):
+            data.insert(0, items.view(np.uint8).data)
         made = build_object(data, description, block_bytes=INDEX_BLOCK_BYTES)
         key = keys.index_key("", max(0, low), self._next_id())
         self._store.put_if_absent(self._prefix + key, made.buffers)
@@ -183,36 +209,42 @@ class IndexBuilder:
     def _cover(self, queue: MessageQueue, incarnation: int, start: int) -> _Covered:
         found = self._covered.get((queue, incarnation))
         if found is None:
-            seed = topic_seed(queue.topic)
-            found = _Covered(len(self._covered), start, start, seed)
+            found = _Covered(len(self._covered), start, start)
             self._covered[queue, incarnation] = found
         assert found.end == start, "what is added goes on where it ended"
         return found
 
 
-def _rows(found: Keys, covered: _Covered, log_offset: int) -> Rows:
-    rows = np.empty(len(found), ROW)
-    rows["hash"] = found.hashes
-    items = rows["item"]
-    items["hash_low"] = found.hashes & np.uint64(0xFFFF_FFFF)
+def _items(found: Keys, covered: _Covered) -> Items:
+    items = np.empty(len(found), ITEM)
+    items["hash_low"] = found.hashes.astype(np.uint32)
     items["queue"] = covered.number
-    items["log_offset"] = found.positions + log_offset
+    items["log_offset"] = found.positions
     items["store_ms"] = found.store_ms
     items["size"] = found.sizes
     items["queue_offset"] = found.queue_offsets - covered.start
-    return rows
+    return items
 
 
-def _sorted(work: WorkFile) -> tuple[Items, bytes]:
-    """The items in order, and the filter."""
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    items: Items
+    filter: bytes
+    store_min_ms: int
+    store_max_ms: int
+
+
+def _sorted(work: WorkFile) -> _Sorted:
+    """The items in order, and what is made of them."""
     count = work.count
     hashes = np.empty(count, np.uint64)
     store_ms, offsets = np.empty(count, np.int64), np.empty(count, np.int64)
-    for start, rows in work.blocks():
-        end = start + len(rows)
-        hashes[start:end] = rows["hash"]
-        store_ms[start:end] = rows["item"]["store_ms"]
-        offsets[start:end] = rows["item"]["queue_offset"]
+    for start, some, items in work.blocks():
+        end = start + len(some)
+        hashes[start:end] = some
+        store_ms[start:end] = items["store_ms"]
+        offsets[start:end] = items["queue_offset"]
+    bounds = (int(store_ms.min()), int(store_ms.max())) if count else (-1, -1)
     order = order_of(hashes, store_ms, offsets)
     del store_ms, offsets
     filter_ = build_filter(hashes[order], bucket_bits(count))
@@ -220,7 +252,7 @@ def _sorted(work: WorkFile) -> tuple[Items, bytes]:
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
     del order
-    items = np.empty(count, ITEM)
-    for start, rows in work.blocks():
-        items[place[start : start + len(rows)]] = rows["item"]
-    return items, filter_
+    rows = np.empty((count, ITEM_BYTES // 8), np.uint64)  # as words: copied faster than as records
+    for start, some, items in work.blocks():
+        rows[place[start : start + len(some)]] = items.view(np.uint64).reshape(len(some), -1)
+    return _Sorted(rows.reshape(-1).view(ITEM), filter_, *bounds)

@@ -13,7 +13,7 @@ Records that hold inner batches are taken one by one: keys are those of their in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -51,7 +51,7 @@ class Keys:
     Attributes:
         hashes: uint64[n], see ``tiered.index.hashing``.
         queue_offsets: int64[n], of the message.
-        positions: int64[n], of its record in the batch's data.
+        positions: int64[n], of its record in the batch's data (``shifted``: in the tiered commit log).
         sizes: int32[n], of its record.
         store_ms: int64[n], store time.
     """
@@ -65,6 +65,17 @@ class Keys:
     def __len__(self) -> int:
         """Number of keys."""
         return len(self.hashes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds."""
+        arrays = self.hashes, self.queue_offsets, self.positions, self.sizes, self.store_ms
+        return sum(array.nbytes for array in arrays)
+
+
+def shifted(keys: Keys, log_offset: int) -> Keys:
+    """Keys whose positions are log offsets; ``log_offset``: of the first byte of the batch's data."""
+    return replace(keys, positions=keys.positions + log_offset)
 
 
 def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:

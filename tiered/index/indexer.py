@@ -4,8 +4,10 @@ What to do next is read from the journal's state in each step, never remembered:
 began anew or a tail that was taken back needs no care here. When what was collected does not fit the state any more it is
 thrown away, and begun again.
 
-Records come from the tier, or from a ``Source`` that is nearer (the broker's local store); which one makes no difference to
-the result. A life that cannot be read because it is damaged is left alone until this indexer ends; it is counted.
+Keys come from a ``KeyFeed``, if a writer has filled it, else from the records in the tier; which one makes no difference to
+the result. The broker's own store is not asked: its consume queues scatter a queue over the whole log, and reading it one
+record at a time costs four times what reading the tier does. A life that cannot be read, because it is damaged, is left
+alone until this indexer ends; it is counted.
 
 Threads: one.
 """
@@ -14,12 +16,12 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from backends.errors import ObjectNotFoundError
+from backends.errors import BackendError, ObjectNotFoundError
 from tiered.errors import DataError
 from tiered.log.indexed import uncovered
-from tiered.log.reader import QueueReader, TierBatch
+from tiered.log.reader import QueueReader
 from tiered.log.state import Gap
 from tiered.model import QueueOffset
 
@@ -28,28 +30,13 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.index.builder import IndexBuilder
+    from tiered.index.feed import KeyFeed
     from tiered.log.state import Part, QueueLife, TierState
     from tiered.model import MessageQueue
 
 _LOG = logging.getLogger("tiered.index")
 READ_BYTES: Final = 8 * 1024 * 1024
 _COUNT_MAX: Final = 1 << 20
-
-
-class Source(Protocol):
-    """Where a part's records may lie nearer than in the tier."""
-
-    def read(self, queue: MessageQueue, part: Part) -> TierBatch | None:
-        """All records of a part; None unless they are surely the same."""
-        ...
-
-
-class NoSource:
-    """Nothing is nearer."""
-
-    def read(self, queue: MessageQueue, part: Part) -> TierBatch | None:  # noqa: ARG002 (the protocol's)
-        """See ``Source``."""
-        return None
 
 
 class _Reading:
@@ -79,7 +66,7 @@ class Indexer:
     """
 
     def __init__(
-        self, builder: IndexBuilder, store: ObjectStore, prefix: str, source: Source | None = None
+        self, builder: IndexBuilder, store: ObjectStore, prefix: str, feed: KeyFeed | None = None
     ) -> None:
         """Wire it.
 
@@ -87,13 +74,13 @@ class Indexer:
             builder: Empty.
             store: The tier's.
             prefix: Of the broker.
-            source: Where to look first.
+            feed: Where to look first.
         """
         self.builder = builder
         self.damaged: dict[tuple[MessageQueue, int], DataError] = {}
         self._store = store
         self._prefix = prefix
-        self._source = source or NoSource()
+        self._feed = feed
         self._reading: _Reading | None = None
         self._gone: dict[tuple[MessageQueue, int], QueueLife] = {}
 
@@ -102,7 +89,7 @@ class Indexer:
 
         Args:
             state: What the journal says now.
-            bytes_max: Stop at so many bytes of records; a part that comes from a ``Source`` counts whole.
+            bytes_max: Stop at so many bytes of records.
 
         Returns:
             How many bytes were read; 0 when all is covered or collected.
@@ -161,44 +148,42 @@ class Indexer:
 
     def _take(self, queue: MessageQueue, life: QueueLife, at: int, end: int) -> tuple[int, int]:
         """Take one piece; where it ends, and how many bytes it had. The same place: it cannot be read now."""
-        found: TierBatch | Gap | None = None
+        if self._reading is None or self._reading.life is not life:
+            self._reading = _Reading(self._store, self._prefix, queue, life)
+        part = self._reading.part_at(at)
         try:
-            found = self._read(queue, life, at, end)
+            if self._feed and part and part.queue_end <= end:
+                found = self._feed.take(part.log.key)
+                if found is not None:
+                    self.builder.add(queue, life.incarnation, at, part.queue_end, found)
+                    return part.queue_end, part.log.size_bytes or 1
+            return self._read(self._reading, queue, at, end)
+        except BackendError:
+            raise  # nothing was added
+        except BaseException:
+            self.builder.reset()  # nobody knows how far it got
+            raise
+
+    def _read(self, reading: _Reading, queue: MessageQueue, at: int, end: int) -> tuple[int, int]:
+        number, found = reading.life.incarnation, None
+        try:
+            count = min(end - at, _COUNT_MAX)
+            found = reading.reader.read(QueueOffset(at), bytes_max=READ_BYTES, count_max=count)
         except (
             ObjectNotFoundError
         ) as error:  # merged or expired, and the journal is about to say so
             _LOG.info("%s: not there at queue offset %d: %s", queue, at, error)
-            self._gone[queue, life.incarnation] = life
+            self._gone[queue, number] = reading.life
         except DataError as error:
-            self.damaged[queue, life.incarnation] = error
+            self.damaged[queue, number] = error
             _LOG.warning("%s: keys from queue offset %d on are not indexed: %s", queue, at, error)
         if found is None:
             return at, 0
-        number = life.incarnation
         if isinstance(found, Gap):
             self.builder.add_nothing(queue, number, at, min(found.end, end))
             return min(found.end, end), 0
-        try:
-            self.builder.add(queue, number, found.records, found.log_offset)
-        except BaseException:
-            self.builder.reset()  # nobody knows how far it got
-            raise
+        self.builder.add_batch(queue, number, found.records, found.log_offset)
         return found.records.end_offset, memoryview(found.records.data).nbytes or 1
-
-    def _read(self, queue: MessageQueue, life: QueueLife, at: int, end: int) -> TierBatch | Gap:
-        if self._reading is None or self._reading.life is not life:
-            self._reading = _Reading(self._store, self._prefix, queue, life)
-        part = self._reading.part_at(at)
-        found: TierBatch | Gap | None = None
-        if part is not None and part.queue_end <= end:
-            found = self._source.read(queue, part)
-        if found is None:
-            count = min(end - at, _COUNT_MAX)
-            found = self._reading.reader.read(
-                QueueOffset(at), bytes_max=READ_BYTES, count_max=count
-            )
-        assert found is not None, "it lies below the commit offset"
-        return found
 
 
 def _last(state: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:

@@ -13,24 +13,21 @@ import tempfile
 from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError
-from tiered.index.layout import ITEM
+from tiered.index.layout import ITEM, ITEM_BYTES, Items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.index.hashing import Hashes
 
-ROW: Final = np.dtype([("hash", "<u8"), ("item", ITEM)])
-"""A row of the file: the whole hash, and the item as it will stand in the object."""
-Rows = npt.NDArray[np.void]
+_HASH_BYTES: Final = 8
 
 
 class WorkFile:
-    """Rows on disk; in memory only what is being added, and 16 bytes for each such addition."""
+    """Hashes and items on disk; in memory only what is being added, and 16 bytes for each such addition."""
 
     def __init__(self, directory: str | None = None) -> None:
         """Open a new file.
@@ -45,40 +42,35 @@ class WorkFile:
         self._blocks: list[tuple[int, int]] = []
         self.count = 0
 
-    def append(self, rows: Rows) -> None:
-        """Add rows.
+    def append(self, hashes: Hashes, items: Items) -> None:
+        """Add items and their hashes.
 
         Raises:
             OSError: The disk does not take them; the file is of no use any more.
         """
-        if len(rows):
-            data = rows.tobytes()
+        if len(hashes):
+            data = hashes.tobytes() + items.tobytes()
             self._file.write(data)
-            self._blocks.append((len(rows), zlib_ng.crc32(data)))
-            self.count += len(rows)
+            self._blocks.append((len(hashes), zlib_ng.crc32(data)))
+            self.count += len(hashes)
 
-    def hashes(self) -> Hashes:
-        """The hashes of all rows, in their order.
+    def blocks(self) -> Iterator[tuple[int, Hashes, Items]]:
+        """Everything as it was added, each with the number of its first item.
 
         Raises:
-            DataError: They are not what was written.
-            OSError: They cannot be read.
+            DataError: It is not what was written.
+            OSError: It cannot be read.
         """
-        found = np.empty(self.count, np.uint64)
-        for start, rows in self.blocks():
-            found[start : start + len(rows)] = rows["hash"]
-        return found
-
-    def blocks(self) -> Iterator[tuple[int, Rows]]:
-        """All rows as they were added, and the number of the first of each addition. Errors as of ``hashes``."""
         self._file.flush()
         self._file.seek(0)
         start = 0
         for count, crc in self._blocks:
-            data = self._file.read(count * ROW.itemsize)
-            if len(data) != count * ROW.itemsize or zlib_ng.crc32(data) != crc:
+            size = count * (_HASH_BYTES + ITEM_BYTES)
+            data = self._file.read(size)
+            if len(data) != size or zlib_ng.crc32(data) != crc:
                 raise DataError("the local work file of the key index has changed")
-            yield start, np.frombuffer(data, ROW)
+            hashes = np.frombuffer(data, np.uint64, count)
+            yield start, hashes, np.frombuffer(data, ITEM, count, count * _HASH_BYTES)
             start += count
         self._file.seek(0, 2)
 

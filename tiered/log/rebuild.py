@@ -17,6 +17,9 @@ had made in vain, what had expired or been taken back, reasons of gaps, times, a
 Not told by objects, so lost with the journal: the reason of a gap, gaps before the first and behind the last message, lives
 and queues without a message, why a life ended, whether the last segment was sealed (unless it was merged), tails that were
 taken back and not written again, when a segment was made (the time at which the store got its first object stands for it).
+
+The key index is given up: without the journal nobody can tell whether a tail that it covers was taken back and written
+anew. The next writer, or ``tiered rebuild --index``, makes it again.
 """
 
 from __future__ import annotations
@@ -104,7 +107,9 @@ def propose(
             queues[queue] += tails[queue, incarnation]
             queues[queue].append(replace(built.life, quarantined=count))
     proposal.state = replace(
-        proposal.state, queues={queue: _ended(lives) for queue, lives in queues.items() if lives}
+        proposal.state,
+        queues={queue: _ended(lives) for queue, lives in queues.items() if lives},
+        indexes=(),
     )
     named = {place.key for part in proposal.parts() for place in (part.log, part.index)}
     proposal.orphans = sorted(one.key for one in objects if one.key not in named)
@@ -139,5 +144,5 @@ def _skip(lives: list[QueueLife], incarnation: int) -> bool:
 
 def _ended(lives: Sequence[QueueLife]) -> tuple[QueueLife, ...]:
     """All but the last have ended, and all but the last segment of each is sealed."""
-    before = [replace(life, ended=life.ended or UNKNOWN_END) for life in lives[:-1]]
-    return (*before, replace(lives[-1], ended=""))
+    before = [replace(life, ended=life.ended or UNKNOWN_END, indexed=()) for life in lives[:-1]]
+    return (*before, replace(lives[-1], ended="", indexed=()))

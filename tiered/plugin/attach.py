@@ -16,17 +16,18 @@ import logging
 import random
 import threading
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
-from backends.probe import probe
 from backends.s3_options import S3Options
 from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
-from tiered.errors import FencedError, InvalidError, StoreUnavailableError
+from tiered.errors import FencedError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
 from tiered.log.state import TierMachine, TierState
+from tiered.plugin.ends import require_conditional_writes, require_same_store, store_document
+from tiered.plugin.index import IndexThread
 from tiered.plugin.naming import open_named, place_of, require_apart
 from tiered.plugin.patience import PatientStore
 from tiered.plugin.settings import AttachSettings
@@ -110,6 +111,7 @@ class Attachment:
         self._threads: list[threading.Thread] = []
         self._present: Mapping[MessageQueue, QueueBounds] = {}
         self.dispatcher: TieredDispatcher | None = None
+        self.index: IndexThread | None = None
 
     @classmethod
     def open(
@@ -171,7 +173,7 @@ class Attachment:
         with backend_errors():
             self._journal.catch_up()  # reads first: a store that cannot be reached is told soonest
             self._require_same_store()
-            self._require_conditional_writes()
+            require_conditional_writes(self._store, self._rng, self.meter.url)
             self._lease.acquire(
                 wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
             )
@@ -190,47 +192,31 @@ class Attachment:
             rng=self._rng,
         )
         self.dispatcher = dispatcher
+        if self._settings.index:
+            self.index = IndexThread(
+                store=self._store,
+                prefix=self.place.prefix,
+                state=lambda: self._journal.state,
+                say=dispatcher.say,
+                next_id=dispatcher.uploader.next_id,
+                settings=self._settings.index,
+                clock=self._clock,
+                stop=self._abandon,
+            )
+            dispatcher.uploader.on_stored = self.index.stored
+            self._start_thread("key-index", self.index.run)
         dispatcher.start()
 
-    def _require_conditional_writes(self) -> None:
-        found = probe(self._store, f"{self._rng.getrandbits(64):016x}")
-        if not (found.put_if_absent and found.compare_and_set):
-            raise InvalidError(
-                "this store does not write conditionally, so two writers could not be kept apart",
-                where=self.meter.url,
-                do="use AWS S3, MinIO, versitygw, LocalStack, or a local folder",
-            )
-
     def _require_same_store(self) -> None:
-        known = self._journal.state.store
-        mine = self._store_document()
-        if (
-            known
-            and known["store_id"]
-            and mine["store_id"]
-            and known["store_id"] != mine["store_id"]
-        ):
-            raise InvalidError(
-                f"this tier belongs to another store ({known['cluster']}/{known['broker']},"
-                f" id {known['store_id']}); this one has id {mine['store_id']}",
-                where=f"{self.meter.url}/{self.place.prefix}",
-                do="choose another URL, or name this broker's place with --cluster and --broker",
-            )
-
-    def _store_document(self) -> dict[str, Any]:
-        identity = self.local.identity
-        return {
-            "cluster": self.place.cluster,
-            "broker": self.place.broker,
-            "store_id": identity.store_id,
-            "kind": identity.kind,
-        }
+        mine = store_document(self.local.identity, self.place)
+        where = f"{self.meter.url}/{self.place.prefix}"
+        require_same_store(self._journal.state.store, mine, where)
 
     def _take_reign(self) -> None:
         self._journal.catch_up()
         self._require_same_store()  # again: another store may have begun this tier a moment ago
         self._journal.take_reign(asdict(Holder.present()))
-        mine = self._store_document()
+        mine = store_document(self.local.identity, self.place)
         known = self._journal.state.store
         if not known or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": mine}])
@@ -270,6 +256,7 @@ class Attachment:
             self._settle(dispatcher)
             if seal:
                 self._seal()
+            self._finish_index()
             return self._result(target)
         self.patient.wait_out_refusals()
         dispatcher.follow(self._should_stop)
@@ -296,6 +283,8 @@ class Attachment:
                     self._journal.write_checkpoint(force=True)
         finally:
             self._abandon.set()
+            if self.index:
+                self.index.wake()
             for thread in self._threads:
                 thread.join()
             self._lease.release()
@@ -315,7 +304,11 @@ class Attachment:
         """Whether everything in hand became durable; a draining that was cut short is not begun again."""
         if self._drained is None:
             self._drained = False
+            began_s = self._clock.monotonic_s()
             self._drained = dispatcher.drain(self._settings.drain_s)
+            left_s = self._settings.drain_s - (self._clock.monotonic_s() - began_s)
+            if self._drained and self.index and left_s > 0:
+                self.index.flush(left_s)
         return self._drained
 
     @property
@@ -353,6 +346,13 @@ class Attachment:
                     do="check the store; what is durable stays, attach again to go on",
                 )
         self._raise_fault()
+
+    def _finish_index(self) -> None:
+        """For ``once``: index all that is there, unless told to stop or the tier does not answer any more."""
+        while self.index and not self.index.flush(1.0) and not self._should_stop():
+            self._raise_fault()
+            if self.index.is_failing:
+                break  # all messages are durable; the next writer goes on with the index
 
     def _seal(self) -> None:
         with backend_errors():

@@ -31,7 +31,14 @@ from tiered.journal.checkpoint import CheckpointText, encode_checkpoint
 from tiered.journal.entry import REIGN
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.reader import JournalReader
-from tiered.keys import LEASE, OFFSET_DIGITS, checkpoint_key, parse_data_key, parse_journal_key
+from tiered.keys import (
+    LEASE,
+    OFFSET_DIGITS,
+    checkpoint_key,
+    parse_data_key,
+    parse_index_key,
+    parse_journal_key,
+)
 from tiered.log.described import Described, Refused, read_described
 from tiered.log.objects import read_range
 from tiered.log.rebuild import EPOCH, Proposal, propose
@@ -82,6 +89,7 @@ class _Listing:
     quarantined: set[tuple[LifeKey, int]] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     generations: set[int] = field(default_factory=set)
+    indexes: int = 0
     fingerprint: str = ""
 
 
@@ -102,6 +110,9 @@ def list_all(store: ObjectStore, prefix: str) -> _Listing:
         elif data:
             found.data.append(info)
             found.generations.add(data.object_id.generation)
+        elif index := parse_index_key(prefix, info.key):
+            found.indexes += 1
+            found.generations.add(index.generation)
     found.fingerprint = digest.hexdigest()
     return found
 
@@ -156,6 +167,10 @@ def plan_rebuild(
     )
     state = replace(proposal.state, generation=proposal.state.generation + 1)
     proposal.state = state
+    if listing.indexes:
+        proposal.notes.append(
+            f"the key index ({listing.indexes} objects) is given up; the next writer makes it again"
+        )
     return RebuildPlan(damage, number, listing.fingerprint, proposal, refused, len(listing.data))
 
 

@@ -10,6 +10,8 @@ from tiered.dispatch.settings import DispatchSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tiered.plugin.index_settings import IndexSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachSettings:
@@ -27,6 +29,7 @@ class AttachSettings:
         selects: Which topics are tiered.
         broker_max_offset: Asks the running broker for the end of its log; None: not asked.
         dispatch: Limits and periods.
+        index: Of the key index; None: none is made.
     """
 
     cluster: str | None = None
@@ -40,3 +43,4 @@ class AttachSettings:
     selects: Callable[[str], bool] = field(default=lambda _topic: True)
     broker_max_offset: Callable[[], int] | None = None
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    index: IndexSettings | None = None

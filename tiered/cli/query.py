@@ -1,0 +1,113 @@
+"""``tiered query``: the messages that have a key, newest first."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.sizes import format_count
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tiered.cli.call import Call
+    from tiered.index.reader import Hit, Lookup, Wish
+
+THREADS = 8
+"""Messages read at once."""
+
+
+def run(call: Call) -> int:
+    """Look up and print."""
+    from tiered.cli.tiers import open_tier
+    from tiered.index.reader import IndexReader
+    from tiered.plugin.stores import backend_errors
+
+    is_document = _is_document(call)
+    with contextlib.ExitStack() as stack, backend_errors():
+        tier = open_tier(call, call.argument("url"), stack)
+        wish = read_wish(call)
+        if not tier.queues(wish.topic):
+            raise InvalidError(
+                f"the tier has no topic {wish.topic}",
+                where=tier.store.url,
+                do="`tiered ls URL` lists the topics",
+            )
+        pool = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-query"))
+        reader = IndexReader(tier.store, tier.place.prefix, spread=pool.map)
+        found = reader.lookup(tier.state, wish)
+    _print(call, found, is_document=is_document)
+    if found.unscanned:
+        call.say(
+            f"tiered: {format_count(found.unscanned)} messages that no index covers yet were not looked at;"
+            " raise --scan, or make the index with `tiered rebuild URL --index`"
+        )
+    if found.damaged:
+        raise found.damaged[0]
+    return NEEDS_A_PERSON if found.unscanned else DONE
+
+
+def read_wish(call: Call) -> Wish:
+    """What the options say."""
+    from tiered.index.reader import Wish
+
+    bounds = {"from_ms": call.time_ms("from"), "until_ms": call.time_ms("until")}
+    return Wish(
+        topic=call.argument("topic"),
+        key=call.words("key"),
+        count=call.whole("count"),
+        every_life=call.flag("lives"),
+        scan_bytes_max=call.whole("scan"),
+        **{name: value for name, value in bounds.items() if value is not None},
+    )
+
+
+def _is_document(call: Call) -> bool:
+    """``-o json``; it counts on the command line only, since it is set for other commands elsewhere."""
+    given = [call.find(name).source == "command line" for name in ("output", "json")]
+    if any(given) and call.form not in {"json", "jsonl"}:
+        raise InvalidError(
+            f"query does not print messages as {call.form}", do="leave out -o, or say json"
+        )
+    return any(given) and call.form == "json"
+
+
+def _print(call: Call, found: Lookup, *, is_document: bool) -> None:
+    lines = [_line(hit, raw_body=call.flag("raw-body")) for hit in found.hits]
+    out = call.stdout
+    if is_document:
+        complete = b"true" if found.is_complete else b"false"
+        head = b'{"format": 1, "is_complete": %b, "unscanned_messages": %d, "messages": ['
+        out.write(head % (complete, found.unscanned))
+        out.write(b"\n" * bool(lines) + b",\n".join(lines) + b"\n" * bool(lines) + b"]}\n")
+    else:
+        out.writelines(line + b"\n" for line in lines)
+    out.flush()
+
+
+def _line(hit: Hit, *, raw_body: bool) -> bytes:
+    from tiered.format.message import message_line
+
+    return message_line(
+        hit.message,
+        tag_code=hit.tag_code,
+        log_offset=hit.log_offset,
+        raw_body=raw_body,
+        stored_sys_flag=hit.stored.sys_flag,
+    )
+
+
+COMMAND = make_command(
+    "query",
+    run,
+    summary=COMMANDS["query"].summary,
+    arguments=[click.Argument(["url"]), click.Argument(["topic"])],
+    examples=[
+        "tiered query file:///tmp/tier orders --key order-17",
+        "tiered query s3://bucket/prefix orders --key order-17 --from now-2h --count 1",
+    ],
+)

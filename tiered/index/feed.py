@@ -1,0 +1,108 @@
+"""Keys taken while records are in memory anyway, on their way into the tier, so that nobody has to read them again.
+
+``offer`` is called by upload threads when records are durable; ``take`` by the indexer when the journal names them. It is a
+cache: what is not there (from before the start, or for want of room) is read from the tier.
+
+Bounds (I8): ``bytes_max`` of memory. When it is full new keys are refused, since the indexer wants the oldest first; but
+what has waited for ``STALE_S`` goes: nobody wants it any more (an entry that did not come, parts that were merged).
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tiered.errors import DataError
+from tiered.index.extract import Keys, extract_keys, shifted
+from tiered.index.hashing import topic_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.clock import Clock
+    from tiered.local.face import RecordBatch
+
+_LOG = logging.getLogger("tiered.index")
+FEED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Default limit: 1.8 million keys."""
+STALE_S: Final = 600.0
+_ENTRY_BYTES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    keys: tuple[Keys, ...]
+    memory_bytes: int
+    since_s: float
+
+
+class KeyFeed:
+    """Holds the keys of parts, by the key of their commit-log object.
+
+    Attributes:
+        refused: Parts for whose keys there was no room.
+    """
+
+    def __init__(self, clock: Clock, bytes_max: int = FEED_BYTES_MAX) -> None:
+        self._clock = clock
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self.refused = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is held."""
+        return self._bytes
+
+    def offer(self, log_key: str, batches: Sequence[RecordBatch], log_offset: int) -> None:
+        """Take the keys of a part; never raises, since the part is durable.
+
+        Args:
+            log_key: Key of its commit-log object.
+            batches: Its records, all of one queue.
+            log_offset: Of its first byte.
+        """
+        now_s = self._clock.monotonic_s()
+        if not self._has_room(now_s):
+            self.refused += 1
+            return
+        found: list[Keys] = []
+        at = log_offset
+        try:
+            for batch in batches:
+                seed = topic_seed(batch.queue.topic)
+                found += [shifted(keys, at) for keys in extract_keys(batch, seed) if len(keys)]
+                at += memoryview(batch.data).nbytes
+        except DataError as error:
+            _LOG.warning("keys of %s are taken later: %s", log_key, error)
+            return
+        size = sum(keys.memory_bytes for keys in found) + _ENTRY_BYTES
+        with self._lock:
+            self._held[log_key] = _Held(tuple(found), size, now_s)
+            self._bytes += size
+
+    def take(self, log_key: str) -> tuple[Keys, ...] | None:
+        """The keys of a part, positions being log offsets; None: not held. They are not held any more."""
+        with self._lock:
+            held = self._held.pop(log_key, None)
+            if held is None:
+                return None
+            self._bytes -= held.memory_bytes
+        return held.keys
+
+    def _has_room(self, now_s: float) -> bool:
+        with self._lock:
+            while self._held:
+                key, oldest = next(iter(self._held.items()))
+                if now_s - oldest.since_s < STALE_S:
+                    break
+                del self._held[key]
+                self._bytes -= oldest.memory_bytes
+            return self._bytes < self._bytes_max
