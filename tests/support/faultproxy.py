@@ -13,6 +13,8 @@ lost   the server carries it out; its answer is dropped and the connection reset
 late   the server carries it out; its answer waits ``seconds``
 held   it waits ``seconds``, then the server carries it out, also when nobody waits for the answer any more
 cut    half of the answer's body comes, then the connection ends
+torn   half of the answer's body comes, then the connection is reset
+slow   half of the answer's body comes, the rest after ``seconds``
 ====== ==========================================================================================
 """
 
@@ -171,6 +173,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.owner.stopping.wait(rule.seconds)
         if rule and rule.kind == "cut":
             data, self.close_connection = data[: len(data) // 2], True
+        if rule and rule.kind in {"torn", "slow"}:
+            self._send(answer.status, headers, data[: len(data) // 2], size)
+            self.wfile.flush()
+            if rule.kind == "torn":
+                self._reset()
+                return
+            self.owner.stopping.wait(rule.seconds)
+            self.wfile.write(data[len(data) // 2 :])
+            return
         self._send(answer.status, headers, data, size)
 
     def _send(self, status: int, headers: dict[str, str], data: bytes, size: int) -> None:
