@@ -185,7 +185,15 @@ def rows(work: Path, *, seconds: float, rate_mib_s: float, normal_mib: int) -> I
 
 
 def _attach(work: Path, endpoint: str) -> subprocess.Popen[bytes]:
-    words = ["attach", str(work / "store"), "--to", "s3://outage/tier", "--freshness", "2", "--json"]
+    words = [
+        "attach",
+        str(work / "store"),
+        "--to",
+        "s3://outage/tier",
+        "--freshness",
+        "2",
+        "--json",
+    ]
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
     with (work / "attach.log").open("wb") as log:
         return subprocess.Popen(

@@ -7,24 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import use_server
 
-from tests.e2e import harness
+from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
 from tests.torture.places import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-@pytest.fixture(scope="session")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A captured store by its name. Not to be changed."""
-    folder = tmp_path_factory.mktemp("captured")
-
-    def store(name: str) -> Path:
-        directory = folder / name
-        return directory if directory.exists() else harness.unpack(name, folder)
-
-    return store
 
 
 @pytest.fixture(
