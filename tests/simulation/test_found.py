@@ -181,6 +181,31 @@ def test_what_is_read_in_bulk_is_not_taken_behind_what_has_come_meanwhile():
     assert read_back(store, queue) == (local.raw(queue), [])
 
 
+def test_what_compensation_took_ahead_of_the_follower_is_held_against_what_the_follower_meets():
+    """Compensation had taken records that the follower never met, since the broker took them back and wrote others: for
+    the follower no offset fell, and what came behind them hid them for good. (Seed 6454.)"""
+    store, local, queue = MemoryStore(), SyntheticStore(), MessageQueue("t", 0)
+    for number in range(12):
+        local.append("t", 0, b"old %d" % number)
+    ahead = local.read(queue, 0, bytes_max=1 << 20, count_max=100)
+    assert ahead is not None
+    with dispatching(store, local, seed=2) as dispatcher:
+        assert dispatcher.dispatch(
+            ahead
+        )  # as compensation does, while the follower has met nothing
+        local.cut("t", 0, 8)
+        for number in range(9):
+            local.append("t", 0, b"new %d" % number)
+        met = local.read(queue, 0, bytes_max=1 << 20, count_max=100)
+        assert met is not None
+        assert not dispatcher.dispatch(met)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
 def emptied(count: int) -> SyntheticStore:
     """A queue of which retention has taken all."""
     local = SyntheticStore()

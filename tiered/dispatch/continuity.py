@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.dispatch.counters import DispatchCounters
     from tiered.dispatch.files import Start
-    from tiered.local.face import LocalStore
+    from tiered.local.face import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile
     from tiered.log.parts import TierState
 
@@ -262,6 +262,22 @@ class Continuity:
         if found is None:
             return Look.SHORTER
         return Look.SAME if 0 in {found, mark} or found == mark else Look.DIFFERENT
+
+    def contradicts(self, file: CompositeFlatFile, batch: RecordBatch) -> bool:
+        """Whether a batch has another record where the last one was taken; then the queue is suspect.
+
+        Compensation may have taken what the follower, which was behind it, never met, and what the broker then took back:
+        no offset falls for the follower. For whoever holds the queue's lock; costs nothing where a batch only goes on.
+        """
+        if batch.base_offset >= file.append_offset:
+            return False
+        offset, mark = file.last_taken or (QueueOffset(-1), 0)
+        if not mark or not batch.base_offset <= offset < batch.end_offset:
+            return False
+        if mark_of_item(batch, offset - batch.base_offset) in {0, mark}:
+            return False
+        self.suspect(file.queue)
+        return True
 
     def suspect(self, queue: MessageQueue) -> None:
         """Take nothing more of a queue until it is decided."""

@@ -217,13 +217,14 @@ class TieredDispatcher:
         """
         if not self._selects(batch.queue):
             return True
-        file = self.file(batch.queue)
-        if not self.continuity.may_take(file):
+        if not self.continuity.may_take(file := self.file(batch.queue)):
             return self._leave(batch.queue)
         if not file.lock.acquire(blocking=False):
             self.counters.lock_misses += 1
             return self._leave(batch.queue)
         try:
+            if self.continuity.contradicts(file, batch):
+                return self._leave(batch.queue)
             return self._append(file, batch) is not AppendResult.GAP
         finally:
             file.lock.release()
