@@ -13,6 +13,7 @@ Rules that hold for every implementation and are checked by ``backends.testing``
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
@@ -30,6 +31,8 @@ Version = NewType("Version", str)
 
 KEY_BYTES_MAX = 1024
 KEY_SEGMENT_BYTES_MAX = 255
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_NO_SEGMENTS = frozenset({"", ".", ".."})
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +217,15 @@ def check_key(key: str) -> None:
         raise InvalidKeyError(
             f"key has {len(encoded)} bytes, at most {KEY_BYTES_MAX} are allowed: {key!r}"
         )
-    if any(byte < 0x20 or byte == 0x7F for byte in encoded):  # noqa: PLR2004 (ASCII control characters)
+    if _CONTROL.search(encoded):
         raise InvalidKeyError(f"key has a control character: {key!r}")
     for segment in key.split("/"):
-        if segment in {"", ".", ".."}:
+        if segment in _NO_SEGMENTS:
             raise InvalidKeyError(f"key has the segment {segment!r}: {key!r}")
-        if len(segment.encode()) > KEY_SEGMENT_BYTES_MAX:
+        if (
+            4 * len(segment) > KEY_SEGMENT_BYTES_MAX
+            and len(segment.encode()) > KEY_SEGMENT_BYTES_MAX
+        ):
             raise InvalidKeyError(
                 f"key has a segment of over {KEY_SEGMENT_BYTES_MAX} bytes: {key!r}"
             )
