@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from fetcher.filters import Filter
     from tiered.cli.call import Call
-    from tiered.log.messages import Tags
     from tiered.log.reader import QueueReader, TierBatch
     from tiered.model import MessageQueue, QueueOffset
     from tiered.plugin.tier import Tier
@@ -40,7 +40,7 @@ class Wish:
         offset: First queue offset.
         from_ms: Begin with the first message stored at or after it.
         until_ms: End before the first message stored at or after it.
-        tags: Only these.
+        filter: Only these; None for all.
         form: One of the formats, or ``document``.
         raw_body: Bodies as stored.
     """
@@ -48,7 +48,7 @@ class Wish:
     offset: int
     from_ms: int | None
     until_ms: int | None
-    tags: Tags | None
+    filter: Filter | None
     form: str
     raw_body: bool
 
@@ -87,7 +87,7 @@ class Printer:
         at, end = self._start(reader), self._end(reader)
         while not self.is_full and at < end:
             count = end - at
-            if self.wish.tags is None and self.left is not None:
+            if self.wish.filter is None and self.left is not None:
                 count = min(count, self.left)
             found = reader.read(at, count_max=min(count, _COUNT_MAX))
             if found is None:
@@ -150,22 +150,23 @@ class Printer:
         self.out.writelines(buffers)
 
     def _render(self, batch: TierBatch) -> tuple[int, Sequence[Buffer]]:
+        import numpy as np
+
         from tiered.log import messages
 
         wish, records = self.wish, batch.records
-        if wish.form in {"raw", "body"}:
-            numbers = messages.wanted_items(records, wish.tags)[: self.left]
-            if wish.form == "raw":
-                return len(numbers), messages.raw_bytes(records, numbers)
-            return len(numbers), messages.bodies(records, numbers, raw_body=wish.raw_body)
+        has_message = np.flatnonzero(records.sizes > 0)
+        wanted = has_message if wish.filter is None else wish.filter.select(records)
+        wanted = wanted[: self.left]
+        if wish.form == "raw":
+            return len(wanted), messages.raw_bytes(records, wanted)
+        if wish.form == "body":
+            return len(wanted), messages.bodies(records, wanted, raw_body=wish.raw_body)
+        place, raw_body = batch.log_offset, wish.raw_body
         if wish.form == "text":
-            found = messages.messages_json(
-                records, batch.log_offset, raw_body=wish.raw_body, tags=wish.tags
-            )[: self.left]
+            found = messages.messages_json(records, place, raw_body=raw_body, wanted=wanted)
             return len(found), [_line(message, self._life) for message in found]
-        lines = messages.messages_lines(
-            records, batch.log_offset, raw_body=wish.raw_body, tags=wish.tags
-        )[: self.left]
+        lines = messages.messages_lines(records, place, raw_body=raw_body, wanted=wanted)
         return len(lines), self._joined(lines)
 
     def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
@@ -218,8 +219,6 @@ def read_wish(call: Call) -> Wish:
     Raises:
         InvalidError: They contradict each other.
     """
-    from tiered.log.messages import Tags
-
     if call.flag("follow") and call.text("until") is not None:
         raise InvalidError("--follow and --until contradict each other", do="give one of them")
     if call.flag("follow") and call.text("incarnation") is not None:
@@ -231,10 +230,26 @@ def read_wish(call: Call) -> Wish:
         offset=call.whole_or_none("offset") or 0,
         from_ms=call.time_ms("from"),
         until_ms=call.time_ms("until"),
-        tags=Tags.parse(call.text("tag")),
+        filter=_filter(call),
         form=_form(call),
         raw_body=call.flag("raw-body"),
     )
+
+
+def _filter(call: Call) -> Filter | None:
+    """``--tag`` or ``--sql``."""
+    tags, expression = call.text("tag"), call.text("sql")
+    if tags in {None, "", "*"} and expression is None:
+        return None
+    if tags is not None and expression is not None:
+        do = "give one of them; an expression can say TAGS IN ('paid', 'sent')"
+        raise InvalidError("--tag and --sql are two filters", do=do)
+    from fetcher.filters import compile_filter
+
+    if expression is not None:
+        return compile_filter(expression, "SQL92")
+    assert tags is not None
+    return compile_filter(tags, "TAG")
 
 
 def _form(call: Call) -> str:

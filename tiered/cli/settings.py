@@ -311,6 +311,13 @@ CAT: tuple[Setting, ...] = (
         default_text="*",
         metavar="EXPR",
     ),
+    Setting(
+        section="cat",
+        name="sql",
+        help="only messages whose properties meet this SQL92 expression (docs/filters.md)",
+        default_text="all messages",
+        metavar="EXPR",
+    ),
     _flag(section="cat", name="follow", help="go on with messages as they are tiered"),
     Setting(
         section="cat",

@@ -1,6 +1,6 @@
 """From records of a tier to what a reader wants of them: messages, bodies, or their bytes.
 
-``Selection`` says which items of a batch are wanted: some by tag code at once, the rest by tag text as late as possible.
+Which items of a batch are wanted is the caller's to say, by their numbers (``fetcher.filters`` selects them).
 Nothing is decoded that is not asked for: ``raw_bytes`` copies slices, ``bodies`` reads only headers of plain records.
 Every function gives a whole batch or raises: nothing of a damaged batch gets out.
 """
@@ -8,51 +8,29 @@ Every function gives a whole batch or raises: nothing of a damaged batch gets ou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered.errors import DataError
 from tiered.format.batch import split_batch
 from tiered.format.block import parse_records
 from tiered.format.compression import decompress_body
 from tiered.format.message import message_json, message_line
-from tiered.format.properties import TAGS
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
-from tiered.format.tags import tag_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
     from tiered.local.face import RecordBatch
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+"""Of items of a batch, ascending."""
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """Which tags are wanted.
-
-    Attributes:
-        names: The tags.
-    """
-
-    names: frozenset[str]
-
-    @classmethod
-    def parse(cls, expression: str | None) -> Tags | None:
-        """``A||B``; None for all (``*``, an empty text or None)."""
-        names = frozenset(name.strip() for name in (expression or "").split("||")) - {""}
-        return None if not names or names == {"*"} else cls(names)
-
-    @property
-    def codes(self) -> npt.NDArray[np.int64]:
-        """Their tag codes."""
-        return np.array([tag_hash(name) for name in self.names], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +48,18 @@ class Item:
     stored: Record
 
 
-def items(records: RecordBatch, tags: Tags | None = None) -> Iterator[Item]:
+def items(records: RecordBatch, wanted: Numbers | None = None) -> Iterator[Item]:
     """The messages of a batch in order; holes are left out.
+
+    Args:
+        records: The batch.
+        wanted: Numbers of the items, ascending, without holes; None for all that are no holes.
 
     Raises:
         DataError: A record or inner batch is damaged.
     """
-    wanted = np.flatnonzero(_candidates(records, tags))
+    if wanted is None:
+        wanted = np.flatnonzero(records.sizes > 0)
     held: tuple[int, Record, dict[int, Record]] | None = None
     for number, position in zip(wanted.tolist(), records.positions[wanted].tolist(), strict=True):
         if held is None or held[0] != position:
@@ -85,23 +68,7 @@ def items(records: RecordBatch, tags: Tags | None = None) -> Iterator[Item]:
         offset = records.base_offset + number
         if offset not in messages:
             raise DataError(f"the record at queue offset {offset} holds no message of that offset")
-        message = messages[offset]
-        if tags is None or message.properties.get(TAGS, "") in tags.names:
-            yield Item(number, message, stored)
-
-
-def _candidates(records: RecordBatch, tags: Tags | None) -> npt.NDArray[np.bool_]:
-    """Items that may be wanted. The tag code of an inner batch says nothing of its messages."""
-    wanted: npt.NDArray[np.bool_] = records.sizes > 0
-    if tags is None:
-        return wanted
-    by_code = np.isin(records.tag_codes, tags.codes)
-    rest = np.flatnonzero(wanted & ~by_code)
-    if len(rest):
-        block = parse_records(records.data, records.positions[rest], records.sizes[rest])
-        by_code[rest] = (block.sys_flags & INNER_BATCH) != 0
-    result: npt.NDArray[np.bool_] = wanted & by_code
-    return result
+        yield Item(number, messages[offset], stored)
 
 
 def _decode(records: RecordBatch, position: int) -> tuple[Record, dict[int, Record]]:
@@ -115,7 +82,7 @@ def _decode(records: RecordBatch, position: int) -> tuple[Record, dict[int, Reco
 
 
 def messages_json(
-    records: RecordBatch, log_offset: int | None, *, raw_body: bool, tags: Tags | None = None
+    records: RecordBatch, log_offset: int | None, *, raw_body: bool, wanted: Numbers | None = None
 ) -> list[dict[str, Any]]:
     """The messages of a batch as JSON objects; see ``tiered.format.message``.
 
@@ -123,19 +90,19 @@ def messages_json(
         records: The batch.
         log_offset: Of its first byte in the tiered commit log; None when it is not from a tier.
         raw_body: Leave bodies as stored.
-        tags: Only messages with one of these tags.
+        wanted: As in ``items``.
 
     Raises:
         DataError: A body cannot be unpacked.
     """
-    return _formed(message_json, records, log_offset, raw_body, tags)
+    return _formed(message_json, records, log_offset, raw_body, wanted)
 
 
 def messages_lines(
-    records: RecordBatch, log_offset: int | None, *, raw_body: bool, tags: Tags | None = None
+    records: RecordBatch, log_offset: int | None, *, raw_body: bool, wanted: Numbers | None = None
 ) -> list[bytes]:
     """``messages_json`` as lines of JSON without their ends: the fast way to print them."""
-    return _formed(message_line, records, log_offset, raw_body, tags)
+    return _formed(message_line, records, log_offset, raw_body, wanted)
 
 
 class _Form(Protocol[_T_co]):
@@ -157,7 +124,7 @@ def _formed(
     records: RecordBatch,
     log_offset: int | None,
     raw_body: bool,
-    tags: Tags | None,
+    wanted: Numbers | None,
 ) -> list[_T]:
     codes = records.tag_codes.tolist()
     positions = records.positions.tolist()
@@ -169,22 +136,11 @@ def _formed(
             raw_body=raw_body,
             stored_sys_flag=item.stored.sys_flag,
         )
-        for item in items(records, tags)
+        for item in items(records, wanted)
     ]
 
 
-def wanted_items(records: RecordBatch, tags: Tags | None) -> npt.NDArray[np.int64]:
-    """Numbers of the items whose message is wanted. Without tags nothing is decoded.
-
-    Raises:
-        DataError: A record or inner batch is damaged.
-    """
-    if tags is None:
-        return np.flatnonzero(records.sizes > 0)
-    return np.fromiter((item.number for item in items(records, tags)), np.int64)
-
-
-def raw_bytes(records: RecordBatch, numbers: npt.NDArray[np.int64]) -> list[memoryview]:
+def raw_bytes(records: RecordBatch, numbers: Numbers) -> list[memoryview]:
     """The records of these items, one after another; an inner batch's once. Neighbours come as one slice."""
     view = memoryview(records.data).cast("B")
     slices: list[list[int]] = []
@@ -200,9 +156,7 @@ def raw_bytes(records: RecordBatch, numbers: npt.NDArray[np.int64]) -> list[memo
     return [view[start:end] for start, end in slices]
 
 
-def bodies(
-    records: RecordBatch, numbers: npt.NDArray[np.int64], *, raw_body: bool
-) -> list[memoryview]:
+def bodies(records: RecordBatch, numbers: Numbers, *, raw_body: bool) -> list[memoryview]:
     """The bodies of these items as a client gets them (``raw_body``: as stored); a slice where nothing is packed.
 
     Raises:
