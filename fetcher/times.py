@@ -1,0 +1,100 @@
+"""A queue offset by store time over both sides of a message store, without a seam.
+
+The local side answers what it surely can: when its first message is earlier than the time that is asked for, the answer
+is not below it. Else the tier is searched, below the local minimum only; so each message is looked for on one side. Store
+times that are out of order just around the local minimum are taken as the local side has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backends.errors import BackendError
+from fetcher.policies import Both, Policy, Side
+from tiered.errors import StoreUnavailableError
+from tiered.log.by_time import Boundary
+
+if TYPE_CHECKING:
+    from fetcher.sides import LocalSide, TierSide
+    from tiered.model import MessageQueue, QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLookup:
+    """One lookup.
+
+    Attributes:
+        queue: Of which queue.
+        policy: Where to look.
+        time_ms: UTC.
+        boundary: What if it is not exact.
+        deadline_s: Monotonic.
+    """
+
+    queue: MessageQueue
+    policy: Policy
+    time_ms: int
+    boundary: Boundary
+    deadline_s: float
+
+    def find(self, both: Both, local: LocalSide | None, tier: TierSide | None) -> QueueOffset:
+        """Search.
+
+        Args:
+            both: The queue's bounds; at least one side has it.
+            local: That side, if ``both`` has it.
+            tier: Likewise.
+
+        Returns:
+            The queue offset; the end when all messages are earlier.
+
+        Raises:
+            StoreUnavailableError: The tier has to be asked, and did not answer.
+            DataError: What has to be read is damaged.
+        """
+        bounds = both.bounds
+        assert bounds is not None
+        first_ms = None
+        if local is not None and both.local is not None and both.local.min < both.local.end:
+            first_ms = local.first_time_ms(self.queue)
+        if local is None or first_ms is None:
+            return self._in_tier(both, tier, bounds.end)
+        if self.policy is Policy.FORCE and both.tier is not None:
+            try:
+                return self._forced(both, local, tier)
+            except (StoreUnavailableError, BackendError):
+                if not self._is_local(first_ms):
+                    raise
+        if self._is_local(first_ms):
+            return self._in_local(local)[0]
+        assert both.local is not None
+        return self._in_tier(both, tier, both.local.min)
+
+    def _is_local(self, first_ms: int) -> bool:
+        """Whether the answer cannot be below the first local message."""
+        is_lower = self.boundary is Boundary.LOWER
+        return first_ms < self.time_ms if is_lower else first_ms <= self.time_ms
+
+    def _in_local(self, local: LocalSide) -> tuple[QueueOffset, bool]:
+        return local.offset_by_time(self.queue, self.time_ms, self.boundary)
+
+    def _in_tier(self, both: Both, tier: TierSide | None, high: QueueOffset) -> QueueOffset:
+        """Below ``high``; that if there is nothing."""
+        if tier is None or both.tier is None or both.tier.min >= min(both.tier.end, high):
+            return high
+        limit = min(both.tier.end, high)
+        found = tier.offset_by_time(self.queue, self.time_ms, self.boundary, limit, self.deadline_s)
+        return high if found >= limit else found
+
+    def _forced(self, both: Both, local: LocalSide, tier: TierSide | None) -> QueueOffset:
+        """All that the tier has from there; what is fresher from the local side."""
+        assert both.tier is not None
+        end = both.tier.end
+        found = self._in_tier(both, tier, end)
+        if found < end - 1 or not both.has(Side.LOCAL, end):
+            return found
+        fresh, is_exact = self._in_local(local)
+        if found < end and not is_exact:
+            return found
+        return max(found, fresh)
