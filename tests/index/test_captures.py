@@ -12,7 +12,7 @@ from tests.e2e.harness import here
 from tiered.format.message import message_json
 from tiered.index.reader import Hit, IndexReader, Wish
 from tiered.log.indexed import indexed_to
-from tiered.plugin.tier import open as open_tier
+from tiered.plugin.opening import open as open_tier
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -44,7 +44,7 @@ def open_tier(call: Call, url: str, stack: contextlib.ExitStack) -> Tier:
         InvalidError: There is none, or there are several.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
-    from tiered.plugin.tier import open as open_tier_at
+    from tiered.plugin.opening import open as open_tier_at
 
     tier = open_tier_at(
         url,

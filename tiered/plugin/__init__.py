@@ -1,12 +1,36 @@
 """Composition root: builds the parts and wires them. ``open`` is the door of the API; ``attach`` starts tiering.
 
-from tiered.plugin import open
-tier = open("s3://bucket/prefix")
-for message in tier.read("Orders", 3, start=1200): ...
+    from tiered.plugin import open
+
+    with open("s3://bucket/prefix") as tier:
+        for message in tier.read("orders", 3, start=1200):
+            print(message.queue_offset, message.body)
+
+docs/reading.md is the guide.
 """
 
 from __future__ import annotations
 
-from tiered.plugin.tier import Tier, open  # noqa: A004 (the API's door)
+from typing import TYPE_CHECKING
 
-__all__ = ["Tier", "open"]
+from tiered.plugin.opening import open  # noqa: A004 (the API's door)
+from tiered.plugin.tier import Tier
+
+if TYPE_CHECKING:
+    from tiered.plugin.aio import AsyncTier, open_async
+    from tiered.plugin.message import Message
+
+__all__ = ["AsyncTier", "Message", "Tier", "open", "open_async"]
+
+
+def __getattr__(name: str) -> object:
+    """What not every command needs, imported when it is named."""
+    if name in {"AsyncTier", "open_async"}:
+        from tiered.plugin import aio  # noqa: PLC0415
+
+        return getattr(aio, name)
+    if name == "Message":
+        from tiered.plugin.message import Message  # noqa: PLC0415
+
+        return Message
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

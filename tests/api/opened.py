@@ -1,0 +1,87 @@
+"""Tiers for tests of the Python API: in memory, built part by part."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+from support.tiers import TierBuilder
+
+from backends.registry import open_store
+from tiered.local.face import RecordBatch
+from tiered.log.decode import TierBatch
+from tiered.log.state import queue_action
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.plugin.opening import open as open_tier
+from tiered.plugin.place import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.format.record import Record
+    from tiered.plugin.tier import Tier
+
+_NAMES = itertools.count()
+ORDERS = MessageQueue("orders", 0)
+
+
+class Made:
+    """A tier that can be opened and goes on growing.
+
+    Attributes:
+        url: Where.
+        builder: Adds to it.
+    """
+
+    def __init__(self) -> None:
+        self.url = f"memory://api-{next(_NAMES)}"
+        with patch("support.tiers.PREFIX", Place("c", "b").prefix):
+            self.builder = TierBuilder(open_store(self.url))
+
+    def open(self, **more: Any) -> Tier:
+        return open_tier(self.url, **more)
+
+    def add(self, *bodies: bytes, queue: MessageQueue = ORDERS) -> None:
+        """One part of these messages."""
+        self.builder.add(bodies, queue=queue)
+
+    def begin_again(self, queue: MessageQueue = ORDERS) -> None:
+        """As when a topic was deleted and made again."""
+        life = self.builder.journal.state.life(queue)
+        number = life.incarnation + 1 if life else 0
+        self.builder.say(queue_action("incarnation", queue, number, start=0, reason="made so"))
+        self.builder._files.pop(queue)
+
+    def expire(self, start: int, end: int, queue: MessageQueue = ORDERS) -> None:
+        """Messages ``[start, end)`` expire, and their objects are deleted."""
+        life = self.builder.journal.state.life(queue)
+        assert life
+        gone = [part for part in life.parts() if part.queue_end <= end]
+        self.builder.say(queue_action("expire", queue, 0, life=0, min_from=start, min_to=end))
+        for part in gone:
+            for place in (part.log, part.index):
+                self.builder.store.delete(Place("c", "b").prefix + place.key)
+
+
+def batch_of_records(records: Sequence[Record], base: int = 0, codes: int = 7) -> TierBatch:
+    """A batch whose item ``n`` is record ``n``, as if read from a tier at log offset 1000."""
+    from tiered.format.record import encode_record
+
+    raws = [encode_record(record) for record in records]
+    sizes = np.array([len(raw) for raw in raws], np.int64)
+    positions = np.concatenate([[0], np.cumsum(sizes)[:-1]]) if raws else sizes
+    return TierBatch(
+        RecordBatch(
+            queue=MessageQueue(records[0].topic if records else "t", 0),
+            base_offset=QueueOffset(base),
+            data=memoryview(b"".join(raws)),
+            positions=positions.astype(np.int64),
+            sizes=sizes.astype(np.int32),
+            tag_codes=np.full(len(raws), codes, np.int64),
+            store_timestamps_ms=np.array([r.store_timestamp_ms for r in records], np.int64),
+            physical_offsets=np.array([r.physical_offset for r in records], np.int64),
+        ),
+        LogOffset(1000),
+    )

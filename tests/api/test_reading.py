@@ -1,0 +1,283 @@
+"""The Python API: what it gives is what is in the tier, in order, once, and it says clearly what it cannot give."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from api.opened import ORDERS, Made
+from cli.program import dump
+from support.tiers import TIME_MS
+
+from tiered.errors import ClosedError, DataError, ExpiredError, InvalidError
+from tiered.model import MessageQueue, QueueBounds
+from tiered.plugin.opening import open as open_tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def basic_tier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from cli.program import attach, unpack
+
+    store = unpack("s01-basic", tmp_path_factory.mktemp("stores"))
+    return attach(store, tmp_path_factory.mktemp("tiers") / "basic")
+
+
+@pytest.fixture(scope="module")
+def batches_tier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from cli.program import attach, unpack
+
+    store = unpack("s11-lmq-batchcq", tmp_path_factory.mktemp("stores"))
+    return attach(store, tmp_path_factory.mktemp("tiers") / "batches")
+
+
+def made(*parts: int) -> Made:
+    tier = Made()
+    number = 0
+    for count in parts:
+        tier.add(*(b"body %d" % n for n in range(number, number + count)))
+        number += count
+    return tier
+
+
+@pytest.mark.parametrize(
+    ("fixture", "name", "topic"),
+    [
+        ("basic_tier", "s01-basic", "orders"),
+        ("basic_tier", "s01-basic", "many-properties"),
+        ("batches_tier", "s11-lmq-batchcq", "grouped"),
+    ],
+)
+def test_messages_are_what_java_reads(
+    fixture: str, name: str, topic: str, request: pytest.FixtureRequest
+):
+    expected = dump(name, topic)
+    with open_tier(request.getfixturevalue(fixture)) as tier:
+        assert topic in tier.topics()
+        found = [
+            message.to_json()
+            for q in tier.queues(topic)
+            for message in tier.read(topic, q.queue_id)
+        ]
+        mixed = [message.to_json() for message in tier.read_topic(topic, queues_at_once=3)]
+    assert [{k: v for k, v in m.items() if k != "log_offset"} for m in found] == expected
+    mixed.sort(key=lambda m: (m["queue_id"], m["queue_offset"]))
+    assert mixed == found
+
+
+def test_start_and_stop_are_half_open_and_cut_to_what_there_is():
+    tier = made(5, 5)
+    with tier.open() as opened:
+        assert opened.bounds("orders", 0) == QueueBounds(0, 10)
+
+        def offsets(*bounds: int | None) -> list[int]:
+            return [m.queue_offset for m in opened.read("orders", 0, *bounds)]
+
+        assert offsets(3, 7) == [3, 4, 5, 6]
+        assert offsets(8) == [8, 9]
+        assert offsets(0, 99) == list(range(10))
+        assert offsets(4, 4) == offsets(7, 3) == offsets(99) == []
+        with pytest.raises(InvalidError, match="below zero"):
+            offsets(-1)
+
+
+def test_what_is_not_there_is_said_at_once():
+    with made(1).open() as tier:
+        for call in (
+            lambda: tier.read("orders", 7),
+            lambda: tier.read("nothing", 0),
+            lambda: tier.read("orders", 0, incarnation=3),
+            lambda: tier.bounds("orders", 9),
+            lambda: tier.offset_for_time("orders", 9, 0),
+        ):
+            with pytest.raises(InvalidError, match="no queue"):
+                call()
+        with pytest.raises(InvalidError, match="no topic"):
+            tier.read_topic("nothing")
+        with pytest.raises(InvalidError, match="contradict"):
+            tier.read("orders", 0, tags="a", sql="b = 1")
+
+
+def test_an_old_incarnation_is_read_by_its_number():
+    tier = made(3)
+    tier.begin_again()
+    tier.add(b"new")
+    with tier.open() as opened:
+        assert [m.body for m in opened.read("orders", 0)] == [b"new"]
+        assert len(list(opened.read("orders", 0, incarnation=0))) == 3
+
+
+def test_a_gap_is_passed_over():
+    tier = made(2)
+    tier.builder.gap(5, queue=ORDERS)
+    tier.add(b"behind")
+    with tier.open() as opened:
+        assert [m.queue_offset for m in opened.read("orders", 0)] == [0, 1, 7]
+
+
+def test_holes_have_no_message_and_inner_messages_have_one_each():
+    tier = Made()
+    tier.builder.add([b"a", None, b"b"], queue=ORDERS)
+    with tier.open() as opened:
+        assert [(m.queue_offset, m.body) for m in opened.read("orders", 0)] == [
+            (0, b"a"),
+            (2, b"b"),
+        ]
+
+
+def test_filters():
+    with made(4).open() as tier:
+        assert len(list(tier.read("orders", 0, tags="a || z"))) == 4
+        assert list(tier.read("orders", 0, tags="z")) == []
+        assert len(list(tier.read("orders", 0, sql="TAGS = 'a'"))) == 4
+        assert list(tier.read_topic("orders", sql="TAGS = 'z'")) == []
+        with pytest.raises(InvalidError):
+            tier.read("orders", 0, sql="= =")
+
+
+def test_offset_for_time_takes_milliseconds_and_datetimes():
+    with made(5, 5).open() as tier:
+        assert tier.offset_for_time("orders", 0, TIME_MS + 6) == 6
+        assert tier.offset_for_time("orders", 0, TIME_MS + 6, upper=True) == 7
+        moment = datetime.fromtimestamp((TIME_MS + 6) / 1000, UTC)
+        assert tier.offset_for_time("orders", 0, moment) == 6
+        with pytest.raises(InvalidError, match="time zone"):
+            tier.offset_for_time("orders", 0, datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+def test_query_finds_by_key(basic_tier: str):
+    wanted = next(m for m in dump("s01-basic", "orders") if m["keys"])
+    with open_tier(basic_tier) as tier:
+        key = wanted["keys"].split()[0]
+        found = tier.query("orders", key)
+        assert wanted["msg_id"] in {message.msg_id for message in found}
+        assert all(key in (message.keys or "").split() for message in found)
+        (again,) = tier.query("orders", wanted["msg_id"])
+        expected = {k: v for k, v in again.to_json().items() if k != "log_offset"}
+        assert expected == wanted
+        (same,) = tier.read(
+            "orders", wanted["queue_id"], again.queue_offset, again.queue_offset + 1
+        )
+        assert same.to_json() == again.to_json()
+        assert bytes(same.raw) == bytes(again.raw)
+        assert len(tier.query("orders", "no such key")) == 0
+
+
+def test_a_message_says_what_cat_prints(basic_tier: str):
+    with open_tier(basic_tier) as tier:
+        message = next(tier.read("orders", 0))
+    said = message.to_json()
+    for name in ("topic", "queue_id", "queue_offset", "store_timestamp_ms", "born_timestamp_ms",
+                 "born_host", "tags", "keys", "properties", "msg_id", "sys_flag", "flag",
+                 "reconsume_times", "size", "log_offset"):  # fmt: skip
+        assert getattr(message, name) == said[name], name
+    assert message.store_time.timestamp() * 1000 == pytest.approx(message.store_timestamp_ms)
+    assert repr(message) == "<Message orders/0@0>"
+    alone = message.detached()
+    assert alone.to_json() == said
+    assert len(alone.raw.obj) == message.size
+
+
+def test_follow_gives_what_is_committed_later_and_ends_when_told():
+    tier, stop, found = made(3), threading.Event(), []
+    with tier.open() as opened:
+        for message in opened.follow("orders", 0, 1, stop=stop, pause_s_max=0.01):
+            found.append(message.body)
+            if len(found) == 2:
+                tier.add(b"new")
+            if len(found) == 3:
+                stop.set()
+    assert found == [b"body 1", b"body 2", b"new"]
+
+
+def test_follow_begins_at_the_end_and_goes_into_a_new_life():
+    tier, stop, found = made(3), threading.Event(), []
+    with tier.open() as opened:
+        tier.begin_again()
+        tier.add(b"first again")
+        for message in opened.follow("orders", 0, stop=stop, pause_s_max=0.01):
+            found.append((message.queue_offset, message.body))
+            stop.set()
+    assert found == [(0, b"first again")]
+
+
+def test_follow_with_a_start_to_come_waits_for_it():
+    tier, stop, found = made(3), threading.Event(), []
+    with tier.open() as opened:
+        tier.add(b"3", b"4", b"5")
+        for message in opened.follow("orders", 0, 5, stop=stop, pause_s_max=0.01):
+            found.append(message.body)
+            stop.set()
+    assert found == [b"5"]
+
+
+def test_several_iterators_at_once_have_read_ahead_of_their_own():
+    tier = made(50)
+    with tier.open() as opened:
+        one, two = opened.read("orders", 0), opened.read("orders", 0, 10)
+        pairs = [(next(one).queue_offset, next(two).queue_offset) for _ in range(40)]
+        assert pairs == [(n, n + 10) for n in range(40)]
+        assert opened.engine.fetcher.stats().streams == 2
+        one.close()
+        two.close()
+        assert len(list(opened.read("orders", 0))) == 50
+        assert opened.engine.fetcher.stats().streams == 2  # a group that is free is used again
+
+
+def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):
+    from cli.program import attach, unpack
+
+    url = attach(unpack("s01-basic", tmp_path), tmp_path / "tier")
+    files = [p for p in (tmp_path / "tier").rglob("queue/orders/*/*/commitlog/*") if p.is_file()]
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 0x40
+        file.chmod(0o600)
+        file.write_bytes(data)
+    good = {
+        m["queue_offset"]: m["msg_id"] for m in dump("s01-basic", "orders") if not m["queue_id"]
+    }
+    with open_tier(url) as tier:
+        found = []
+        with pytest.raises(DataError):
+            found.extend(tier.read("orders", 0))
+        assert all(good[m.queue_offset] == m.msg_id for m in found)
+
+
+def test_closed():
+    tier = made(3).open()
+    reading = tier.read("orders", 0)
+    tier.close()
+    with pytest.raises(ClosedError):
+        next(reading)
+    tier.close()
+
+
+def test_what_expires_while_it_is_read_says_where_to_go_on():
+    tier = Made()
+    tier.builder.add([b"x"] * 3, queue=ORDERS, roll=True)
+    tier.builder.add([b"y"] * 3, queue=ORDERS, roll=True)
+    with tier.open() as opened:
+        tier.expire(0, 3)
+        with pytest.raises(ExpiredError) as told:
+            next(opened.read("orders", 0))
+        assert told.value.next_offset == 3
+        opened.refresh()
+        assert [m.queue_offset for m in opened.read("orders", 0, told.value.next_offset)] == [
+            3,
+            4,
+            5,
+        ]
+
+
+def test_queues_of_several_topics():
+    tier = made(1)
+    tier.add(b"z", queue=MessageQueue("other", 2))
+    with tier.open() as opened:
+        assert opened.topics() == ["orders", "other"]
+        assert opened.queues("other") == [MessageQueue("other", 2)]
+        assert len(opened.queues()) == 2

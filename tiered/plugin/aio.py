@@ -1,0 +1,180 @@
+"""The Python API for asyncio: the same methods, as async iterators and coroutines.
+
+Overview: an ``AsyncTier`` wraps a ``Tier``. What may wait for the store runs in threads of its own, batch by batch, so the
+loop is held up only by handing messages over.
+
+Cancelling: whoever awaits is let go at once. A read that a thread is amid of runs on until its answer, its deadline or
+``close``, and is dropped; a follower's thread ends within a moment.
+
+Ordering, retries and errors are those of ``Tier``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from tiered.plugin.choice import Choice
+from tiered.plugin.opening import open as open_tier
+from tiered.plugin.tier import MESSAGE_BATCH_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from datetime import datetime
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from tiered.log.decode import TierBatch
+    from tiered.model import MessageQueue, QueueBounds, QueueOffset
+    from tiered.plugin.lookup import Found
+    from tiered.plugin.message import Message
+    from tiered.plugin.tier import Tier
+
+T = TypeVar("T")
+THREADS = 32
+"""Reads that may wait at once."""
+
+
+class AsyncTier:
+    """One broker's tier for asyncio; see ``Tier`` for arguments and errors. For one event loop.
+
+    Attributes:
+        tier: The tier itself.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        """Take a tier over; it is closed with this one."""
+        self.tier = tier
+        self._pool = ThreadPoolExecutor(THREADS, "tiered-aio")
+        self._stops: set[threading.Event] = set()
+
+    def topics(self) -> list[str]:
+        """See ``Tier``; asks no store."""
+        return self.tier.topics()
+
+    def queues(self, topic: str | None = None) -> list[MessageQueue]:
+        """See ``Tier``; asks no store."""
+        return self.tier.queues(topic)
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """See ``Tier``; asks no store."""
+        return self.tier.bounds(topic, queue_id)
+
+    async def refresh(self) -> bool:
+        """See ``Tier``."""
+        return await self._call(self.tier.refresh)
+
+    async def offset_for_time(
+        self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
+    ) -> QueueOffset:
+        """See ``Tier``."""
+        work = partial(self.tier.offset_for_time, topic, queue_id, time, upper=upper)
+        return await self._call(work)
+
+    async def query(self, topic: str, key: str, **more: Any) -> Found:  # noqa: ANN401 (those of Tier.query)
+        """See ``Tier``."""
+        return await self._call(partial(self.tier.query, topic, key, **more))
+
+    async def read(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        incarnation: int | None = None,
+    ) -> AsyncIterator[Message]:
+        """See ``Tier``."""
+        batches = self.tier.read_records(
+            topic, queue_id, start, stop, incarnation=incarnation, batch_bytes=MESSAGE_BATCH_BYTES
+        )
+        async for found in self._each(Choice.of(tags, sql).lists(batches)):
+            for message in found:
+                yield message
+
+    async def read_arrow(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        **more: Any,  # noqa: ANN401 (those of Tier.read_arrow)
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """See ``Tier``."""
+        batches = self.tier.read_arrow(topic, queue_id, start, stop, columns=columns, **more)
+        async for batch in self._each(batches):
+            yield batch
+
+    async def read_records(
+        self, topic: str, queue_id: int, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[TierBatch]:
+        """See ``Tier``."""
+        async for batch in self._each(self.tier.read_records(topic, queue_id, start, stop)):
+            yield batch
+
+    async def follow(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        pause_s_max: float = 5.0,
+    ) -> AsyncIterator[Message]:
+        """See ``Tier``; cancel the task, or ``aclose`` the iterator, to end it."""
+        stop = threading.Event()
+        self._stops.add(stop)
+        try:
+            batches = self.tier.follow_records(
+                topic, queue_id, start, stop=stop, pause_s_max=pause_s_max
+            )
+            async for found in self._each(Choice.of(tags, sql).lists(batches)):
+                for message in found:
+                    yield message
+        finally:
+            stop.set()
+            self._stops.discard(stop)
+
+    async def _each(self, iterator: Iterator[T]) -> AsyncIterator[T]:
+        """Elements of an iterator, each made in a thread."""
+        end = object()
+        while (element := await self._call(next, iterator, end)) is not end:
+            yield element
+
+    async def _call(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    async def close(self) -> None:
+        """End threads and give back connections; see ``Tier``."""
+        for stop in self._stops:
+            stop.set()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self.tier.close()
+        self._pool.shutdown(cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+async def open_async(url: str, **more: Any) -> AsyncTier:  # noqa: ANN401 (those of open)
+    """Open a tier for reading with asyncio; arguments and errors are those of ``tiered.plugin.open``."""
+    return AsyncTier(await asyncio.to_thread(partial(open_tier, url, **more)))

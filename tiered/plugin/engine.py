@@ -1,0 +1,130 @@
+"""The fetcher of an opened tier, with its threads: made by the first read, closed with the tier.
+
+Overview: one ``Engine`` for each ``Tier``. Listing and looking up start no threads; the first ``fetch`` makes a fetcher, an
+executor for its requests and the thread that ticks it. What was read is cached for all iterators of the tier.
+
+Ordering: ``close`` ends reads that wait (``ClosedError``), then requests, then threads. Batches handed out stay valid.
+
+Retries: as the store below retries. A crash leaves nothing: it only reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from fetcher.fetcher import TieredMessageFetcher
+from fetcher.ticker import Ticker
+from tiered.errors import ClosedError
+from tiered.plugin.stores import backend_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fetcher.settings import FetchSettings
+    from tiered.clock import Clock
+    from tiered.log.decode import TierBatch
+    from tiered.log.parts import Gap
+    from tiered.log.reader import TierReader
+    from tiered.model import MessageQueue, QueueOffset
+
+
+class Engine:
+    """See the module's contract. For any thread."""
+
+    def __init__(self, reader: TierReader, clock: Clock, settings: FetchSettings) -> None:
+        """Start nothing yet.
+
+        Args:
+            reader: The tier.
+            clock: For deadlines and waiting.
+            settings: Limits of the fetcher.
+        """
+        self.clock = clock
+        self._reader = reader
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._made: tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker] | None = None
+        self._is_closed = False
+        self._free_groups: list[str] = []
+        self._groups = 0
+
+    @property
+    def fetcher(self) -> TieredMessageFetcher:
+        """The fetcher, made if there is none yet.
+
+        Raises:
+            ClosedError: After ``close``.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the tier has been closed", where=self._reader.store.url)
+            if self._made is None:
+                self._made = self._make()
+            return self._made[0]
+
+    def _make(self) -> tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker]:
+        threads = self._settings.transfers.requests_in_flight_max
+        executor = ThreadPoolExecutor(threads, "tiered-fetch")
+        fetcher = TieredMessageFetcher(self._reader, executor, self.clock, self._settings)
+        return fetcher, executor, Ticker(fetcher, self.clock)
+
+    def fetch(
+        self,
+        group: str,
+        queue: MessageQueue,
+        start: QueueOffset,
+        *,
+        bytes_max: int,
+        count_max: int,
+        incarnation: int | None = None,
+    ) -> TierBatch | Gap | None:
+        """See ``TieredMessageFetcher.read``; what the store says comes as an error of ours."""
+        fetcher = self.fetcher
+        with backend_errors():
+            return fetcher.read(
+                group,
+                queue,
+                start,
+                bytes_max=bytes_max,
+                count_max=count_max,
+                incarnation=incarnation,
+            )
+
+    @contextmanager
+    def group(self) -> Iterator[str]:
+        """A group of its own for one reader, so that its read-ahead is its own; names are used again."""
+        with self._lock:
+            if self._free_groups:
+                name = self._free_groups.pop()
+            else:
+                self._groups += 1
+                name = f"reader-{self._groups}"
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._free_groups.append(name)
+
+    def refresh(self) -> bool:
+        """See what was committed since; whether there was anything."""
+        with self._lock:
+            made = self._made
+            if made is None:
+                with backend_errors():
+                    return self._reader.refresh()
+        with backend_errors():
+            return made[0].refresh()
+
+    def close(self) -> None:
+        """End reads and threads; waits for requests under way, at most 10 seconds before it gives them up."""
+        with self._lock:
+            self._is_closed = True
+            made, self._made = self._made, None
+        if made is not None:
+            fetcher, executor, ticker = made
+            ticker.close()
+            fetcher.close()
+            executor.shutdown(cancel_futures=True)

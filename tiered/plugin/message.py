@@ -1,0 +1,297 @@
+"""Messages as the Python API gives them: light objects that are decoded when they are looked at."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiered.errors import DataError
+from tiered.format.compression import decompress_body
+from tiered.format.ids import offset_msg_id
+from tiered.format.message import message_json
+from tiered.format.parse import bytes_at
+from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
+from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.sysflag import COMPRESSED, INNER_BATCH
+from tiered.log.messages import items
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from tiered.index.reader import Hit
+    from tiered.local.face import RecordBatch
+    from tiered.log.decode import TierBatch
+
+_SYS_FLAG_AT = 36
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Message:
+    """One message, as a client would get it.
+
+    What ``topic`` to ``log_offset`` say is known at once; the rest is decoded from the stored record when it is first
+    asked for. A message keeps the piece of the tier that it came with in memory, up to some MiB; ``detached`` gives one
+    that keeps only itself. Not to be changed; for any thread.
+
+    Attributes:
+        topic: Of the queue.
+        queue_id: Likewise.
+        queue_offset: Ordinal in the queue.
+        store_timestamp_ms: Broker's clock, UTC.
+        size: Bytes of the stored record; of an inner message, of the batch that holds it.
+        tag_code: Of the consume queue.
+        log_offset: Where the record begins in the queue's tiered commit log.
+    """
+
+    __slots__ = (
+        "_data",
+        "_position",
+        "_record",
+        "_stored",
+        "log_offset",
+        "queue_id",
+        "queue_offset",
+        "size",
+        "store_timestamp_ms",
+        "tag_code",
+        "topic",
+    )
+
+    def __init__(  # noqa: PLR0917 (made by the million, in one place)
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        store_timestamp_ms: int,
+        size: int,
+        tag_code: int,
+        log_offset: int,
+        data: memoryview,
+        position: int,
+        record: Record | None = None,
+        stored: Record | None = None,
+    ) -> None:
+        """Point at a record.
+
+        Args:
+            queue: Whose.
+            queue_offset: Ordinal in the queue.
+            store_timestamp_ms: UTC.
+            size: Bytes of the record.
+            tag_code: Of its item.
+            log_offset: Of the record.
+            data: Holds the record.
+            position: Of the record in ``data``.
+            record: The message, where it is decoded already (inner batches).
+            stored: The record that holds it; likewise.
+        """
+        self.topic = queue.topic
+        self.queue_id = queue.queue_id
+        self.queue_offset = queue_offset
+        self.store_timestamp_ms = store_timestamp_ms
+        self.size = size
+        self.tag_code = tag_code
+        self.log_offset = log_offset
+        self._data = data
+        self._position = position
+        self._record = record
+        self._stored = stored
+
+    def __repr__(self) -> str:
+        return f"<Message {self.topic}/{self.queue_id}@{self.queue_offset}>"
+
+    @property
+    def record(self) -> Record:
+        """All fields as stored.
+
+        Raises:
+            DataError: The record is damaged.
+        """
+        if self._record is None:
+            try:
+                self._record = decode_record(self._data, self._position, check_crc=False)
+            except RecordError as error:
+                raise DataError(f"the record of {self} is damaged: {error}") from error
+        return self._record
+
+    @property
+    def raw(self) -> memoryview:
+        """The stored record, without a copy; of an inner message, the record of the whole batch."""
+        return self._data[self._position : self._position + self.size]
+
+    @property
+    def body(self) -> bytes:
+        """The body, unpacked.
+
+        Raises:
+            DataError: It cannot be unpacked.
+        """
+        record = self.record
+        if record.sys_flag & COMPRESSED:
+            return decompress_body(record.body, record.sys_flag)
+        return record.body
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """By name, in the order stored; parsed anew at each call."""
+        return {k: v for k, v in self.record.properties.items() if k not in CLIENT_ONLY}
+
+    @property
+    def tags(self) -> str | None:
+        """The tag; None without one."""
+        return self.record.properties.get(TAGS)
+
+    @property
+    def keys(self) -> str | None:
+        """The keys, separated by blanks; None without any."""
+        return self.record.properties.get(KEYS)
+
+    @property
+    def msg_id(self) -> str:
+        """The id that the producer's client gave it, else that of its place."""
+        record = self.record
+        place = offset_msg_id(record.store_host, record.physical_offset)
+        return record.properties.get(UNIQ_KEY) or place
+
+    @property
+    def store_time(self) -> datetime:
+        """Broker's clock.
+
+        Raises:
+            OverflowError: The number is no time of the calendar.
+        """
+        return _EPOCH + timedelta(milliseconds=self.store_timestamp_ms)
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """Producer's clock, UTC."""
+        return self.record.born_timestamp_ms
+
+    @property
+    def born_host(self) -> str:
+        """The producer, ``ip:port``."""
+        return self.record.born_host
+
+    @property
+    def flag(self) -> int:
+        """The producer's flag."""
+        return self.record.flag
+
+    @property
+    def sys_flag(self) -> int:
+        """See ``tiered.format.sysflag``; the bit of compression is off, as the body is unpacked."""
+        return self.record.sys_flag & ~COMPRESSED
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often a consumer sent it back."""
+        return self.record.reconsume_times
+
+    def to_json(self) -> dict[str, Any]:
+        """The message as ``tiered cat`` prints it.
+
+        Raises:
+            DataError: The body cannot be unpacked.
+        """
+        stored = self._stored or self.record
+        return message_json(
+            self.record,
+            tag_code=self.tag_code,
+            log_offset=self.log_offset,
+            raw_body=False,
+            stored_sys_flag=stored.sys_flag,
+        )
+
+    def detached(self) -> Message:
+        """The same message with a copy of its own bytes."""
+        return Message(
+            MessageQueue(self.topic, self.queue_id),
+            self.queue_offset,
+            self.store_timestamp_ms,
+            self.size,
+            self.tag_code,
+            self.log_offset,
+            memoryview(bytes(self.raw)),
+            0,
+            self._record,
+            self._stored,
+        )
+
+
+def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) -> list[Message]:
+    """The messages of a batch in order, holes left out.
+
+    Args:
+        batch: Records of a tier.
+        numbers: Only these items, ascending.
+
+    Raises:
+        DataError: A record or inner batch is damaged; nothing of the batch is given out.
+    """
+    records = batch.records
+    if numbers is None:
+        numbers = np.flatnonzero(records.sizes > 0)
+    positions = records.positions[numbers]
+    if has_inner(records, numbers):
+        return _inner(batch, set(numbers.tolist()))
+    queue, data = records.queue, memoryview(records.data).cast("B")
+    return [
+        Message(queue, offset, time_ms, size, code, log, data, position)
+        for offset, time_ms, size, code, log, position in zip(
+            (numbers + records.base_offset).tolist(),
+            records.store_timestamps_ms[numbers].tolist(),
+            records.sizes[numbers].tolist(),
+            records.tag_codes[numbers].tolist(),
+            (positions + batch.log_offset).tolist(),
+            positions.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def has_inner(records: RecordBatch, numbers: npt.NDArray[np.int64]) -> bool:
+    """Whether one of these items is of an inner batch."""
+    if not len(numbers):
+        return False
+    flags = bytes_at(records.data, ">i4")[records.positions[numbers] + _SYS_FLAG_AT]
+    return bool((flags & INNER_BATCH).any())
+
+
+def _inner(batch: TierBatch, numbers: set[int]) -> list[Message]:
+    records, data = batch.records, memoryview(batch.records.data).cast("B")
+    return [
+        Message(
+            records.queue,
+            QueueOffset(records.base_offset + item.number),
+            item.record.store_timestamp_ms,
+            int(records.sizes[item.number]),
+            int(records.tag_codes[item.number]),
+            batch.log_offset + int(records.positions[item.number]),
+            data,
+            int(records.positions[item.number]),
+            item.record,
+            item.stored,
+        )
+        for item in items(records)
+        if item.number in numbers
+    ]
+
+
+def message_of_hit(hit: Hit) -> Message:
+    """A message that was found by key; ``raw`` is made anew of its fields."""
+    from tiered.format.record import encode_record  # noqa: PLC0415 - only queries need it
+
+    return Message(
+        hit.queue,
+        hit.queue_offset,
+        hit.store_ms,
+        hit.stored.size,
+        hit.tag_code,
+        hit.log_offset,
+        memoryview(encode_record(hit.stored)),
+        0,
+        hit.message,
+        hit.stored,
+    )
