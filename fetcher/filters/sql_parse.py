@@ -208,5 +208,6 @@ def _lark(extra: str = "") -> Lark:
         lexer_callbacks={"ID": _keyword},
         transformer=Builder(),
     )
-    list(made.lex("a"))  # it completes its lexer on first use, which is not for several threads at once
+    # It completes its lexer on first use, which is not for several threads at once.
+    list(made.lex("a"))
     return made
