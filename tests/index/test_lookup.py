@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
@@ -10,56 +11,133 @@ from support.keyed import KeyedTier, Mail, places
 from support.tiers import TIME_MS
 
 from tiered.index import hashing
+from tiered.journal.entry import json_text
+from tiered.log.indexed import index_action, indexed_to
+from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     import pytest
 
+MACHINE = TierMachine()
 A0, A1, B0 = MessageQueue("orders", 0), MessageQueue("orders", 1), MessageQueue("bank-ä", 0)
-WORDS = st.sampled_from(["k", "key-1", "key-2", "ключ", "x" * 40, "order-12345678", "7"])
+KEYS = ("k", "key-1", "ключ", "x" * 40)
+WORDS = st.sampled_from(KEYS)
 MAIL = st.builds(
     Mail,
     keys=st.lists(WORDS, max_size=3).map(tuple),
-    unique=st.sampled_from(["", "7F0000010000", "UNIQUE", "k"]),
-    body=st.binary(max_size=9),
+    unique=st.sampled_from(["", "UNIQUE", "k"]),
     time_ms=st.one_of(st.none(), st.integers(TIME_MS - 3, TIME_MS + 3)),
 )
 BATCH = st.builds(Mail, inner=st.lists(MAIL, min_size=1, max_size=3).map(tuple))
-ITEMS = st.lists(st.one_of(MAIL, MAIL, BATCH, st.none()), min_size=1, max_size=7)
-PUT = st.tuples(st.sampled_from([A0, A1, B0]), ITEMS, st.booleans())
-STEPS = st.lists(st.one_of(PUT, st.just("index"), st.just("collect")), max_size=9)
-
-
-@given(
-    steps=STEPS,
-    key=WORDS,
-    count=st.integers(1, 5),
-    bounds=st.tuples(st.integers(-4, 9), st.integers(-4, 9)),
+ITEMS = st.lists(st.one_of(MAIL, MAIL, BATCH, st.none()), min_size=1, max_size=4)
+QUEUES = st.sampled_from([A0, A0, A0, A1, B0])
+PUT = st.tuples(QUEUES, ITEMS, st.booleans())
+CHANGE = st.one_of(
+    st.tuples(st.just("take_back"), QUEUES, st.integers(1, 2)),
+    st.tuples(st.sampled_from(["begin_anew", "expire", "gap"]), QUEUES),
 )
-@settings(max_examples=150)
-def test_a_lookup_is_what_brute_force_finds(
-    steps: list[Any], key: str, count: int, bounds: tuple[int, int]
-):
-    tier = KeyedTier()
+OWN = st.sampled_from(["index", "collect", "crash", "drop"])
+STEPS = st.lists(st.one_of(PUT, PUT, PUT, OWN, OWN, CHANGE), min_size=3, max_size=20)
+
+
+def play(tier: KeyedTier, steps: list[Any]) -> None:
     for step in steps:
-        if step == "index":
+        match step:
+            case "index":
+                tier.index()
+            case "collect":
+                tier.collect()
+            case "crash":
+                tier.builder.reset()
+            case "drop":
+                for index in tier.journal.state.indexes[:1]:
+                    tier.say(index_action([], [index.place.key]))
+            case ("take_back", queue, parts):
+                tier.take_back(queue, parts)
+            case ("begin_anew", queue):
+                tier.begin_anew(queue)
+            case ("expire", queue):
+                tier.expire(queue)
+            case ("gap", queue):
+                if queue in tier.journal.state.queues:
+                    tier.gap(3, queue=queue)
+            case (queue, items, roll):
+                tier.put(queue, items, roll=roll)
+
+
+def covered(tier: KeyedTier) -> set[tuple[MessageQueue, int, int]]:
+    """What index objects cover, by themselves."""
+    return {
+        (cover.queue, cover.incarnation, offset)
+        for index in tier.journal.state.indexes
+        for cover in index.covers
+        for offset in range(cover.start, cover.end)
+    }
+
+
+@given(steps=STEPS, count=st.integers(1, 5), low=st.integers(-4, 9), every=st.booleans())
+@settings(max_examples=100)
+def test_a_lookup_is_what_brute_force_finds(steps: list[Any], count: int, low: int, every: bool):
+    tier = KeyedTier()
+    play(tier, steps)
+    bounds = {"from_ms": TIME_MS + low, "until_ms": TIME_MS + low + count}
+    wishes: list[dict[str, Any]] = [{"count": count}, {**bounds, "count": 64}]
+    for is_indexed in (False, True):
+        for topic in ("orders", "bank-ä"):
+            for asked in (*KEYS, "UNIQUE", "absent"):
+                for wish in wishes:
+                    found = tier.ask(topic, asked, every_life=every, **wish)
+                    expected = tier.expected(topic, asked, every_life=every, **wish)
+                    assert places(found) == expected
+                    assert all(hit.message.topic == topic for hit in found.hits)
+        if not is_indexed:
             tier.index()
-        elif step == "collect":
-            tier.collect()
-        else:
-            queue, items, roll = step
-            tier.put(queue, items, roll=roll)
-    for topic in ("orders", "bank-ä"):
-        for asked in (key, "UNIQUE", "absent"):
-            for wish in (
-                {"count": 64},
-                {"count": count},
-                {"count": 64, "from_ms": TIME_MS + bounds[0], "until_ms": TIME_MS + bounds[1]},
-            ):
-                found = tier.ask(topic, asked, **wish)
-                assert places(found) == tier.expected(topic, asked, **wish)
-                assert all(hit.message.topic == topic for hit in found.hits)
-    tier.builder.reset()
+            lives = [lives[-1] for lives in tier.journal.state.queues.values()]
+            assert all(indexed_to(life) == life.commit_offset for life in lives)
+    said = covered(tier)
+    for queue, lives in tier.journal.state.queues.items():
+        for life in lives:
+            mine = {(queue, life.incarnation, at) for row in life.indexed for at in range(*row)}
+            readable = {one for one in mine if one[2] >= life.min_offset}
+            assert readable <= said
+    state = tier.journal.state
+    assert MACHINE.load(json.loads(json_text(MACHINE.dump(state)))) == state
+
+
+def one(*keys: str) -> list[Mail | None]:
+    return [Mail(keys=(key,)) for key in keys]
+
+
+def test_messages_written_where_others_were_taken_back_are_found():
+    tier = KeyedTier()
+    tier.put(A0, one("a", "b"))
+    tier.put(A0, one("a", "c"))
+    tier.index()
+    tier.take_back(A0, 1)
+    tier.put(A0, one("c", "a", "d"))
+    for is_indexed in (False, True):
+        assert [hit[2] for hit in places(tier.ask("orders", "a"))] == [3, 0]
+        assert [hit[2] for hit in places(tier.ask("orders", "c"))] == [2]
+        every = places(tier.ask("orders", "c", every_life=True))
+        assert [(number, offset) for _, number, offset, _ in every] == [(0, 3), (1, 2)]
+        if not is_indexed:
+            tier.index()
+
+
+def test_a_topic_made_anew_has_only_its_own_messages():
+    tier = KeyedTier()
+    tier.put(A0, one("a", "b"))
+    tier.index()
+    tier.begin_anew(A0)
+    assert places(tier.ask("orders", "a")) == []
+    tier.put(A0, one("b", "a"))
+    for is_indexed in (False, True):
+        assert [hit[1:3] for hit in places(tier.ask("orders", "a"))] == [(1, 1)]
+        every = places(tier.ask("orders", "a", every_life=True))
+        assert [hit[1:3] for hit in every] == [(1, 1), (0, 0)]
+        if not is_indexed:
+            tier.index()
 
 
 def test_keys_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch):

@@ -153,6 +153,42 @@ class KeyedTier(TierBuilder):
             self.say(index_action([self.builder.finish()]))
             self.builder.reset()
 
+    def take_back(self, queue: MessageQueue, parts: int) -> None:
+        """Have the broker take back the last parts of a queue, as far as the first stays."""
+        life = self.journal.state.life(queue)
+        ends = [part.queue_end for part in life.parts()] if life else []
+        if life is None or len(ends) <= parts:
+            return
+        end = ends[-1 - parts]
+        fields = {"end": end, "was": life.commit_offset, "part": None, "reason": "made so"}
+        self.say(queue_action("take_back", queue, life.incarnation, **fields))
+        self._files.pop(queue)
+        number = len(self.journal.state.queues[queue]) - 2  # the tail, and what goes on behind it
+        self.mails = [
+            ((q, n + 1, at, ms), keys)
+            if (q, n) == (queue, number) and at < end
+            else ((q, n, at, ms), keys)
+            for (q, n, at, ms), keys in self.mails
+        ]
+
+    def begin_anew(self, queue: MessageQueue) -> None:
+        """Have the topic deleted and created again."""
+        life = self.journal.state.life(queue)
+        if life:
+            fields = {"start": 0, "reason": "made so"}
+            self.say(queue_action("incarnation", queue, life.incarnation + 1, **fields))
+            self._files.pop(queue, None)
+
+    def expire(self, queue: MessageQueue) -> None:
+        """Give up the first segment of a queue's first life that has one."""
+        for number, life in enumerate(self.journal.state.queues.get(queue, ())):
+            if life.segments:
+                to = [s.base_queue_offset for s in life.segments[1:]] or [life.commit_offset]
+                place = {"life": number, "min_from": life.min_offset, "min_to": to[0]}
+                self.say(queue_action("expire", queue, life.incarnation, **place))
+                self._files.pop(queue, None)
+                return
+
     def ask(self, topic: str, key: str, **wish: Any) -> Lookup:
         """A lookup that has to be complete."""
         found = self.reader.lookup(self.journal.state, Wish(topic=topic, key=key, **wish))

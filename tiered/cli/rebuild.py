@@ -36,6 +36,10 @@ def run(call: Call) -> int:
     from tiered.plugin.rebuild_plan import load_plan, plan_document, save_plan
     from tiered.plugin.stores import backend_errors
 
+    if call.flag("index"):
+        from tiered.cli.rebuild_index import run as run_index
+
+        return run_index(call)
     output = Output(call)
     plan_file, apply_file = call.text("plan"), call.text("apply")
     if plan_file and apply_file not in {None, "-"}:
@@ -135,6 +139,6 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"])],
     examples=[
         "tiered rebuild file:///tmp/tier",
-        "tiered rebuild s3://bucket/prefix --apply -",
+        "tiered rebuild s3://bucket/prefix --index --apply -",
     ],
 )

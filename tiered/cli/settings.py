@@ -14,7 +14,7 @@ from tiered.cli.parsers import (
     whole,
 )
 from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, DEMO, MAKE_STORE
-from tiered.cli.settings_index import ATTACH_INDEX, QUERY
+from tiered.cli.settings_index import ATTACH_INDEX, QUERY, REBUILD_INDEX
 from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.sizes import parse_size
@@ -360,6 +360,7 @@ def all_settings() -> tuple[Setting, ...]:
         *CAT,
         *VERIFY,
         *QUERY,
+        *REBUILD_INDEX,
         *MEND,
         *RECLAIM,
         *DEMO,

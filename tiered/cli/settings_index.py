@@ -1,4 +1,4 @@
-"""Options of ``query``, and those of ``attach`` that are about the key index."""
+"""Options of ``query``, and those of ``attach`` and ``rebuild`` that are about the key index."""
 
 from __future__ import annotations
 
@@ -74,4 +74,12 @@ QUERY: tuple[Setting, ...] = (
         parse=parse_size,
     ),
     _flag(section="query", name="raw-body", help="bodies as stored, perhaps compressed"),
+)
+
+REBUILD_INDEX: tuple[Setting, ...] = (
+    _flag(
+        section="rebuild",
+        name="index",
+        help="not the journal but the key index: what is damaged, lost or not there yet",
+    ),
 )

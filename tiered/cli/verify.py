@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 THREADS = 4
 _NEUTRAL = frozenset(
-    {"notes", "ended_lives", "taken_back", "taken_back_messages", "unreferenced_bytes"}
+    {
+        *("notes", "ended_lives", "taken_back", "taken_back_messages"),
+        *("unreferenced_bytes", "unindexed_messages"),
+    }
 )
 """What ``--strict`` does not count: it is neither lost nor left over."""
 

@@ -25,10 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered import keys
-from tiered.format.part import build_object
-from tiered.index.extract import extract_keys, shifted
-from tiered.index.hashing import topic_seed
-from tiered.index.layout import (
+from tiered.format.key_index import (
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,
@@ -36,6 +33,9 @@ from tiered.index.layout import (
     build_filter,
     order_of,
 )
+from tiered.format.part import build_object
+from tiered.index.extract import extract_keys, shifted
+from tiered.index.hashing import topic_seed
 from tiered.index.work import WorkFile
 from tiered.log.parts import Cover, IndexObject, ObjectRange
 from tiered.log.wellformed import INT_MAX
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
+    from tiered.format.key_index import Items
     from tiered.index.extract import Keys
-    from tiered.index.layout import Items
     from tiered.local.face import RecordBatch
     from tiered.model import MessageQueue
 

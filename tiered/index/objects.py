@@ -19,7 +19,7 @@ from zlib_ng import zlib_ng
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ShortReadError
 from tiered.errors import DataError
-from tiered.index.layout import (
+from tiered.format.key_index import (
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,

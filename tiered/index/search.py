@@ -11,12 +11,12 @@ import numpy as np
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
+from tiered.format.key_index import BUCKET_BITS_MAX
 from tiered.format.record import decode_record
 from tiered.index.asked import TIME_MAX, Lookup, Wish
 from tiered.index.candidates import Candidate, Hit, LifeView
 from tiered.index.extract import extract_keys
 from tiered.index.hashing import key_hash, topic_seed
-from tiered.index.layout import BUCKET_BITS_MAX
 from tiered.log.indexed import uncovered
 from tiered.log.state import Gap, TierState
 from tiered.model import QueueOffset
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ObjectStore
-    from tiered.index.layout import Items
+    from tiered.format.key_index import Items
     from tiered.index.objects import IndexObjects
     from tiered.log.parts import IndexObject
     from tiered.log.reader import TierBatch

@@ -16,7 +16,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError
-from tiered.index.layout import ITEM, ITEM_BYTES, Items
+from tiered.format.key_index import ITEM, ITEM_BYTES, Items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

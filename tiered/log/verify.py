@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tiered.errors import DataError
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.takeback import is_tail
+from tiered.log.verify_index import IndexCheck, unindexed_messages
 from tiered.log.verify_journal import check_journal, check_lease
 from tiered.log.verify_listing import compare_listing, named_objects, record_listing
 from tiered.log.verify_local import QueueComparison
@@ -112,7 +113,11 @@ class _Run:
         if not deep:
             return []
         self.take(check_journal(self._store, self._prefix, listing.entries, listing.checkpoints))
-        return [*self._part_steps(state, listing.missing), *self._quarantine_steps(listing)]
+        return [
+            *self._part_steps(state, listing.missing),
+            *self._index_steps(state, listing.missing),
+            *self._quarantine_steps(listing),
+        ]
 
     def comparisons(self, local: LocalStore) -> list[_Step]:
         """Steps that compare queues; queues that only one side has are counted here."""
@@ -161,6 +166,7 @@ class _Run:
         report.queues = len(state.queues)
         recorded.refused_parts = state.refused_parts
         recorded.quarantined = len(listing.quarantine)
+        recorded.unindexed_messages = unindexed_messages(state)
         for key, place in named_objects(state):
             report.named_objects += key not in listing.missing
             report.named_bytes += place.object_bytes
@@ -194,6 +200,12 @@ class _Run:
                             skip=missing,
                         )
                         yield _Step(check.run, part.log.object_bytes + part.index.object_bytes)
+
+    def _index_steps(self, state: TierState, missing: set[str]) -> Iterator[_Step]:
+        for index in state.indexes:
+            if index.place.key not in missing:
+                check = IndexCheck(self._store, self._prefix, index)
+                yield _Step(check.run, index.place.object_bytes)
 
     def _quarantine_steps(self, listing: Listing) -> Iterator[_Step]:
         for key, size_bytes in listing.quarantine.items():

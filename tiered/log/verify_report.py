@@ -13,7 +13,7 @@ trailer       an object's trailer is damaged, or is of another object than the e
 block         a block of an object's payload fails its checksum
 payload       the payload is not the one whose checksum the entry has
 description   an object says something else of itself than the entry that names it
-index         items of a consume queue are impossible (outside the part, overlapping, miscounted)
+index         items of a consume queue or of a key index are impossible (outside, overlapping, miscounted)
 record        a record is damaged (its first fault is named)
 foreign       a record of another queue or queue offset than the item that points at it
 difference    a message differs from the local store's
@@ -69,6 +69,7 @@ class Recorded:
         orphans_of_present_reign: Those of them that the present reign's writer made.
         unknown_keys: Objects under the prefix that this program does not know.
         unreferenced_bytes: Bytes of commit logs that no item points at (known after a deep run).
+        unindexed_messages: Queue offsets that the key index does not cover (yet); lookups by key read them instead.
         notes: The first of the orphans and unknown keys, by name.
     """
 
@@ -86,6 +87,7 @@ class Recorded:
     orphans_of_present_reign: int = 0
     unknown_keys: int = 0
     unreferenced_bytes: int = 0
+    unindexed_messages: int = 0
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:

@@ -28,7 +28,7 @@ and end (queue offsets).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,6 @@ from tiered.errors import DataError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from tiered.index.hashing import Hashes
 
 ITEM: Final = np.dtype(
     [
@@ -59,6 +57,7 @@ FINGERPRINT_BITS: Final = 16
 _ORDER_BITS: Final = BUCKET_BITS_MAX + FINGERPRINT_BITS
 
 Items = npt.NDArray[np.void]
+Hashes = npt.NDArray[np.uint64]
 
 
 def bucket_bits(count: int) -> int:
@@ -150,22 +149,32 @@ class Filter:
         return self.directory.nbytes + self.prints.nbytes
 
 
-def check_items(items: Items, filter_: Filter, covers: list[Any]) -> str:
-    """What is wrong with an object's items; empty when nothing is. For deep checks."""
-    if len(items) != len(filter_.prints):
-        return f"{len(items)} items, and {len(filter_.prints)} fingerprints"
-    if not len(items):
-        return ""
-    if int(items["queue"].max()) >= len(covers):
-        return "an item names a queue that is not covered"
-    lengths = np.array([end - start for *_, start, end in covers], np.int64)
-    if (items["queue_offset"] >= lengths[items["queue"].astype(np.int64)]).any():
-        return "an item's queue offset is not covered"
+def check_payload(payload: Buffer, count: int, lengths: list[int], *, where: str) -> None:
+    """Check the whole payload of an object.
+
+    Args:
+        payload: All of it.
+        count: Items that it has to have.
+        lengths: How many queue offsets it covers of each queue in its list.
+        where: Key of the object, for messages.
+
+    Raises:
+        DataError: It contradicts itself; the message says how.
+    """
+    view = memoryview(payload).cast("B")
+    bits = bucket_bits(count)
+    if view.nbytes != count * ITEM_BYTES + filter_bytes(count, bits):
+        raise _damaged(f"{view.nbytes} bytes are no index of {count} items", where)
+    items = np.frombuffer(view[: count * ITEM_BYTES], ITEM)
+    filter_ = Filter.parse(view[count * ITEM_BYTES :], count, bits, where=where)
+    queues = items["queue"].astype(np.int64)
+    if (queues >= len(lengths)).any():
+        raise _damaged("an item names a queue that is not covered", where)
+    if count and (items["queue_offset"] >= np.array(lengths, np.int64)[queues]).any():
+        raise _damaged("an item's queue offset is not covered", where)
     buckets = np.repeat(np.arange(len(filter_.directory) - 1), np.diff(filter_.directory))
-    order = (buckets.astype(np.int64) << FINGERPRINT_BITS) + filter_.prints
-    if (np.diff(order) < 0).any():
-        return "the fingerprints are not in order"
-    return ""
+    if (np.diff((buckets << FINGERPRINT_BITS) + filter_.prints) < 0).any():
+        raise _damaged("the fingerprints are not in order", where)
 
 
 def _damaged(what: str, where: str) -> DataError:
