@@ -85,7 +85,7 @@ def test_random_expressions_are_judged_as_rocketmq_judges_them(scenario: ModuleT
     ]
     assert differing == []
     assert len([row for row in rows if "answers" in row]) > 800
-    assert len([row for row in rows if "error" in row]) > 800
+    assert len([row for row in rows if "error" in row]) > 400
 
 
 def told(got: dict[str, str], kept: dict[str, str]) -> object:
