@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tiered.format.record import Record
     from tiered.model import MessageQueue, QueueOffset
 
 TIME_MAX = (1 << 63) - 1
@@ -39,13 +40,13 @@ class KeyHit:
         queue: Where it is.
         queue_offset: Likewise.
         store_ms: Store time, UTC.
-        raw: Its record; of an inner message, that of its batch.
+        message: The message; an inner message as it is by itself.
     """
 
     queue: MessageQueue
     queue_offset: QueueOffset
     store_ms: int
-    raw: bytes = field(repr=False)
+    message: Record = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
