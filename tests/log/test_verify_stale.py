@@ -6,7 +6,7 @@ import pytest
 from support.journals import PREFIX
 from support.tiers import TierBuilder
 
-from tiered.journal.entry import Entry, encode_entry
+from tiered.journal.entry import Entry, decode_entry, encode_entry
 from tiered.keys import entry_key
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
@@ -66,6 +66,39 @@ def test_another_entry_behind_the_beginning_is_damage(number: int):
     builder = trimmed()
     builder.store.delete(entry_key(PREFIX, number))
     put_stray(builder, number)
+    assert not verify_tier(builder.store, PREFIX, deep=True).is_clean
+
+
+def test_one_that_follows_a_checkpoint_which_trimming_had_left_is_recorded():
+    """The trimming was cut short: entries were gone, an old checkpoint was not. (Simulation, seed 18745.)"""
+    builder = TierBuilder()
+    while builder.journal.number < 14:
+        builder.add([b"a"])
+        if builder.journal.number in {4, 6, 12}:
+            builder.journal.write_checkpoint(force=True)
+    true = builder.store.get(entry_key(PREFIX, 5))
+    for number in range(1, 6):
+        builder.store.delete(entry_key(PREFIX, number))
+    put_stray(builder, 5, decode_entry(true, where="").previous)
+    report = verify_tier(builder.store, PREFIX, deep=True)
+    assert report.problems == []
+    assert report.recorded.stale_entries == 1
+
+
+def test_a_break_is_damage_where_no_checkpoint_stands_behind_it():
+    builder = trimmed()
+    true = builder.store.get(entry_key(PREFIX, 13))
+    builder.store.delete(entry_key(PREFIX, 13))
+    put_stray(builder, 13, decode_entry(true, where="").previous)
+    assert not verify_tier(builder.store, PREFIX, deep=True).is_clean
+
+
+@pytest.mark.parametrize("number", [10, 11])
+def test_another_entry_that_follows_its_predecessor_is_damage_in_the_midst(number: int):
+    builder = trimmed()
+    true = builder.store.get(entry_key(PREFIX, number))
+    builder.store.delete(entry_key(PREFIX, number))
+    put_stray(builder, number, decode_entry(true, where="").previous)
     assert not verify_tier(builder.store, PREFIX, deep=True).is_clean
 
 

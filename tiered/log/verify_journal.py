@@ -3,6 +3,8 @@
 An entry below the point to which the journal was trimmed is *stale*: left by a trimming that was cut short, or landed
 late, from a writer that was fenced long ago, under a number that had been used and deleted. Each is held against its own
 checksum; what it follows means nothing any more, since every reader begins behind it. So it is recorded, and no problem.
+Where a trimming that was cut short has left a checkpoint behind, one that landed late may even follow that checkpoint, and
+yet not be what the next entry follows: it is stale as well when a whole checkpoint stands behind the break.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from backends.base import ObjectStore
+    from tiered.journal.entry import Entry
 
 
 def check_journal(
@@ -49,6 +52,8 @@ class _JournalCheck:
         self._reader = JournalReader(store, prefix, self._machine)
         self._knows = True  # the reader's state is that after entry `number`
         self._trimmed = 0  # entries below this number are stale
+        self._checkpoints: list[int] = []
+        self._row: list[Entry] = []  # entries just behind a missing or stale one
         self._found = Finding()
 
     def run(self, entries: list[int], checkpoints: list[int]) -> Finding:
@@ -56,6 +61,7 @@ class _JournalCheck:
         steps = sorted([(n, False) for n in entries] + [(n, True) for n in checkpoints])
         steps = [step for step in steps if step[0] >= start]
         self._trimmed = self._trimmed_to([n for n in entries if n >= start], checkpoints)
+        self._checkpoints = checkpoints
         for number, is_checkpoint in steps:
             check = self._checkpoint if is_checkpoint else self._entry
             key = (checkpoint_key if is_checkpoint else entry_key)(self._prefix, number)
@@ -95,14 +101,29 @@ class _JournalCheck:
             self._found.stale_entries.append(entry_key(self._prefix, number))
             return
         follows = number == self._reader.number + 1
-        if self._knows and follows:
+        is_stale = follows and self._is_behind_a_stale_one(found[0])
+        self._row = [*self._row[-2:], found[0]] if follows and not is_stale else [found[0]]
+        if is_stale:
+            self._found.stale_entries.append(entry_key(self._prefix, number - 1))
+        elif self._knows and follows:
             self._reader.apply(*found)
             return
-        if follows and self._reader.last and found[0].previous != self._reader.last:
+        elif follows and self._reader.last and found[0].previous != self._reader.last:
             key = entry_key(self._prefix, number)
             self._found.problem("journal", key, f"it is not the successor of entry {number - 1}")
         self._knows = False
         self._reader.number, self._reader.last = number, checksum(found[1])
+
+    def _is_behind_a_stale_one(self, entry: Entry) -> bool:
+        """Whether the entry before this one landed late, under a number that had been used and deleted.
+
+        Those below it are gone, then, and it is of no newer reign.
+        """
+        if entry.previous == self._reader.last or len(self._row) != 1:
+            return False
+        behind = [number for number in self._checkpoints if number >= entry.number]
+        is_older = self._row[0].generation <= entry.generation
+        return is_older and any(map(self._is_whole, behind))
 
     def _checkpoint(self, number: int) -> None:
         found = self._reader.read_checkpoint(number)
@@ -117,6 +138,7 @@ class _JournalCheck:
             self._found.problem("journal", key, "replay gives another state")
         self._reader.state, self._reader.number, self._reader.last = state, number, last
         self._knows = True
+        self._row = []  # it vouches for what is before it
 
 
 def check_lease(store: ObjectStore, prefix: str) -> Finding:
