@@ -81,6 +81,7 @@ def covered(tier: KeyedTier) -> set[tuple[MessageQueue, int, int]]:
 def test_a_lookup_is_what_brute_force_finds(steps: list[Any], count: int, low: int, every: bool):
     tier = KeyedTier()
     play(tier, steps)
+    tier.builder.reset()
     bounds = {"from_ms": TIME_MS + low, "until_ms": TIME_MS + low + count}
     wishes: list[dict[str, Any]] = [{"count": count}, {**bounds, "count": 64}]
     for is_indexed in (False, True):

@@ -1,0 +1,169 @@
+"""Damaged, lost and late things cost what they are, and never a wrong answer."""
+
+from __future__ import annotations
+
+import random
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from support.journals import PREFIX
+from support.keyed import KeyedTier, Mail, places
+
+from backends.errors import UnavailableError, UnknownOutcomeError
+from backends.memory import MemoryStore
+from backends.testing.faulty import READS, Fault, FaultyStore, Rule
+from tiered.errors import DataError
+from tiered.format.key_index import ITEM
+from tiered.index.builder import IndexBuilder
+from tiered.index.indexer import Indexer
+from tiered.index.reader import IndexReader, Wish
+from tiered.index.work import WorkFile
+from tiered.log.indexed import index_action, indexed_to
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tiered.index.reader import Lookup
+
+A, B = MessageQueue("orders", 0), MessageQueue("orders", 1)
+
+
+def mails(*keys: str) -> list[Mail | None]:
+    return [Mail(keys=(key,)) for key in keys]
+
+
+@pytest.fixture
+def tier() -> Iterator[KeyedTier]:
+    made = KeyedTier()
+    made.put(A, mails("a", "b"))
+    made.index()
+    made.put(A, mails("a", "c"))
+    made.index()
+    made.put(B, mails("a"))
+    yield made
+    made.builder.reset()
+
+
+def lookup(tier: KeyedTier, key: str) -> Lookup:
+    """By a reader that holds nothing yet."""
+    return IndexReader(tier.store, PREFIX).lookup(tier.journal.state, Wish(topic="orders", key=key))
+
+
+def test_a_changed_byte_is_told_or_costs_nothing(tier: KeyedTier):
+    assert isinstance(tier.store, MemoryStore)
+    key = PREFIX + tier.journal.state.indexes[0].place.key
+    whole, expected = tier.store.get(key), places(lookup(tier, "a"))
+    assert len(expected) == 3
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        tier.store.delete(key)
+        tier.store.put_if_absent(key, [changed])
+        found = lookup(tier, "a")
+        assert found.damaged, at
+        assert places(found) == [one for one in expected if one[2] != 0 or one[0] == B]
+
+
+def test_a_lost_index_object_is_told_and_the_rest_is_found(tier: KeyedTier):
+    tier.store.delete(PREFIX + tier.journal.state.indexes[1].place.key)
+    found = lookup(tier, "a")
+    assert len(found.damaged) == 1
+    assert "gone" in str(found.damaged[0])
+    assert [(hit.queue, hit.queue_offset) for hit in found.hits] == [(B, 0), (A, 0)]
+    assert not lookup(tier, "a").is_complete
+
+
+def test_a_lost_message_is_told_and_the_rest_is_found(tier: KeyedTier):
+    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[1].log.key)
+    found = lookup(tier, "a")
+    assert len(found.damaged) == 1
+    assert [(hit.queue, hit.queue_offset) for hit in found.hits] == [(B, 0), (A, 0)]
+
+
+def test_a_reader_with_an_old_state_sees_what_has_come(tier: KeyedTier):
+    old = tier.journal.state
+    gone = old.indexes[0].place.key
+    tier.index()
+    tier.say(index_action([], [gone]))
+    tier.index()
+    tier.store.delete(PREFIX + gone)
+    found = IndexReader(tier.store, PREFIX).lookup(old, Wish(topic="orders", key="a"))
+    assert found.is_complete
+    assert places(found) == tier.expected("orders", "a")
+
+
+def test_a_store_that_does_not_answer_is_an_error_and_no_answer(tier: KeyedTier):
+    store = FaultyStore(tier.store, random.Random(1), Rule(Fault.UNAVAILABLE, READS))
+    with pytest.raises(UnavailableError):
+        IndexReader(store, PREFIX).lookup(tier.journal.state, Wish(topic="orders", key="a"))
+
+
+def test_a_damaged_part_stops_its_queue_only(tier: KeyedTier):
+    tier.put(A, mails("d"))
+    tier.put(A, mails("e"))
+    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[2].log.key)
+    tier.store.put_if_absent(
+        PREFIX + tier.journal.state.queues[A][-1].parts()[2].log.key, [b"junk"]
+    )
+    tier.index()
+    lives = tier.journal.state.queues
+    assert (indexed_to(lives[A][-1]), indexed_to(lives[B][-1])) == (4, 1)
+    assert list(tier.indexer.damaged) == [(A, 0)]
+    assert tier.indexer.waits(tier.journal.state) == 0
+    assert places(lookup(tier, "a")) == tier.expected("orders", "a")
+
+
+# -- the work file --------------------------------------------------------------------------------
+
+
+def test_a_work_file_that_has_changed_is_told(tmp_path: Path):
+    work = WorkFile(str(tmp_path))
+    assert not list(tmp_path.iterdir()), "it has no name"
+    work.append(np.arange(3, dtype=np.uint64), np.zeros(3, ITEM))
+    work.append(np.arange(2, dtype=np.uint64), np.ones(2, ITEM))
+    assert [(start, hashes.tolist()) for start, hashes, _ in work.blocks()] == [
+        (0, [0, 1, 2]),
+        (3, [0, 1]),
+    ]
+    file: IO[bytes] = work._file
+    file.seek(50)
+    file.write(b"x")
+    with pytest.raises(DataError, match="has changed"):
+        list(work.blocks())
+    file.truncate(10)
+    with pytest.raises(DataError, match="has changed"):
+        list(work.blocks())
+    work.close()
+
+
+def test_a_full_disk_loses_nothing_but_the_work(tier: KeyedTier, monkeypatch: pytest.MonkeyPatch):
+    tier.put(A, mails("f"))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkFile, "append", full)
+        with pytest.raises(OSError, match="No space"):
+            tier.collect()
+        assert tier.builder.is_empty
+    tier.index()
+    assert places(tier.ask("orders", "f")) == tier.expected("orders", "f")
+    assert indexed_to(tier.journal.state.queues[A][-1]) == 5
+
+
+def test_an_upload_that_failed_is_made_again_under_another_key(tier: KeyedTier):
+    store = FaultyStore(tier.store, random.Random(1), Rule(Fault.LOST_ANSWER))
+    builder = IndexBuilder(store, PREFIX, tier.uploader.next_id)
+    indexer = Indexer(builder, tier.store, PREFIX)
+    while indexer.step(tier.journal.state):
+        pass
+    with pytest.raises(UnknownOutcomeError):
+        builder.finish()
+    made = builder.finish()
+    assert made.count == 1
+    assert len(list(tier.store.list(PREFIX + "index/"))) == 4
+    builder.reset()

@@ -1,0 +1,118 @@
+"""Keys taken from many records at once are those of the records one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.examples import make
+from support.keyed import Mail, batch_of
+from support.synthetic import make_batch
+
+from tiered.clock import ManualClock
+from tiered.format.properties import KEYS, UNIQ_KEY, parse_properties, split_keys
+from tiered.format.record import encode_record
+from tiered.index.extract import PIECE_RECORDS, extract_keys
+from tiered.index.feed import STALE_S, KeyFeed
+from tiered.index.hashing import hash_bytes, topic_seed
+from tiered.model import MessageQueue
+
+QUEUE = MessageQueue("t", 0)
+SEED = topic_seed("t")
+SCRAPS = (
+    *(b"KEYS", b"UNIQ_KEY", b"TAGS", b"k", b"abcdefgh", b"\xc3\xa4"),
+    *(b"\x00", b"\x01", b"\x02", b" ", b"  "),
+)
+PIECES = st.sampled_from(SCRAPS)
+RAW = st.lists(PIECES, max_size=14).map(b"".join)
+
+
+def found_in(properties: list[bytes], bodies: list[bytes]) -> set[tuple[int, int]]:
+    raws = [
+        encode_record(make(topic="t", queue_offset=n, properties_raw=raw, body=body))
+        for n, (raw, body) in enumerate(zip(properties, bodies, strict=True))
+    ]
+    batch = make_batch(QUEUE, 0, raws, [5] * len(raws))
+    found = set()
+    for keys in extract_keys(batch, SEED):
+        assert (keys.positions == batch.positions[keys.queue_offsets]).all()
+        assert (keys.sizes == batch.sizes[keys.queue_offsets]).all()
+        found |= set(zip(keys.hashes.tolist(), keys.queue_offsets.tolist(), strict=True))
+    return found
+
+
+def wanted_of(raw: bytes) -> set[int]:
+    found = parse_properties(raw)
+    words = (*split_keys(found.get(KEYS)), found.get(UNIQ_KEY, ""))
+    return {hash_bytes(word.encode(), SEED) for word in words if word}
+
+
+@given(
+    rows=st.lists(st.tuples(RAW, st.one_of(RAW, st.binary(max_size=20))), min_size=1, max_size=6)
+)
+@example(rows=[(b"KEYS\x01a b\x02UNIQ_KEY\x01u", b"KEYS\x01x\x02")])
+@example(rows=[(b"KEYS\x01a\x01b c\x02", b""), (b"UNIQ_KEY\x01", b"")])
+def test_no_key_is_missed(rows: list[tuple[bytes, bytes]]):
+    found = found_in([raw for raw, _ in rows], [body for _, body in rows])
+    for number, (raw, _) in enumerate(rows):
+        assert wanted_of(raw) <= {value for value, at in found if at == number}
+
+
+WORD = st.text("abc-é9", min_size=1, max_size=12)
+
+
+@given(
+    mails=st.lists(
+        st.builds(Mail, keys=st.lists(WORD, max_size=3).map(tuple), unique=st.one_of(st.just(""), WORD)),
+        min_size=1,
+        max_size=9,
+    )
+)  # fmt: skip
+def test_of_properties_as_producers_write_them_nothing_else_is_found(mails: list[Mail]):
+    found = found_in([mail.properties for mail in mails], [mail.body for mail in mails])
+    assert found == {
+        (hash_bytes(key.encode(), SEED), number)
+        for number, mail in enumerate(mails)
+        for key in mail.all_keys
+    }
+
+
+def test_batches_of_more_than_a_piece():
+    mails = [Mail(keys=(f"k{n}",), unique="u") for n in range(PIECE_RECORDS + 5)]
+    batch = batch_of(QUEUE, 3, mails)
+    offsets = np.concatenate([keys.queue_offsets for keys in extract_keys(batch, SEED)])
+    assert sorted(offsets.tolist()) == sorted([*range(3, 3 + len(mails))] * 2)
+
+
+def test_an_inner_batch_that_cannot_be_unpacked_hinders_nothing():
+    broken = encode_record(make(topic="t", sys_flag=0x80 | 0x40, body=b"no batch"))
+    good = encode_record(make(topic="t", queue_offset=1, properties_raw=b"KEYS\x01k\x02"))
+    batch = make_batch(QUEUE, 0, [broken, good], [5, 5])
+    found = [keys.queue_offsets.tolist() for keys in extract_keys(batch, SEED) if len(keys)]
+    assert found == [[1]]
+
+
+def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
+    clock = ManualClock()
+    feed = KeyFeed(clock, bytes_max=1000)
+    batch = batch_of(QUEUE, 0, [Mail(keys=("k",)), None, Mail(unique="u")])
+    feed.offer("a", [batch, replace(batch, base_offset=batch.end_offset)], 100)
+    assert feed.memory_bytes > 0
+    feed.offer("b", [batch], 0)
+    feed.offer("c", [batch], 0)
+    assert (feed.refused, feed.take("c")) == (1, None)
+    keys = feed.take("a")
+    assert keys is not None
+    size = int(batch.sizes.sum())
+    places = sorted(at for one in keys for at in one.positions.tolist())
+    assert places == [
+        base + at for base in (100, 100 + size) for at in (0, int(batch.positions[2]))
+    ]
+    assert feed.take("a") is None
+    clock.advance(STALE_S)
+    feed.offer("d", [batch], 0)
+    assert feed.take("b") is None, "nobody wanted it"
+    assert feed.take("d") is not None
+    assert feed.memory_bytes == 0
