@@ -6,7 +6,6 @@ inner batches, which are unpacked. Equal values are judged once per batch.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from tiered.format.block import parse_records
 from tiered.format.properties import NAME_END, PAIR_END
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
+from tiered.format.text import java_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,6 @@ Row: TypeAlias = tuple[str | None, ...]
 """The values of the names that are asked for, in their order; None where a message has no such property."""
 
 _END: Final = PAIR_END.encode()
-_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 
 def lookup(properties: Properties, name: str) -> str | None:
@@ -41,14 +40,6 @@ def lookup(properties: Properties, name: str) -> str | None:
         value = properties.get(name.encode())  # type: ignore[call-overload]
     text = java_text(value) if isinstance(value, bytes) else value
     return text or None
-
-
-def java_text(raw: bytes) -> str:
-    """Bytes as Java decodes them: one U+FFFD for the UTF-8 form of a surrogate, where Python gives one for each byte."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return _SURROGATE.sub(b"\xef\xbf\xbd", raw).decode("utf-8", "replace")
 
 
 def find_value(raw: bytes, mark: bytes) -> bytes | None:

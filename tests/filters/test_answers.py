@@ -9,10 +9,11 @@ import pytest
 from filters.records import batch_of_properties
 
 from fetcher.filters import FilterError, TagFilter, compile_filter
-from fetcher.filters.batch import find_value, java_text, mark_of
+from fetcher.filters.batch import find_value, mark_of
 from fetcher.filters.sql import SqlFilter
 from fetcher.filters.sql_values import Unanswerable
 from tiered.format.properties import parse_properties
+from tiered.format.text import java_text
 
 if TYPE_CHECKING:
     from filters.conftest import Answers

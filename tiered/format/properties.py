@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tiered.format.text import java_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,7 +53,7 @@ CLIENT_ONLY: Final = frozenset({"MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME"
 def parse_properties(raw: bytes) -> dict[str, str]:
     """Properties by name, in order of first occurrence; bytes that are no UTF-8 become U+FFFD."""
     found: dict[str, str] = {}
-    for pair in raw.decode("utf-8", "replace").split(PAIR_END):
+    for pair in java_text(raw).split(PAIR_END):
         name, _, value = pair.partition(NAME_END)
         if name and value:
             found[name] = value
