@@ -1,0 +1,335 @@
+"""A tier that is slow, gone or damaged, a disk that fails, filters that match little: what is told, and what is served."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.both_sides import QUEUE, BothSides
+from support.journals import PREFIX
+
+from backends.errors import UnavailableError
+from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
+from fetcher.keys import KeyAnswer, KeyHit, KeyQuery, merge
+from fetcher.policies import Policy, Side
+from fetcher.scanning import ScanLimits
+from fetcher.statuses import GetStatus as Is
+from fetcher.ticker import Ticker
+from tiered.clock import SystemClock
+from tiered.errors import DataError, InvalidError, StoreUnavailableError
+from tiered.log.state import queue_action
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from backends.base import ByteRange, ObjectInfo
+    from tiered.format.record import Record
+    from tiered.local.face import RecordBatch
+
+
+class Gate(WrappingStore):
+    """A store whose reads fail, or wait, while the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.is_gone = False
+        self.open = threading.Event()
+        self.open.set()
+
+    def _pass(self) -> None:
+        self.open.wait(20)
+        if self.is_gone:
+            raise UnavailableError("gone")
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        self._pass()
+        return super().get(key, byte_range)
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
+        self._pass()
+        return super().get_ranges(key, byte_ranges)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        self._pass()
+        return super().list(prefix, start_after=start_after)
+
+
+def gated(policy: Policy, **more: Any) -> tuple[BothSides, Gate]:
+    """Local [50, 200), tier [0, 150)."""
+    gate = Gate()
+    both = BothSides(policy, seen_store=gate, **more)
+    both.append(200)
+    both.commit(100)
+    both.commit(150)
+    both.tier_side.refresh(1e9)
+    both.expire(50)
+    both.memory_from = 1 << 40
+    return both, gate
+
+
+@pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.NOT_IN_MEM, Policy.FORCE])
+def test_when_the_tier_is_gone_what_is_local_is_served_and_the_rest_can_be_tried_again(
+    policy: Policy,
+):
+    both, gate = gated(policy)
+    gate.is_gone = True
+    for offset in (50, 100, 149, 150, 199):
+        found = both.get(offset)
+        assert found.status is Is.FOUND
+        assert {piece.side for piece in found.pieces} == {Side.LOCAL}
+    for _ in range(2):
+        lost = both.get(49)
+        assert (lost.status, lost.next_begin, lost.count) == (Is.TRY_AGAIN, 49, 0)
+        assert lost.error is not None
+        assert (lost.min_offset, lost.max_offset) == (0, 200)
+    assert both.get(200).status is Is.OFFSET_OVERFLOW_ONE
+    assert both.store.offset_by_time("t", 0, 1 << 60) == 200
+    gate.is_gone = False
+    assert both.get(49, max_count=1).status is Is.FOUND
+
+
+def test_a_time_that_only_the_tier_can_tell_is_a_retriable_error_when_it_is_gone():
+    both, gate = gated(Policy.NOT_IN_DISK)
+    times = [1_700_000_000_000 + n for n in range(200)]
+    assert both.store.offset_by_time("t", 0, times[20]) == 20
+    gate.is_gone = True
+    with pytest.raises(StoreUnavailableError):
+        both.store.offset_by_time("t", 0, times[21])
+    assert both.store.offset_by_time("t", 0, times[60]) == 60
+    assert both.store.offset_by_time("t", 0, times[60], policy=Policy.FORCE) == 60
+
+
+def test_nothing_is_said_to_be_too_small_while_the_journal_cannot_be_looked_at():
+    gate = Gate()
+    both = BothSides(seen_store=gate)
+    both.append(100)
+    both.commit(80)  # the reader does not know yet
+    both.expire(80)
+    gate.is_gone = True
+    found = both.get(10)
+    assert (found.status, found.next_begin) == (Is.TRY_AGAIN, 10)
+    gate.is_gone = False
+    assert both.get(10, max_count=1).next_begin == 11
+
+
+def test_a_journal_that_moved_on_is_looked_at_before_a_stretch_is_given_up():
+    both, _ = gated(Policy.NOT_IN_DISK)
+    both.commit(190)
+    both.expire(185)
+    found = both.get(150, max_count=5)
+    assert (found.status, found.next_begin, found.missing) == (Is.FOUND, 155, ())
+
+
+def test_a_slow_tier_costs_a_part_of_the_deadline_once_and_then_nothing():
+    gate = Gate()
+    with ThreadPoolExecutor(4) as executor:
+        both = BothSides(Policy.FORCE, seen_store=gate, executor=executor, clock=SystemClock())
+        with Ticker(both.fetcher, SystemClock()):
+            both.append(200)
+            both.commit(150)
+            both.tier_side.refresh(1e9)
+            both.expire(50)
+            gate.open.clear()
+            try:
+                began_s = time.monotonic()
+                found = both.get(100, timeout_s=1.0)
+                assert found.status is Is.FOUND
+                assert found.pieces[0].side is Side.LOCAL
+                assert 0.4 <= time.monotonic() - began_s < 1.0
+                began_s = time.monotonic()
+                assert both.get(101, timeout_s=1.0).status is Is.FOUND
+                assert time.monotonic() - began_s < 0.4
+                began_s = time.monotonic()
+                assert both.get(10, timeout_s=0.3).status is Is.TRY_AGAIN
+                with pytest.raises(StoreUnavailableError):
+                    both.store.offset_by_time("t", 0, 1_700_000_000_005, timeout_s=0.3)
+                assert 0.5 <= time.monotonic() - began_s < 2.0
+            finally:
+                gate.open.set()
+            assert both.get(10).status is Is.FOUND
+        both.fetcher.close()
+
+
+def damage(both: BothSides) -> None:
+    """Flip a bit in every data object of the tier."""
+    store = both.builder.store
+    for info in [*store.list(PREFIX + "queue/")]:
+        if "/commitlog/" in info.key:
+            raw = bytearray(store.get(info.key))
+            raw[30] ^= 1
+            store.delete(info.key)
+            store.put_if_absent(info.key, bytes(raw))
+
+
+def test_damage_is_told_and_stepped_over_one_by_one_and_served_locally_where_that_can_be():
+    both, _ = gated(Policy.FORCE)
+    damage(both)
+    found = both.get(10)
+    assert (found.status, found.next_begin) == (Is.OFFSET_FOUND_NULL, 11)
+    assert [(gap.start, gap.end) for gap in found.missing] == [(10, 11)]
+    assert isinstance(found.error, DataError)
+    found = both.get(60)
+    assert found.status is Is.FOUND
+    assert found.pieces[0].side is Side.LOCAL
+
+
+def test_what_expires_while_it_is_read_is_being_removed_and_the_rest_goes_on():
+    both = BothSides(Policy.FORCE, has_local=False)
+    both.append(30)
+    for end in (10, 20, 30):
+        both.commit(end, roll=True)
+    both.tier_side.refresh(1e9)
+    life = both.builder.journal.state.life(QUEUE)
+    assert life is not None
+    both.builder.say(queue_action("expire", QUEUE, 0, life=0, min_from=0, min_to=20))
+    for part in life.parts()[:2]:
+        both.builder.store.delete(PREFIX + part.log.key)
+        both.builder.store.delete(PREFIX + part.index.key)
+    found = both.get(3)
+    assert (found.status, found.next_begin) == (Is.MESSAGE_WAS_REMOVING, 20)
+    assert both.get(3).status is Is.OFFSET_TOO_SMALL
+    assert both.get(20).status is Is.FOUND
+
+
+def test_a_local_disk_that_fails_is_gone_around_by_way_of_the_tier():
+    both, _ = gated(Policy.NOT_IN_DISK)
+
+    def fail() -> None:
+        raise InvalidError("cannot read the store: input/output error")
+
+    both.local.before = fail
+    found = both.get(60)
+    assert found.status is Is.FOUND
+    assert found.pieces[0].side is Side.TIER
+    found = both.get(160)
+    assert (found.status, found.next_begin) == (Is.TRY_AGAIN, 160)
+    assert isinstance(found.error, InvalidError)
+
+
+# -- limits and filters ---------------------------------------------------------------------------
+
+
+class Wanted:
+    """A ``Filter`` by queue offset."""
+
+    expression = "test"
+    tag_codes = None
+
+    def __init__(self, offsets: set[int]) -> None:
+        self.offsets = offsets
+
+    def matches(self, properties: Any) -> bool:
+        raise AssertionError("not asked")
+
+    def select(self, batch: RecordBatch) -> npt.NDArray[np.int64]:
+        offsets = np.arange(batch.count) + batch.base_offset
+        return np.flatnonzero(np.isin(offsets, list(self.offsets)) & (batch.sizes > 0))
+
+
+def java_queue(**more: Any) -> BothSides:
+    """[100, 200) in the tier alone, as in the tests of the Java fetcher."""
+    both = BothSides(Policy.FORCE, first=100, has_local=False, **more)
+    both.append(100)
+    both.commit(200)
+    both.tier_side.refresh(1e9)
+    return both
+
+
+@pytest.mark.parametrize(
+    ("offset", "wanted", "count", "found", "status", "next_begin"),
+    [
+        (100, range(101, 200, 2), 32, 32, Is.FOUND, 164),
+        (164, range(101, 200, 2), 32, 18, Is.FOUND, 200),
+        (200, range(101, 200, 2), 32, 0, Is.OFFSET_OVERFLOW_ONE, 200),
+        (199, range(100, 200, 2), 32, 0, Is.NO_MATCHED_MESSAGE, 200),
+        (100, range(100, 200, 2), 32, 32, Is.FOUND, 163),
+        (100, {110, 120}, 2, 2, Is.FOUND, 121),
+        (100, (), 32, 0, Is.NO_MATCHED_MESSAGE, 200),
+    ],
+)  # fmt: skip
+def test_filters_end_where_java_s_do(  # noqa: PLR0917
+    offset: int, wanted: Any, count: int, found: int, status: Is, next_begin: int
+):
+    result = java_queue().get(offset, filter=Wanted(set(wanted)), max_count=count)
+    assert (result.count, result.status, result.next_begin) == (found, status, next_begin)
+
+
+def test_a_scan_without_a_match_is_bounded_and_goes_on_where_it_ended():
+    both = java_queue(scan=ScanLimits(scan_items_max=30))
+    found = both.get(100, filter=Wanted({190}))
+    assert (found.status, found.next_begin) == (Is.NO_MATCHED_MESSAGE, 130)
+    found = both.get(found.next_begin, filter=Wanted({150}))
+    assert [offset for offset, _ in found.messages()] == [150]
+
+
+def test_bytes_and_counts_end_a_read_after_at_least_one_message():
+    both = java_queue()
+    size = len(both.raws[100])
+    for limit, count in ((8 * size + 10, 8), (8 * size, 8), (1, 1), (size - 1, 1)):
+        found = both.get(100, max_bytes=limit)
+        assert (found.count, found.next_begin) == (count, 100 + count)
+        assert found.size_bytes == count * size
+    assert both.get(100, max_count=8).next_begin == 108
+    calls, at = 0, 100
+    while at < 200:
+        at, calls = both.get(at, max_count=4).next_begin, calls + 1
+    assert calls == 25
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sets(st.integers(100, 199)), st.integers(1, 20), st.integers(1, 60), st.integers(1, 3000))
+def test_a_filtered_queue_is_read_whole_whatever_the_limits(
+    wanted: set[int], count: int, scan: int, size: int
+):
+    both = java_queue(scan=ScanLimits(scan_items_max=scan))
+    got: list[int] = []
+    at = 100
+    while at < 200:
+        found = both.get(at, filter=Wanted(wanted), max_count=count, max_bytes=size)
+        assert at < found.next_begin <= 200
+        assert found.count <= count
+        got += [offset for offset, _ in found.messages()]
+        at = found.next_begin
+    assert got == sorted(wanted)
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+def hit(offset: int, time_ms: int) -> KeyHit:
+    message: Record = None  # type: ignore[assignment]
+    return KeyHit(QUEUE, QueueOffset(offset), time_ms, message)
+
+
+def test_keys_of_both_sides_are_merged_newest_first_and_a_side_that_fails_costs_completeness():
+    query = KeyQuery(topic="t", key="k", count=3)
+    local = KeyAnswer((hit(3, 103), hit(2, 102)))
+    tier = KeyAnswer((hit(2, 102), hit(1, 101), hit(0, 100)))
+    assert [found.queue_offset for found in merge([local, tier], 3).hits] == [3, 2, 1]
+
+    def gone(_: KeyQuery, __: float) -> KeyAnswer:
+        raise StoreUnavailableError("gone")
+
+    both = BothSides()
+    store = both.store
+    store._local_keys, store._tier_keys = (lambda *_: local), (lambda *_: tier)
+    assert store.query(query).is_complete
+    assert [found.queue_offset for found in store.query(query, policy=Policy.DISABLE).hits] == [
+        3,
+        2,
+    ]
+    store._tier_keys = gone
+    found = store.query(query)
+    assert [one.queue_offset for one in found.hits] == [3, 2]
+    assert not found.is_complete
+    assert isinstance(found.errors[0], StoreUnavailableError)
