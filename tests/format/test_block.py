@@ -351,7 +351,3 @@ def test_fuzz_real_records(rounds):
                 [bytes(length), rng.randbytes(length), piece[other : other + length], b""]
             )
         assert_block_is_scalar(bytes(piece), 0, first)
-
-
-        "a": "x\ufffdy",
-        "b": "\ufffd",
