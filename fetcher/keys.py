@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tiered.format.record import Record
     from tiered.model import MessageQueue, QueueOffset
 
@@ -64,8 +65,23 @@ class KeyAnswer:
     errors: tuple[Exception, ...] = ()
 
 
-KeyLookup = Callable[[KeyQuery, float], KeyAnswer]
-"""Looks for messages until a moment of the monotonic clock, and then raises ``StoreUnavailableError``."""
+class KeyLookup(Protocol):
+    """Looks for messages on one side."""
+
+    def __call__(
+        self, wanted: KeyQuery, deadline_s: float, tier_end: Callable[[MessageQueue], int], /
+    ) -> KeyAnswer:
+        """Look.
+
+        Args:
+            wanted: What.
+            deadline_s: Until which moment of the monotonic clock.
+            tier_end: Up to which queue offset of a queue the tier is asked: the local side need look no further down.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+        """
+        ...
 
 
 def merge(answers: Sequence[KeyAnswer], count: int) -> KeyAnswer:

@@ -20,7 +20,7 @@ sides, their threads and their closing are the caller's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
@@ -34,6 +34,8 @@ from tiered.log.by_time import Boundary
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fetcher.filters.face import Filter
     from fetcher.keys import KeyAnswer, KeyLookup, KeyQuery
     from fetcher.sides import LocalSide, TierSide
@@ -231,7 +233,8 @@ class TieredMessageStore:
             found = self.tier.first_time_ms(queue, high) if tier.min < high else None
             if found is not None:
                 return found
-        return self.local.first_time_ms(queue) if self.local is not None and local else None
+        first = self.local.first_message(queue) if self.local is not None and local else None
+        return None if first is None else first[1]
 
     # -- keys -------------------------------------------------------------------------------------
 
@@ -244,10 +247,13 @@ class TieredMessageStore:
         """
         policy = self.settings.policy if policy is None else policy
         deadline_s = self.deadline_s(timeout_s)
-        lookups = [] if self.local is None else [self._local_keys]
+        sides = _Sides(self, policy)
+        answers = []
+        if self.local is not None:
+            answers.append(_ask(self._local_keys, wanted, deadline_s, sides.tier_end))
         if self.tier is not None and policy is not Policy.DISABLE:
-            lookups.append(self._tier_keys)
-        return keys.merge([_ask(lookup, wanted, deadline_s) for lookup in lookups], wanted.count)
+            answers.append(sides.check(_ask(self._tier_keys, wanted, deadline_s, sides.tier_end)))
+        return keys.merge(answers, wanted.count)
 
     # -- for one read -----------------------------------------------------------------------------
 
@@ -280,10 +286,39 @@ class TieredMessageStore:
         self._tier_sick_until_s = self._clock.monotonic_s() + self.settings.tier_pause_s
 
 
-def _ask(lookup: KeyLookup | None, wanted: KeyQuery, deadline_s: float) -> KeyAnswer:
+class _Sides:
+    """What one lookup by key knows of the sides of queues."""
+
+    def __init__(self, store: TieredMessageStore, policy: Policy) -> None:
+        self._store = store
+        self._policy = policy
+        self._known: dict[MessageQueue, Both] = {}
+
+    def tier_end(self, queue: MessageQueue) -> int:
+        """Below this queue offset the tier is asked."""
+        tier = self._both(queue).tier
+        return 0 if tier is None else tier.end
+
+    def check(self, answer: KeyAnswer) -> KeyAnswer:
+        """Without what the tier has of a history that has ended."""
+        hits = [hit for hit in answer.hits if hit.queue_offset < self.tier_end(hit.queue)]
+        return replace(answer, hits=tuple(hits))
+
+    def _both(self, queue: MessageQueue) -> Both:
+        if queue not in self._known:
+            self._known[queue] = self._store.look(queue, self._policy)
+        return self._known[queue]
+
+
+def _ask(
+    lookup: KeyLookup | None,
+    wanted: KeyQuery,
+    deadline_s: float,
+    tier_end: Callable[[MessageQueue], int],
+) -> KeyAnswer:
     if lookup is None:
         return keys.KeyAnswer(is_complete=False)
     try:
-        return lookup(wanted, deadline_s)
+        return lookup(wanted, deadline_s, tier_end)
     except (TieredStoreError, BackendError) as error:
         return keys.KeyAnswer(is_complete=False, errors=(error,))

@@ -75,8 +75,8 @@ class LocalSide:
         """See ``LocalStore.read``."""
         return self._store.read(queue, start, bytes_max=bytes_max, count_max=count_max)
 
-    def first_time_ms(self, queue: MessageQueue) -> int | None:
-        """Store time of the first message; None: there is none."""
+    def first_message(self, queue: MessageQueue) -> tuple[QueueOffset, int] | None:
+        """Queue offset and store time of the first message; None: there is none."""
         bounds = self.bounds(queue)
         at = bounds.min if bounds is not None else 0
         while bounds is not None and at < bounds.end:
@@ -85,7 +85,8 @@ class LocalSide:
                 return None
             real = np.flatnonzero(batch.sizes > 0)
             if len(real):
-                return int(batch.store_timestamps_ms[real[0]])
+                first = int(real[0])
+                return QueueOffset(batch.base_offset + first), int(batch.store_timestamps_ms[first])
             at = batch.end_offset
         return None
 

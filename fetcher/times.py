@@ -55,11 +55,23 @@ class TimeLookup:
         """
         bounds = both.bounds
         assert bounds is not None
-        first_ms = None
-        if local is not None and both.local is not None and both.local.min < both.local.end:
-            first_ms = local.first_time_ms(self.queue)
-        if local is None or first_ms is None:
-            return self._in_tier(both, tier, bounds.end)
+        while True:
+            first = local.first_message(self.queue) if local is not None and both.local else None
+            if local is None or first is None:
+                return self._in_tier(both, tier, bounds.end)
+            found = self._find(both, local, tier, *first)
+            if local.first_message(self.queue) == first:
+                return found  # else retention has moved: the message may be in the tier only
+
+    def _find(
+        self,
+        both: Both,
+        local: LocalSide,
+        tier: TierSide | None,
+        first: QueueOffset,
+        first_ms: int,
+    ) -> QueueOffset:
+        """Search, with the first local message at a queue offset and a time."""
         if self.policy is Policy.FORCE and both.tier is not None:
             try:
                 return self._forced(both, local, tier)
@@ -68,8 +80,7 @@ class TimeLookup:
                     raise
         if self._is_local(first_ms):
             return self._in_local(local)[0]
-        assert both.local is not None
-        return self._in_tier(both, tier, both.local.min)
+        return self._in_tier(both, tier, first)
 
     def _is_local(self, first_ms: int) -> bool:
         """Whether the answer cannot be below the first local message."""

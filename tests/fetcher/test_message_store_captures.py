@@ -128,9 +128,7 @@ def test_filters_select_on_both_sides(tiered: Tiered, policy: Policy):
                 assert found.keys() == wanted
 
 
-def test_keys_are_found_in_the_tier_and_the_answer_says_that_no_local_index_is_asked(
-    tiered: Tiered,
-):
+def test_keys_are_found_on_both_sides(tiered: Tiered):
     name, directory, url = tiered
     message = next(m for ms in by_queue(name).values() for m in ms if m["properties"].get("KEYS"))
     key = message["properties"]["KEYS"].split(" ")[0]
@@ -140,14 +138,14 @@ def test_keys_are_found_in_the_tier_and_the_answer_says_that_no_local_index_is_a
         for m in harness.captured(name).messages[message["topic"]]
         if key in (m["properties"].get("KEYS") or "").split(" ")
     }
-    with opened(None, url) as store:
-        found = store.query(query)
-        assert found.is_complete
-        assert {(hit.queue.queue_id, hit.queue_offset) for hit in found.hits} == wanted
-    with opened(directory, url) as store:
-        found = store.query(query)
-        assert {(hit.queue.queue_id, hit.queue_offset) for hit in found.hits} == wanted
-        assert not found.is_complete
+    for store_dir, policies in ((None, [Policy.FORCE]), (directory, list(Policy))):
+        with opened(store_dir, url) as store:
+            for policy in policies:
+                found = store.query(query, policy=policy)
+                assert found.is_complete
+                assert {(hit.queue.queue_id, hit.queue_offset) for hit in found.hits} == wanted
+                times = [hit.store_ms for hit in found.hits]
+                assert times == sorted(times, reverse=True)
 
 
 def test_a_store_directory_of_another_broker_is_refused(

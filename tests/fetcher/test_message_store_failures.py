@@ -317,10 +317,13 @@ def test_keys_of_both_sides_are_merged_newest_first_and_a_side_that_fails_costs_
     tier = KeyAnswer((hit(2, 102), hit(1, 101), hit(0, 100)))
     assert [found.queue_offset for found in merge([local, tier], 3).hits] == [3, 2, 1]
 
-    def gone(_: KeyQuery, __: float) -> KeyAnswer:
+    def gone(*_: Any) -> KeyAnswer:
         raise StoreUnavailableError("gone")
 
     both = BothSides()
+    both.append(4)
+    both.commit(3)
+    both.tier_side.refresh(1e9)
     store = both.store
     store._local_keys, store._tier_keys = (lambda *_: local), (lambda *_: tier)
     assert store.query(query).is_complete
@@ -328,6 +331,8 @@ def test_keys_of_both_sides_are_merged_newest_first_and_a_side_that_fails_costs_
         3,
         2,
     ]
+    store._tier_keys = lambda *_: KeyAnswer((hit(99, 999),))  # of a history that has ended
+    assert [found.queue_offset for found in store.query(query).hits] == [3, 2]
     store._tier_keys = gone
     found = store.query(query)
     assert [one.queue_offset for one in found.hits] == [3, 2]

@@ -32,7 +32,7 @@ from tiered.local.residency import Residency
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.reader import TierReader
 from tiered.plugin.ends import require_same_store, store_document
-from tiered.plugin.keys import TierKeys
+from tiered.plugin.keys import LocalKeys, TierKeys
 from tiered.plugin.place import choose_place
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
@@ -119,7 +119,14 @@ def open_message_store(
         tier, fetcher = _start(opened, reader, fetch, clock)
         keys = TierKeys(reader, clock)
         opened.callback(keys.close)
-        found = OpenMessageStore(_local_side(local), tier, clock, settings, tier_keys=keys.find)
+        found = OpenMessageStore(
+            _local_side(local),
+            tier,
+            clock,
+            settings,
+            local_keys=LocalKeys(local, clock).find if local is not None else None,
+            tier_keys=keys.find,
+        )
         upkeep = _Upkeep(fetcher, local, clock, stop, refresh_s)
         opened.callback(upkeep.close)
         found._closing = opened.pop_all()  # noqa: SLF001 (ours)
