@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tiered.index")
 READ_BYTES: Final = 8 * 1024 * 1024
 _COUNT_MAX: Final = 1 << 20
+_ITEMS_MAX: Final = 1 << 62
 
 
 class _Reading:
@@ -84,12 +85,15 @@ class Indexer:
         self._reading: _Reading | None = None
         self._gone: dict[tuple[MessageQueue, int], QueueLife] = {}
 
-    def step(self, state: TierState, *, bytes_max: int = READ_BYTES) -> int:
+    def step(
+        self, state: TierState, *, bytes_max: int = READ_BYTES, items_max: int = _ITEMS_MAX
+    ) -> int:
         """Take the next records, of any queues.
 
         Args:
             state: What the journal says now.
             bytes_max: Stop at so many bytes of records.
+            items_max: And when so many items are collected.
 
         Returns:
             How many bytes were read; 0 when all is covered or collected.
@@ -103,13 +107,13 @@ class Indexer:
         taken = 0
         for queue, life, start, end in self._wanted(state):
             at = start
-            while at < end and taken < bytes_max:
+            while at < end and taken < bytes_max and self.builder.count < items_max:
                 before = at
                 at, size = self._take(queue, life, at, end)
                 taken += size
                 if at == before:
                     break
-            if taken >= bytes_max:
+            if taken >= bytes_max or self.builder.count >= items_max:
                 break
         return taken
 

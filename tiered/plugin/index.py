@@ -169,10 +169,11 @@ class IndexThread:
         taken = 0
         if state is not self._done:
             was_empty = self._builder.is_empty
-            taken = self._indexer.step(state)
+            taken = self._indexer.step(state, items_max=self._settings.items_max)
             if was_empty:
                 self._since_s = self._clock.monotonic_s()
-            self._done = None if taken else state
+            is_full = self._builder.count >= self._settings.items_max
+            self._done = None if taken or is_full else state
         if self._is_due(is_all=not taken):
             self._publish()
             return True
@@ -185,8 +186,11 @@ class IndexThread:
             return False
         age_s = self._clock.monotonic_s() - self._since_s
         is_old = age_s >= self._settings.age_s
-        is_full = self._builder.count >= self._settings.items_max
-        return is_full or is_old or (is_all and self._wanted.is_set())
+        return (
+            self._builder.count >= self._settings.items_max
+            or is_old
+            or (is_all and self._wanted.is_set())
+        )
 
     def _publish(self) -> None:
         """Make the object, and have the journal name it."""

@@ -162,7 +162,7 @@ class _Run:
     def all(self, told: Callable[[str, int, int], None]) -> None:
         """Cover all that can be read."""
         total = unindexed_messages(self._journal.state)
-        while self.indexer.step(self._journal.state):
+        while self.indexer.step(self._journal.state, items_max=self._items_max):
             left = self.indexer.waits(self._journal.state)
             told("indexing", max(0, total - left), total)
             if self.builder.count >= self._items_max:

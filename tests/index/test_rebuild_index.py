@@ -1,0 +1,106 @@
+"""``tiered rebuild --index``, and what gc makes of index objects that nobody names any more."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e import harness
+from tests.e2e.harness import here
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = ("--part-size", "16KiB", "--index-items", "2000")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A tier of a captured store, with several index objects."""
+    store = harness.unpack("s01-basic", tmp_path)
+    found = f"file://{tmp_path}/tier"
+    here("attach", store, "--to", found, "--once", *SMALL).good()
+    return found
+
+
+def objects(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "tier").glob("*/*/index/*"))
+
+
+def unindexed(url: str) -> int:
+    return int(here("verify", url, "--json").document["recorded"]["unindexed_messages"])
+
+
+def plan_of(url: str, *options: str) -> Any:
+    return here("rebuild", url, "--index", "--json", *options).good().document
+
+
+def answers(url: str) -> list[bytes]:
+    return [here("query", url, "orders", "--key", f"key-{n}").good().out for n in range(0, 40, 9)]
+
+
+def test_a_whole_index_leaves_nothing_to_do(url: str, tmp_path: Path):
+    assert len(objects(tmp_path)) >= 2
+    plan = plan_of(url, "--apply", "-")
+    assert (plan["drop"], plan["unindexed_messages"], plan["applied"]) == ([], 0, None)
+    assert here("rebuild", url, "--index", "--exit-code").good()
+
+
+def test_lost_and_damaged_objects_are_made_again(url: str, tmp_path: Path):
+    before = answers(url)
+    first, *_, last = objects(tmp_path)
+    first.unlink()
+    data = bytearray(last.read_bytes())
+    data[40] ^= 1
+    last.write_bytes(data)
+    plan = plan_of(url)
+    assert sorted(one["reason"].partition(":")[0] for one in plan["drop"]) == ["block", "missing"]
+    assert here("rebuild", url, "--index", "--exit-code").code == 1
+    assert here("query", url, "orders", "--key", "key-9").code == 5
+    applied = plan_of(url, "--apply", "-")["applied"]
+    assert (applied["dropped"], applied["unindexed_messages"], applied["damaged"]) == (2, 0, [])
+    assert answers(url) == before
+    assert here("verify", url, "--deep").good()
+
+
+def test_a_tier_that_never_had_an_index_gets_one(tmp_path: Path):
+    store, url = harness.unpack("s04-batch-compress", tmp_path), f"file://{tmp_path}/tier"
+    here("attach", store, "--to", url, "--once", "--no-index").good()
+    assert unindexed(url) > 0
+    file = tmp_path / "plan.json"
+    here("rebuild", url, "--index", "--plan", file).good()
+    assert json.loads(file.read_text())["unindexed_messages"] == unindexed(url)
+    here("rebuild", url, "--index", "--apply", file).good()
+    assert unindexed(url) == 0
+    assert "it is of `tiered rebuild --index`" in here("gc", url, "--apply", file).error
+
+
+def test_a_lost_journal_gives_the_index_up_and_the_next_writer_makes_it(url: str, tmp_path: Path):
+    before = answers(url)
+    for path in (tmp_path / "tier").glob("*/*/journal/*"):
+        path.unlink()
+    notes = here("rebuild", url, "--apply", "-", "--json").good().document["notes"]
+    assert any("the key index" in note for note in notes)
+    assert unindexed(url) == 2613
+    here("attach", tmp_path / "s01-basic", "--to", url, "--once").good()
+    assert (unindexed(url), answers(url)) == (0, before)
+
+
+def test_gc_deletes_what_was_dropped_and_nothing_else(url: str, tmp_path: Path):
+    lost, *_ = objects(tmp_path)
+    data = bytearray(lost.read_bytes())
+    data[-5] ^= 1
+    lost.write_bytes(data)
+    plan_of(url, "--apply", "-")
+    kept = [path for path in objects(tmp_path) if path != lost]
+    time.sleep(0.01)
+    for _ in range(2):  # the first run still has it in the history of its grace
+        plan = here("gc", url, "--grace", "1ms", "--apply", "-", "--json").good().document
+        time.sleep(0.01)
+        if objects(tmp_path) == kept:
+            break
+    assert objects(tmp_path) == kept, plan
+    assert here("verify", url, "--deep", "--strict").good()
