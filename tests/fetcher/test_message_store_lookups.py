@@ -1,0 +1,124 @@
+"""Lookups over both sides by time and key: while retention moves, of what is not tiered yet, and what they cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from support.both_sides import QUEUE, BothSides
+from support.journals import PREFIX
+
+from backends.memory import MemoryStore
+from backends.metered import MeteredStore
+from fetcher.keys import KeyQuery
+from fetcher.policies import Policy
+from tiered.clock import ManualClock
+from tiered.log.by_time import Boundary
+from tiered.log.reader import TierReader
+from tiered.model import QueueOffset
+from tiered.plugin.keys import LocalKeys, TierKeys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIRST_MS = 1_700_000_000_000
+"""Store time of the message at queue offset 0; each is a millisecond later than the last."""
+REQUESTS_MAX = 12
+
+
+@pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.FORCE])
+@pytest.mark.parametrize("boundary", list(Boundary))
+@pytest.mark.parametrize("calls", range(4))
+def test_a_time_is_found_while_local_retention_moves(
+    policy: Policy, boundary: Boundary, calls: int
+):
+    both = BothSides(policy)
+    both.append(60)
+    both.commit(50)
+    both.tier_side.refresh(1e9)
+    both.expire(10)
+    left = [calls]
+
+    def expire() -> None:
+        if left[0] == 0:
+            both.expire(40)
+        left[0] -= 1
+
+    both.local.before = expire
+    assert both.store.offset_by_time("t", 0, FIRST_MS + 20, boundary) == 20
+    assert both.store.offset_by_time("t", 0, FIRST_MS + 30, boundary) == 30
+
+
+def test_a_lookup_through_the_facade_costs_at_most_12_requests():
+    meter = MeteredStore(MemoryStore())
+    both = BothSides(Policy.FORCE, has_local=False, seen_store=meter)
+    both.append(400, b"x" * 5000)
+    for end in range(20, 200, 20):
+        both.commit(end, roll=True)
+    both.commit(400, roll=True)
+    both.tier_side.refresh(1e9)
+    for offset in (0, 19, 20, 199, 200, 201, 287, 398, 399):
+        for boundary in Boundary:
+            before = meter.snapshot().requests
+            assert both.store.offset_by_time("t", 0, FIRST_MS + offset, boundary) == offset
+            assert meter.snapshot().requests - before <= REQUESTS_MAX
+
+
+@pytest.fixture
+def keyed() -> Iterator[BothSides]:
+    """Both sides with lookups by key: local [20, 60), tier [0, 40). Message n has the key ``kn``."""
+    both = BothSides()
+    both.append(60)
+    both.commit(40)
+    both.tier_side.refresh(1e9)
+    both.expire(20)
+    reader = TierReader(both.builder.store, PREFIX)
+    reader.refresh()
+    tier = TierKeys(reader, both.clock)
+    both.store._tier_keys = tier.find
+    both.store._local_keys = LocalKeys(both.local, both.clock).find
+    yield both
+    tier.close()
+
+
+@pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.NOT_IN_MEM, Policy.FORCE])
+def test_keys_are_found_wherever_the_message_is(keyed: BothSides, policy: Policy):
+    for offset in (0, 19, 20, 39, 40, 59):
+        wanted = KeyQuery(topic="t", key=f"k{offset}")
+        found = keyed.store.query(wanted, policy=policy)
+        assert found.is_complete
+        (hit,) = found.hits
+        assert (hit.queue, hit.queue_offset, hit.store_ms) == (QUEUE, offset, FIRST_MS + offset)
+        assert hit.message.queue_offset == offset
+    assert not keyed.store.query(KeyQuery(topic="other", key="k1"), policy=policy).hits
+
+
+def test_disabled_means_local_only(keyed: BothSides):
+    assert not keyed.store.query(KeyQuery(topic="t", key="k19"), policy=Policy.DISABLE).hits
+    assert keyed.store.query(KeyQuery(topic="t", key="k20"), policy=Policy.DISABLE).hits
+
+
+def test_times_and_counts_bound_a_lookup(keyed: BothSides):
+    def find(**more: int) -> int:
+        return len(keyed.store.query(KeyQuery(topic="t", key="k45", **more)).hits)
+
+    assert find(from_ms=FIRST_MS + 45, until_ms=FIRST_MS + 46) == 1
+    assert find(from_ms=FIRST_MS + 46) == 0
+    assert find(until_ms=FIRST_MS + 45) == 0
+
+
+def test_a_look_at_what_is_fresh_is_bounded_and_says_so():
+    both = BothSides()
+    both.append(4200)
+    found = LocalKeys(both.local, both.clock, scan_bytes_max=100).find(
+        KeyQuery(topic="t", key="k4199"), 10.0, lambda _: 0
+    )
+    assert [hit.queue_offset for hit in found.hits] == [QueueOffset(4199)]
+    assert not found.is_complete
+    late = ManualClock()
+    late.advance(11)
+    assert (
+        not LocalKeys(both.local, late)
+        .find(KeyQuery(topic="t", key="k4199"), 10.0, lambda _: 0)
+        .is_complete
+    )
