@@ -23,7 +23,7 @@ ENTRIES = {
         "tiered.cli.bench_dispatch", "Measures how fast a store is tiered, beside cp and fsync."
     ),
     "read": Entry(
-        "tiered.cli.bench_read", "Measures how fast a tier is read, beside plain fetching."
+        "tiered.cli.bench_read", "Measures how fast a tier is read, beside plain ranged GETs."
     ),
 }
 COLUMNS = [

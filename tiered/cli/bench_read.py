@@ -12,23 +12,53 @@ from tiered.cli.frame import make_command
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call
+    from tiered.plugin.bench_read import ReadBench
 
 
 def run(call: Call) -> int:
     """Measure and print."""
     from tiered.cli.cat import check_queues
     from tiered.cli.tiers import open_tier
-    from tiered.plugin.bench import bench_read
+    from tiered.plugin.bench_read import bench_read
+    from tiered.plugin.process import bound_malloc
     from tiered.plugin.stores import backend_errors
 
-    url, topic, number = call.argument("url"), call.text("topic"), call.whole_or_none("queue")
+    bound_malloc()
+    bench = read_bench(call)
+    topic, number = call.text("topic"), call.whole_or_none("queue")
     with contextlib.ExitStack() as stack, backend_errors():
-        tier = open_tier(call, url, stack)
+        tier = open_tier(call, call.argument("url"), stack)
         if topic is not None:
             check_queues(tier, topic, number)
-        measured = bench_read(tier, topic=topic, queue_id=number, url=url, clock=call.clock)
+        queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
+        measured = bench_read(tier, queues, bench, call.clock)
     show(call, [measured.document()])
     return 0
+
+
+def read_bench(call: Call) -> ReadBench:
+    """What the options say."""
+    from tiered.plugin.bench_patterns import Load
+    from tiered.plugin.bench_read import ReadBench
+    from tiered.plugin.slow_store import Slowness
+
+    load = Load(
+        pattern=call.words("pattern"),
+        groups=call.whole("groups"),
+        queues=call.whole_or_none("queues"),
+        threads=call.whole("threads"),
+        count=call.whole("count"),
+        reads=call.whole("reads"),
+        seconds=call.number("seconds"),
+        seed=call.whole("seed"),
+    )
+    slowness = Slowness(
+        latency_ms=call.number("latency-ms"),
+        mib_per_s=call.number("bandwidth") or None,
+        stall_percent=call.number("stall-percent"),
+        stall_ms=call.number("stall-ms"),
+    )
+    return ReadBench(load, slowness, call.whole("memory"), call.whole("requests"))
 
 
 COMMAND = make_command(
@@ -39,6 +69,7 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"])],
     examples=[
         "tiered bench read file:///tmp/tier",
-        "tiered bench read s3://bucket/bench --topic bench-0 --queue 3 --json",
+        "tiered bench read file:///tmp/tier --latency-ms 20 --threads 4 --json",
+        "tiered bench read s3://bucket/bench --pattern seeks --topic bench-0 --reads 1000",
     ],
 )

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
     from tiered.log.reader import QueueReader, TierBatch
     from tiered.model import MessageQueue, QueueOffset
+    from tiered.plugin.engine import Engine
     from tiered.plugin.tier import Tier
 
 FOLLOW_S = 1.0
 """Pause between two looks at the journal: one listing each."""
+MEMORY_BYTES = 32 << 20
+"""What is read ahead, at most."""
+_BATCH_BYTES = 4 << 20
 _COUNT_MAX = 1 << 20
 _DOCUMENT = "document"
 
@@ -61,12 +65,14 @@ class Printer:
         wish: What.
         out: Where to.
         left: How many messages may still be written; None for all.
+        engine: Reads ahead.
         places: Where to go on, by queue: incarnation and queue offset.
     """
 
     wish: Wish
     out: BinaryIO
     left: int | None
+    engine: Engine
     places: dict[MessageQueue, tuple[int, QueueOffset]] = field(default_factory=dict)
     _written: int = 0
     _life: tuple[int, bool] | None = None
@@ -76,8 +82,12 @@ class Printer:
         """As many as were asked for have been written."""
         return self.left is not None and self.left <= 0
 
-    def print_queue(self, reader: QueueReader) -> None:
+    def print_queue(self, reader: QueueReader, *, is_taken_back: bool = False) -> None:
         """Write what the queue has from where we are.
+
+        Args:
+            reader: Of the life to print.
+            is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
 
         Raises:
             DataError: A block is damaged; nothing of it is written.
@@ -89,7 +99,18 @@ class Printer:
             count = end - at
             if self.wish.filter is None and self.left is not None:
                 count = min(count, self.left)
-            found = reader.read(at, count_max=min(count, _COUNT_MAX))
+            count = min(count, _COUNT_MAX)
+            if is_taken_back:
+                found = reader.read(at, bytes_max=_BATCH_BYTES, count_max=count)
+            else:
+                found = self.engine.fetch(
+                    "cat",
+                    reader.queue,
+                    at,
+                    bytes_max=_BATCH_BYTES,
+                    count_max=count,
+                    incarnation=reader.life.incarnation,
+                )
             if found is None:
                 break
             if isinstance(found, Gap):
@@ -107,7 +128,7 @@ class Printer:
         """
         self.places.pop(reader.queue, None)
         self._life = (reader.life.incarnation, is_taken_back)
-        self.print_queue(reader)
+        self.print_queue(reader, is_taken_back=is_taken_back)
 
     def finish(self) -> None:
         """End the document, and give everything out."""
@@ -189,11 +210,11 @@ def run(call: Call) -> int:
     from tiered.plugin.stores import backend_errors
 
     wish = read_wish(call)
-    printer = Printer(wish, call.stdout, call.whole_or_none("count"))
     topic, number = call.argument("topic"), call.whole_or_none("queue")
     which = call.text("incarnation")
     with contextlib.ExitStack() as stack, backend_errors():
-        tier = open_tier(call, call.argument("url"), stack)
+        tier = open_tier(call, call.argument("url"), stack, memory_bytes=MEMORY_BYTES)
+        printer = Printer(wish, call.stdout, call.whole_or_none("count"), tier.engine)
         check_queues(tier, topic, number)
         printer.begin()
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import whole
+from tiered.cli.parsers import not_below_zero, whole
 from tiered.cli.sizes import parse_size
 from tiered.config import Setting
 
+PATTERNS = ("sequential", "groups", "seeks", "stops", "keys", "times")
 _MIB = 1024 * 1024
 _count = partial(Setting, metavar="N", parse=partial(whole, low=0))
 _positive = partial(Setting, metavar="N", parse=partial(whole, low=1))
@@ -55,6 +56,10 @@ BENCH_DISPATCH: tuple[Setting, ...] = (
     ),
 )
 
+_read_count = partial(_count, section="bench.read")
+_read_positive = partial(_positive, section="bench.read")
+_read_number = partial(Setting, section="bench.read", metavar="N", parse=not_below_zero)
+
 BENCH_READ: tuple[Setting, ...] = (
     Setting(
         section="bench.read",
@@ -63,5 +68,37 @@ BENCH_READ: tuple[Setting, ...] = (
         default_text="all",
         metavar="TOPIC",
     ),
-    _count(section="bench.read", name="queue", help="only this queue", default_text="all"),
+    _read_count(name="queue", help="only this queue", default_text="all"),
+    _read_positive(name="queues", help="only the first so many queues", default_text="all"),
+    Setting(
+        section="bench.read",
+        name="pattern",
+        help="what readers do",
+        default="sequential",
+        metavar="PATTERN",
+        choices=PATTERNS,
+    ),
+    _read_positive(name="groups", help="readers (sequential, groups)", default=1),
+    _read_positive(name="threads", help="threads that read (sequential, seeks)", default=1),
+    _read_positive(name="count", help="messages that a client asks for at once", default=32),
+    _read_positive(name="reads", help="reads (seeks, stops, keys, times)", default=200),
+    _read_number(name="seconds", help="how long to read (groups), seconds", default=5.0),
+    _size(
+        section="bench.read",
+        name="memory",
+        help="memory for what is cached, read ahead and on its way",
+        default=256 * _MIB,
+    ),
+    _read_positive(name="requests", help="requests under way at once, on both sides", default=16),
+    _read_number(name="latency-ms", help="added to each request, milliseconds", default=0.0),
+    _read_number(
+        name="bandwidth", help="of each request by itself, MiB/s; 0: no limit", default=0.0
+    ),
+    _read_number(
+        name="stall-percent",
+        help="share of the requests that is held up, percent; not with plain GETs",
+        default=0.0,
+    ),
+    _read_number(name="stall-ms", help="for how long, milliseconds", default=1000.0),
+    _read_count(name="seed", help="of what is random", default=1),
 )

@@ -37,13 +37,22 @@ def open_both(call: Call, url: str, stack: contextlib.ExitStack) -> tuple[Object
     return meter, with_retries(meter, call.clock, random.SystemRandom(), threading.Event())
 
 
-def open_tier(call: Call, url: str, stack: contextlib.ExitStack) -> Tier:
+def open_tier(
+    call: Call, url: str, stack: contextlib.ExitStack, *, memory_bytes: int | None = None
+) -> Tier:
     """The one broker's tier that is meant.
+
+    Args:
+        call: What says so.
+        url: Of the tier.
+        stack: Closes it.
+        memory_bytes: What it caches and reads ahead at most; default: that of the API.
 
     Raises:
         InvalidError: There is none, or there are several.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
+    from tiered.plugin.opening import MEMORY_BYTES
     from tiered.plugin.opening import open as open_tier_at
 
     tier = open_tier_at(
@@ -51,6 +60,7 @@ def open_tier(call: Call, url: str, stack: contextlib.ExitStack) -> Tier:
         cluster=call.text("cluster"),
         broker=call.text("broker"),
         options=call.s3_options(),
+        memory_bytes=memory_bytes or MEMORY_BYTES,
         clock=call.clock,
     )
     stack.callback(tier.close)

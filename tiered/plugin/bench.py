@@ -1,4 +1,4 @@
-"""Measures dispatch and reading in this process, each beside plain copying of the same bytes in the same minute.
+"""Measures dispatch in this process, beside plain copying of the same bytes in the same minute; and how results are told.
 
 A ratio to plain copying tells more than MiB/s do: it leaves out how fast the machine is. Peak memory is that of the whole
 process, so each measurement wants a process of its own (``tiered bench`` without a command sees to that).
@@ -16,16 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import InvalidError
-from tiered.log.state import Gap
 from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from backends.s3_options import S3Options
     from tiered.clock import Clock
-    from tiered.model import MessageQueue
-    from tiered.plugin.tier import Tier
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -69,7 +64,7 @@ class Measured:
         size_bytes: Of their records.
         cost: What it took.
         requests: To the object store.
-        copied: Plain copying of the same bytes, with fsync.
+        copied: Plain copying of the same bytes, with fsync; for ``read``: plain GETs, of as many bytes.
         peak_rss_bytes: Of this process so far.
         more: Further fields.
     """
@@ -133,7 +128,7 @@ def bench_dispatch(
         report = attachment.local.report()
     finally:
         attachment.close()
-    peak_rss_bytes = _peak_rss_bytes()
+    peak_bytes = peak_rss_bytes()
     dispatcher = attachment.dispatcher
     assert dispatcher is not None
     copied = copy_log(directory, report.log_min, report.log_end, _beside(url), clock)
@@ -144,43 +139,13 @@ def bench_dispatch(
         cost,
         attachment.meter.snapshot().requests,
         copied,
-        peak_rss_bytes,
+        peak_bytes,
         {
             "is_complete": result.is_complete,
             "parts": dispatcher.counters.parts,
             "request_dollars": round(attachment.meter.snapshot().dollars, 6),
         },
     )
-
-
-def bench_read(
-    tier: Tier, *, topic: str | None, queue_id: int | None, url: str, clock: Clock
-) -> Measured:
-    """Read and check every block of the queues, one after another, without making messages of them.
-
-    Raises:
-        TieredStoreError: As ``QueueReader``.
-    """
-    queues = [queue for queue in tier.queues(topic) if queue_id in {None, queue.queue_id}]
-    before = tier.meter.snapshot().requests
-    watch = Stopwatch(clock)
-    messages = size = 0
-    for count, size_bytes in _blocks(tier, queues):
-        messages += count
-        size += size_bytes
-    cost, peak_rss_bytes = watch.read(), _peak_rss_bytes()
-    requests = tier.meter.snapshot().requests - before
-    copied = _copy_objects(tier, queues, _beside(url), clock)
-    return Measured("read", messages, size, cost, requests, copied, peak_rss_bytes)
-
-
-def _blocks(tier: Tier, queues: list[MessageQueue]) -> Iterator[tuple[int, int]]:
-    for queue in queues:
-        reader = tier.reader.queue(queue)
-        for found in reader.batches(reader.life.min_offset):
-            if not isinstance(found, Gap):
-                records = found.records
-                yield int((records.sizes > 0).sum()), memoryview(records.data).nbytes
 
 
 def copy_log(directory: str, start: int, end: int, beside: str | None, clock: Clock) -> Cost:
@@ -195,24 +160,6 @@ def copy_log(directory: str, start: int, end: int, beside: str | None, clock: Cl
                 with path.open("rb") as source, (Path(target) / path.name).open("wb") as copy:
                     _copy_range(source.fileno(), copy.fileno(), low, high)
                     os.fsync(copy.fileno())
-        return watch.read()
-
-
-def _copy_objects(tier: Tier, queues: list[MessageQueue], beside: str | None, clock: Clock) -> Cost:
-    """Fetch each data object whole and write it to one file, then fsync."""
-    keys = {
-        part.log.key: None
-        for queue in queues
-        for life in tier.state.queues[queue]
-        for part in life.parts()
-        if part.log.key
-    }
-    with tempfile.TemporaryFile(prefix="tiered-bench-", dir=beside) as copy:
-        watch = Stopwatch(clock)
-        for key in keys:
-            copy.write(tier.store.get(tier.place.prefix + key))
-        copy.flush()
-        os.fsync(copy.fileno())
         return watch.read()
 
 
@@ -247,7 +194,7 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _peak_rss_bytes() -> int:
+def peak_rss_bytes() -> int:
     """Of this program only: what ``getrusage`` says is inherited from whoever started it."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text("ascii").splitlines():
