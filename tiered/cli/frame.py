@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "rebuild": Entry("tiered.cli.rebuild", "Makes a lost journal again, from the objects."),
     "doctor": Entry("tiered.cli.doctor", "Looks for what is set up wrong, and says what to do."),
+    "store": Entry("tiered.cli.store", "Makes and writes local stores without a broker."),
     "policy": Entry("tiered.cli.policy", "Prints the S3 policy that a role needs."),
     "bench": Entry("tiered.cli.bench", "Measures this machine against plain copying."),
     "config": Entry("tiered.cli.config", "Shows the settings in force."),

@@ -17,6 +17,7 @@ from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, DEMO, MAKE_STO
 from tiered.cli.settings_index import ATTACH_INDEX, QUERY, REBUILD_INDEX
 from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_reclaim import RECLAIM
+from tiered.cli.settings_store import STORE
 from tiered.cli.sizes import parse_size
 from tiered.cli.times import check_time
 from tiered.config import Setting, Shape
@@ -363,6 +364,7 @@ def all_settings() -> tuple[Setting, ...]:
         *REBUILD_INDEX,
         *MEND,
         *RECLAIM,
+        *STORE,
         *DEMO,
         *MAKE_STORE,
         *BENCH_DISPATCH,

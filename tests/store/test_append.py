@@ -1,0 +1,197 @@
+"""What is appended comes back, field by field, in the places that the receipts say."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from local_writer.reading import KINDS, check_same, read_all
+from local_writer.test_store import _without_cluster
+from store.harness import SMALL, SYNC, create, reopen
+
+from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
+from tiered.format.checkpoint import decode_checkpoint
+from tiered.local.rocketmq import RocketMQStore
+from tiered.local.writer.messages import Appended, Message
+from tiered.model import MessageQueue, QueueOffset
+from tiered.store import rows
+from tiered.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def plain(message: Message) -> Message:
+    return _without_cluster(message) if "CLUSTER" in message.properties else message
+
+
+def check_all(root: Path, put: list[tuple[Message, Appended]]) -> None:
+    """The store holds exactly what was put."""
+    found = read_all(root)
+    assert sum(map(len, found.values())) == len(put)
+    for message, where in put:
+        record = found[MessageQueue(message.topic, message.queue_id)][where.queue_offset]
+        check_same(plain(message), where, record)
+
+
+@pytest.mark.parametrize("options", [SMALL, SYNC], ids=["async", "sync"])
+def test_messages_of_all_kinds_come_back(tmp_path: Path, options: StoreOptions):
+    root = tmp_path / "s"
+    put: list[tuple[Message, Appended]] = []
+    for times in (120, 3):
+        with create(root, options) if not put else reopen(root, options) as store:
+            assert store.recovered is None
+            for _ in range(times):
+                put += zip(KINDS, store.append_batch(KINDS), strict=True)
+            put.append((KINDS[0], store.append(KINDS[0])))
+        assert not (root / "abort").exists()
+        check_all(root, put)
+    assert len(list((root / "commitlog").iterdir())) > 2
+    assert len(list((root / "index").iterdir())) > 1
+    checkpoint = decode_checkpoint((root / "checkpoint").read_bytes())
+    assert checkpoint.logics_physical_offset == max(
+        where.physical_offset + where.size_bytes for _, where in put
+    )
+
+
+@pytest.mark.parametrize("options", [SMALL, SYNC], ids=["async", "sync"])
+def test_many_threads(tmp_path: Path, options: StoreOptions):
+    put: list[tuple[Message, Appended]] = []
+    with create(tmp_path / "s", options) as store:
+
+        def work(number: int) -> None:
+            for at in range(40):
+                messages = [Message("t", at % 3, f"{number}-{at}".encode(), keys=f"k{at}")] * 2
+                put.extend(zip(messages, store.append_batch(messages), strict=True))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(put) == 640
+    check_all(tmp_path / "s", put)
+
+
+def test_a_running_store_is_live_and_readers_follow_it(tmp_path: Path):
+    with create(tmp_path / "s") as store:
+        reader = RocketMQStore.open(tmp_path / "s")
+        for count in range(1, 20):
+            store.append(Message("t", 1, b"x" * count * 20))
+            assert store.wait_listed()
+            reader.refresh()
+            assert reader.identity.is_live
+            assert reader.queues()[MessageQueue("t", 1)].end == count
+        reader.close()
+        assert (tmp_path / "s" / "abort").exists()
+    with pytest.raises(ClosedError):
+        store.append(Message("t", 0, b""))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("a/b", 0, b""),
+        Message("t" * 128, 0, b""),
+        Message("t", -1, b""),
+        Message("t", 65_536, b""),
+        Message("t", 0, b"x" * 4097),
+        Message("t", 0, b"", flag=1 << 31),
+        Message("t", 0, b"", born_timestamp_ms=1 << 63),
+        Message("t", 0, b"", born_host="localhost:1"),
+        Message("t", 0, b"", sys_flag=0x80),
+        Message("t", 0, b"", sys_flag=0x4),
+        Message("t", 0, b"", sys_flag=0xC),
+        Message("t", 0, b"", sys_flag=-1),
+        Message("t", 0, b"", tags=""),
+        Message("t", 0, b"", tags="a\x01b"),
+        Message("t", 0, b"", keys="a\x02"),
+        Message("t", 0, b"", properties={"": "x"}),
+        Message("t", 0, b"", properties={"a\x01b\x02c": "x"}),
+        Message("t", 0, b"", properties={"x": "\ud800"}),
+        Message("t", 0, b"", properties={"TAGS": "a"}, tags="b"),
+        Message("t", 0, b"", properties={"x": "y" * 32_768}),
+        Message("t", 0, b"", reconsume_times=-1),
+    ],
+    ids=map(str, range(21)),
+)
+def test_what_is_refused_leaves_nothing(tmp_path: Path, message: Message):
+    options = StoreOptions(4096 * 20, 7, 100, 400, message_bytes_max=4096)
+    with create(tmp_path / "s", options) as store:
+        with pytest.raises(InvalidError):
+            store.append_batch([Message("good", 0, b""), message])
+        assert store.log_end == 0
+        put = store.append(Message("good", 0, b""))
+        assert (put.queue_offset, put.physical_offset) == (0, 0)
+
+
+@pytest.mark.parametrize("offset", [1, 49, 50, 51, 1_000_003])
+def test_a_queue_that_does_not_begin_at_0(tmp_path: Path, offset: int):
+    queue = MessageQueue("far", 2)
+    with create(tmp_path / "s") as store:
+        store.append(Message("near", 0, b"in front"))
+        store.begin_queue(queue, QueueOffset(offset))
+        put = [store.append(Message("far", 2, b"x")).queue_offset for _ in range(60)]
+        with pytest.raises(InvalidError):
+            store.begin_queue(queue, QueueOffset(0))
+    assert put == list(range(offset, offset + 60))
+    with reopen(tmp_path / "s") as store:
+        assert store.append(Message("far", 2, b"x")).queue_offset == offset + 60
+    assert list(read_all(tmp_path / "s")[queue]) == list(range(offset, offset + 61))
+
+
+def test_a_full_disk_refuses_and_the_next_append_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Half a batch that reached the file before the disk was full is taken back."""
+    body = b"x" * 30_000
+    real, calls = rows.os.pwrite, []
+
+    def refuse(descriptor: int, data: memoryview, at: int) -> int:
+        calls.append(at)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[: len(data) // 2], at)
+
+    with create(tmp_path / "s") as store:
+        put = [(Message("t", 0, b"a"), store.append(Message("t", 0, b"a")))]
+        assert store.wait_listed()
+        with monkeypatch.context() as patch:
+            patch.setattr(rows.os, "pwrite", refuse)
+            with pytest.raises(StoreUnavailableError, match="No space left"):
+                store.append_batch([Message("t", 0, body)] * 4)
+        log = (tmp_path / "s" / "commitlog" / f"{0:020d}").read_bytes()
+        assert not log[store.log_end :].strip(b"\0")
+        put.append((Message("t", 0, b"b"), store.append(Message("t", 0, b"b"))))
+    check_all(tmp_path / "s", put)
+
+
+def test_a_replica_completes_the_append(tmp_path: Path):
+    """Below the replica's end messages are answered, listed and dispatched; above it none is."""
+    options = StoreOptions(65_536, 50, 100, 400, flush=SYNC.flush, needs_replica=True)
+    seen: list[int] = []
+    store = create(tmp_path / "s", options)
+    store.register(
+        lambda batch: seen.extend([batch.base_offset + i for i in range(batch.count)]) or True
+    )
+    first, done = store.submit([Message("t", 0, b"1")])
+    second, later = store.submit([Message("t", 0, b"2")])
+    assert done is not None
+    assert later is not None
+    store.flush()
+    assert not store.wait_listed(1, timeout_s=0.05)
+    assert not done.done()
+    assert seen == []
+    assert store.confirm_offset == 0
+    store.acknowledge_replica(first.places.end)
+    done.result(5)
+    assert store.wait_listed(first.places.end, timeout_s=5)
+    assert seen == [0]
+    assert not later.done()
+    store.close()
+    assert isinstance(later.exception(1), ClosedError)
+    assert second.places.end == store.log_end
+    assert (tmp_path / "s" / "abort").exists()
+    assert seen == [0]

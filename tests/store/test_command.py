@@ -1,0 +1,86 @@
+"""``tiered store``: made, written, looked at and recovered from the command line; ``cat | put`` copies a topic."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli.program import CommandLine, Ran
+from local.harness import unpack
+from local_writer.reading import read_all
+
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = ("--log-file-size", "1MiB", "--queue-items", "100")
+PLACE = {"physical_offset", "store_timestamp_ms", "store_host", "offset_msg_id", "log_offset"}
+
+
+@pytest.fixture
+def tiered(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
+    return CommandLine(capfdbinary)
+
+
+def same(line: dict[str, Any]) -> dict[str, Any]:
+    """What a copy keeps."""
+    kept = {name: value for name, value in line.items() if name not in PLACE | {"size"}}
+    return {**kept, "properties": {**kept["properties"], "CLUSTER": None}}
+
+
+def test_cat_and_put_copy_a_topic(tmp_path: Path, tiered: CommandLine):
+    root = unpack("s01-basic", tmp_path / "from")
+    url, copy = f"file://{tmp_path}/tier", tmp_path / "copy"
+    tiered.good("attach", str(root), "--to", url, "--once")
+    lines = tiered.good("cat", url, "orders").out
+    (tmp_path / "lines").write_bytes(lines)
+    tiered.good("store", "create", str(copy), *SMALL)
+    done = tiered.good(
+        "store", "put", str(copy), str(tmp_path / "lines"), "--keep-offsets", "--json"
+    )
+    count = len(lines.splitlines())
+    assert done.document["messages"] == count > 1000
+    info = tiered.good("store", "info", str(copy), "--json").document
+    assert (info["messages"], info["is_live"], info["torn_bytes"]) == (count, False, 0)
+    tiered.good("attach", str(copy), "--to", f"file://{tmp_path}/other", "--once")
+    again = tiered.good("cat", f"file://{tmp_path}/other", "orders").lines
+    assert [same(line) for line in again] == [same(json.loads(line)) for line in lines.splitlines()]
+
+
+def test_put_reads_stdin(tmp_path: Path):
+    def run(*words: str, data: bytes = b"") -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "tiered", "store", *words],
+            input=data,
+            capture_output=True,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr.decode())
+
+    root = str(tmp_path / "s")
+    assert run("create", root, *SMALL).code == 0
+    message = {"topic": "t", "queue_id": 1, "body_base64": "aGk=", "properties": {"TAGS": "a"}}
+    data = json.dumps(message).encode() + b"\n\n" + json.dumps(message).encode()
+    assert run("put", root, "--sync", data=data).code == 0
+    records = read_all(tmp_path / "s")[MessageQueue("t", 1)]
+    assert [record.body for record in records.values()] == [b"hi"] * 2
+    for bad in (b"{", b"[]", b'{"topic": "t"}', json.dumps({**message, "queue_id": -1}).encode()):
+        ended = run("put", root, data=bad)
+        assert (ended.code, ended.out) == (2, b"")
+        assert "tiered: error: " in ended.err
+    assert len(read_all(tmp_path / "s")[MessageQueue("t", 1)]) == 2
+
+
+def test_recover(tmp_path: Path, tiered: CommandLine):
+    root = unpack("s05-crash", tmp_path)
+    found = tiered.good("store", "recover", str(root), "--json").document
+    assert not found["was_clean"]
+    assert found["records_read"] > 100
+    assert not (root / "abort").exists()
+    again = tiered.good("store", "recover", str(root), "--json").document
+    assert again["was_clean"]
+    assert again["log_end"] == found["log_end"]

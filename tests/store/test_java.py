@@ -1,0 +1,152 @@
+"""Java's own store reads what the embedded store wrote; a real broker starts on it, serves it, adds to it, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from local_writer.reading import KINDS, read_all
+from local_writer.test_java import as_java_tells, check_as_java_reads
+from store.harness import create, reopen
+from support.oracle import SMALL as FILES
+from support.oracle import Broker, dump, needs_java, run
+
+from tiered.local.writer.messages import Message
+from tiered.model import MessageQueue, QueueOffset
+from tiered.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.java, needs_java]
+OPTIONS = StoreOptions(
+    FILES["mappedFileSizeCommitLog"],
+    FILES["mappedFileSizeConsumeQueue"] // 20,
+    index_slots=1000,
+    index_items=4000,
+)
+ORDERS = [
+    Message("orders", at % 4, b"x" * 1000, tags=f"t{at % 3}", keys=f"k{at} all")
+    for at in range(600)
+]
+
+
+def test_java_reads_what_we_wrote(tmp_path: Path):
+    rng = random.Random(1)
+    messages = [message for message in KINDS if not message.sys_flag]
+    options = StoreOptions(65_536, 50, 1000, 4000)
+    with create(tmp_path / "s", options) as store:
+        for _ in range(40):
+            store.append_batch(messages)
+            store.append(Message("sizes", rng.randrange(3), rng.randbytes(rng.randrange(20_000))))
+    with reopen(tmp_path / "s", options) as store:
+        store.begin_queue(MessageQueue("far", 0), QueueOffset(120))
+        store.append_batch([Message("far", 0, b"x", tags="täg")] * 70)
+        store.append(Message("plain", 0, b"after a stop"))
+    check_as_java_reads(tmp_path / "s", 40 * (len(messages) + 1) + 71)
+
+
+def keyed(broker: Broker, key: str) -> set[tuple[int, int]]:
+    found = run("query", "--namesrv", broker.address, "--topic", "orders", "--key", key)
+    return {(line["queue_id"], line["queue_offset"]) for line in found}
+
+
+def pulled(broker: Broker) -> list[dict[str, Any]]:
+    return run("pull", "--namesrv", broker.address, "--topic", "orders")
+
+
+def expected(root: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    """The topic as our reader has it, while nobody runs on the store."""
+    return {
+        (record.queue_id, record.queue_offset): as_java_tells(record)
+        for queue, records in read_all(root).items()
+        if queue.topic == "orders"
+        for record in records.values()
+    }
+
+
+def check_served(broker: Broker, ours: dict[tuple[int, int], dict[str, Any]]) -> None:
+    """A client pulls every message of the topic, field by field."""
+    lines = pulled(broker)
+    assert len(lines) == len(ours)
+    for line in lines:
+        mine = ours[line["queue_id"], line["queue_offset"]]
+        assert line == {name: mine[name] for name in line}
+
+
+def test_a_real_broker_serves_our_store_and_we_take_turns(tmp_path: Path):
+    root = tmp_path / "s"
+    with create(root, OPTIONS) as store:
+        put = list(store.append_batch(ORDERS))
+    with Broker(tmp_path, root) as broker:
+        ours = expected(root)
+        broker.start()
+        check_served(broker, ours)
+        assert keyed(broker, "k77") == {(1, put[77].queue_offset)}
+        words = ("--namesrv", broker.address, "--topic", "orders", "--msgid")
+        (found,) = run("view", *words, put[5].msg_id)
+        assert (found["queue_id"], found["queue_offset"]) == (1, put[5].queue_offset)
+        acknowledged = broker.produce("orders", 40, queues=4)
+        broker.stop()
+        assert {line["queue_offset"] for line in acknowledged} == set(range(150, 160))
+        with reopen(root, OPTIONS) as store:
+            assert store.recovered is None
+            assert store.append(ORDERS[0]).queue_offset == 160
+        ours = expected(root)
+        broker.start()
+        check_served(broker, ours)
+        broker.stop()
+    check_as_java_reads(root, 641)
+
+
+def killed_writer(root: Path) -> list[dict[str, int]]:
+    """Receipts of a process that appended under sync and was killed in the middle."""
+    script = (
+        "import sys, json, os\n"
+        "sys.path.insert(0, 'tests')\n"
+        "from pathlib import Path\n"
+        "from store.test_java import OPTIONS, ORDERS\n"
+        "from store.harness import create\n"
+        "from dataclasses import replace\n"
+        "from tiered.store.options import Flush\n"
+        "store = create(Path(sys.argv[1]), replace(OPTIONS, flush=Flush.SYNC))\n"
+        "for start in range(0, 500, 10):\n"
+        "    for where in store.append_batch(ORDERS[start:start + 10]):\n"
+        "        print(json.dumps({'offset': where.queue_offset, 'at': where.physical_offset}))\n"
+        "sys.stdout.flush()\n"
+        "store.append_batch(ORDERS[500:])\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(root)],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == -9, done.stderr.decode()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_broker_starts_on_a_store_whose_writer_was_killed(tmp_path: Path):
+    root = tmp_path / "s"
+    receipts = killed_writer(root)
+    assert len(receipts) == 500
+    told = {
+        line["physical_offset"] for line in map(json.loads, dump(root)) if line["type"] == "message"
+    }
+    assert {receipt["at"] for receipt in receipts} <= told
+    with Broker(tmp_path, root) as broker:
+        broker.start()
+        lines = pulled(broker)
+        assert {(at % 4, receipt["offset"]) for at, receipt in enumerate(receipts)} <= {
+            (line["queue_id"], line["queue_offset"]) for line in lines
+        }
+        broker.stop()
+    with reopen(root, OPTIONS) as store:
+        assert store.append(ORDERS[0]).queue_offset == len(lines) // 4
+    check_as_java_reads(root, len(lines) + 1)

@@ -1,0 +1,271 @@
+"""``tiered store``: local stores in a broker's own format, made and written without a broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from tiered.cli.errors import DONE
+from tiered.cli.frame import COMMANDS, Entry, make_command, make_program
+from tiered.cli.output import Output
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tiered.cli.call import Call
+    from tiered.local.writer.messages import Message
+    from tiered.store.message_store import MessageStore
+    from tiered.store.options import StoreOptions
+
+ENTRIES = {
+    "create": Entry("tiered.cli.store:CREATE", "Makes an empty store directory."),
+    "put": Entry("tiered.cli.store:PUT", "Appends the messages that JSON lines describe."),
+    "info": Entry("tiered.cli.store:INFO", "Says what a store directory holds."),
+    "recover": Entry(
+        "tiered.cli.store:RECOVER", "Makes a store whole that was not stopped cleanly."
+    ),
+}
+CLUSTER, BROKER = "DefaultCluster", "broker"
+_BATCH = 64
+
+
+def create(call: Call) -> int:
+    """Make a store."""
+    from tiered.store.message_store import MessageStore
+    from tiered.store.options import StoreOptions
+
+    options = StoreOptions(call.whole("log-file-size"), call.whole("queue-items"))
+    cluster, broker = call.text("cluster") or CLUSTER, call.text("broker") or BROKER
+    store = MessageStore.create(
+        call.argument("dir"), cluster=cluster, broker=broker, clock=call.clock, options=options
+    )
+    store.close()
+    return _tell(call, {"store": store.root, "cluster": cluster, "broker": broker})
+
+
+def put(call: Call) -> int:
+    """Append what is read."""
+    from tiered.store.options import Flush, StoreOptions
+
+    options = StoreOptions(flush=Flush.SYNC if call.flag("sync") else Flush.ASYNC)
+    count = 0
+    with contextlib.ExitStack() as stack:
+        lines = _lines(call.arguments["file"], stack)
+        store = stack.enter_context(_open(call, options))
+        writer = _Writer(store, keep_offsets=call.flag("keep-offsets"))
+        for batch in _batches(lines):
+            writer.put(batch)
+            count += len(batch)
+        store.flush()
+    return _tell(call, {"store": store.root, "messages": count, "log_end": store.log_end})
+
+
+def info(call: Call) -> int:
+    """Look, without writing anything."""
+    from tiered.local.rocketmq import RocketMQStore
+
+    store = RocketMQStore.open(call.argument("dir"), clock=call.clock)
+    try:
+        identity, report, bounds = store.identity, store.report(), store.queues()
+        rows = [
+            {"topic": queue.topic, "queue_id": queue.queue_id, "min": found.min, "end": found.end}
+            for queue, found in sorted(bounds.items())
+        ]
+    finally:
+        store.close()
+    document = {
+        "format": 1,
+        "cluster": identity.cluster,
+        "broker": identity.broker,
+        "is_live": identity.is_live,
+        "log_min": report.log_min,
+        "log_end": report.log_end,
+        "torn_bytes": report.torn_bytes,
+        "messages": sum(found.end - found.min for found in bounds.values()),
+        "queues": rows,
+    }
+    Output(call).emit(document, rows, ["topic", "queue_id", "min", "end"])
+    return DONE
+
+
+def recover(call: Call) -> int:
+    """Open, which recovers, and close."""
+    from tiered.store.options import StoreOptions
+
+    with _open(call, StoreOptions(), anew=call.flag("anew")) as store:
+        found = store.recovered
+    return _tell(
+        call,
+        {
+            "store": store.root,
+            "was_clean": found is None,
+            "records_read": 0 if found is None else found.records,
+            "log_end": store.log_end,
+        },
+    )
+
+
+class _Writer:
+    """Puts batches into a store, with the queue offsets that they name where that is asked for."""
+
+    def __init__(self, store: MessageStore, *, keep_offsets: bool) -> None:
+        self._store = store
+        self._keep_offsets = keep_offsets
+
+    def put(self, documents: list[dict[str, Any]]) -> None:
+        """Append a batch.
+
+        Raises:
+            InvalidError: A message cannot be stored, or not at its queue offset.
+        """
+        messages = [message_of(document) for document in documents]
+        if self._keep_offsets:
+            self._check_offsets(documents, messages)
+        self._store.append_batch(messages)
+
+    def _check_offsets(self, documents: list[dict[str, Any]], messages: list[Message]) -> None:
+        from tiered.model import MessageQueue, QueueOffset
+
+        ends: dict[MessageQueue, int] = {}
+        for document, message in zip(documents, messages, strict=True):
+            queue = MessageQueue(message.topic, message.queue_id)
+            wanted = document.get("queue_offset")
+            if not isinstance(wanted, int):
+                raise InvalidError(f"a message for {queue} has no queue_offset")
+            end = ends.get(queue, self._store.queue_end(queue))
+            if not end and wanted:
+                self._store.begin_queue(queue, QueueOffset(wanted))
+                end = wanted
+            if end != wanted:
+                raise InvalidError(f"{queue} goes on at {end}, and a message has {wanted}")
+            ends[queue] = end + 1
+
+
+def message_of(document: dict[str, Any]) -> Message:
+    """The message that ``tiered cat`` printed so. The cluster's name and the place become the store's.
+
+    Raises:
+        InvalidError: A field is missing or of another type.
+    """
+    from tiered.local.writer.messages import Message
+
+    try:
+        properties = {str(name): str(value) for name, value in document["properties"].items()}
+        born_ms = document.get("born_timestamp_ms")
+        return Message(
+            topic=str(document["topic"]),
+            body=b64decode(document["body_base64"], validate=True),
+            properties=properties,
+            born_timestamp_ms=None if born_ms is None else int(born_ms),
+            born_host=document.get("born_host"),
+            queue_id=int(document["queue_id"]),
+            flag=int(document.get("flag", 0)),
+            sys_flag=int(document.get("sys_flag", 0)),
+            reconsume_times=int(document.get("reconsume_times", 0)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise InvalidError(f"not a message: {what}", do="give what `tiered cat` prints") from error
+
+
+def _open(call: Call, options: StoreOptions, *, anew: bool = False) -> MessageStore:
+    from tiered.local.configs import read_topics
+    from tiered.store.message_store import MessageStore
+
+    directory = call.argument("dir")
+    names = read_topics(directory)
+    return MessageStore.open(
+        directory,
+        cluster=call.text("cluster") or names.cluster or CLUSTER,
+        broker=call.text("broker") or names.broker or BROKER,
+        clock=call.clock,
+        options=options,
+        anew=anew,
+    )
+
+
+def _lines(name: str | None, stack: contextlib.ExitStack) -> BinaryIO:
+    if name is None or name == "-":
+        return sys.stdin.buffer
+    try:
+        return stack.enter_context(open(name, "rb"))  # noqa: PTH123 (a name from the command line)
+    except OSError as error:
+        raise InvalidError(f"cannot be read: {error.strerror}", where=name) from error
+
+
+def _batches(lines: Iterable[bytes]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+        except ValueError as error:
+            raise InvalidError(f"line {number} is no JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise InvalidError(f"line {number} is no JSON object")
+        batch.append(document)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _tell(call: Call, document: dict[str, Any]) -> int:
+    document = {"format": 1, **document}
+    Output(call).emit(document, [document], [name for name in document if name != "format"])
+    return DONE
+
+
+_DIR = click.Argument(["dir"])
+CREATE = make_command(
+    "create",
+    create,
+    section="store.create",
+    summary=ENTRIES["create"].summary,
+    arguments=[_DIR],
+    examples=[
+        "tiered store create /tmp/store",
+        "tiered store create /tmp/store --log-file-size 16MiB --cluster c1 --broker b1",
+    ],
+)
+PUT = make_command(
+    "put",
+    put,
+    section="store.put",
+    summary=ENTRIES["put"].summary,
+    arguments=[_DIR, click.Argument(["file"], required=False)],
+    examples=[
+        "tiered store put /tmp/store messages.jsonl",
+        "tiered store put /tmp/store --keep-offsets messages.jsonl",
+    ],
+)
+INFO = make_command(
+    "info",
+    info,
+    section="store.info",
+    summary=ENTRIES["info"].summary,
+    arguments=[_DIR],
+    examples=["tiered store info /tmp/store", "tiered store info /tmp/store --json"],
+)
+RECOVER = make_command(
+    "recover",
+    recover,
+    section="store.recover",
+    summary=ENTRIES["recover"].summary,
+    arguments=[_DIR],
+    examples=["tiered store recover /tmp/store", "tiered store recover /tmp/store --anew"],
+)
+COMMAND = make_program(
+    "store",
+    ENTRIES,
+    COMMANDS["store"].summary,
+    ["tiered store create /tmp/store", "tiered store info /tmp/store"],
+)

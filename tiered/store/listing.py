@@ -1,0 +1,170 @@
+"""What follows the log: consume queues, the key index, then the registered dispatchers, in this order.
+
+**Contract.** Pieces of the log are taken in log order by one thread, the reput thread or recovery. A record whose queue
+offset is listed already is passed over (duplicates are ignored by offset). Consume queues are written behind the log,
+so what they list is there. Dispatchers get what was listed, as batches of one queue; one that refuses a batch looks
+after itself (``TieredDispatcher`` compensates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.format.block import RecordBlock, group_by_queue, tag_hashes
+from tiered.format.consume_queue import ITEM_BYTES, encode_items, fillers
+from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from tiered.local.batches import cut_records
+from tiered.local.face import RecordBatch
+from tiered.local.layout import QUEUE_DIRECTORY
+from tiered.local.writer.startup import QueueEnd
+from tiered.model import MessageQueue, QueueOffset
+from tiered.store.keyhash import hashes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tiered.store.keyindex import KeyIndex
+    from tiered.store.rows import RowWriter
+
+Longs = npt.NDArray[np.int64]
+Dispatch = Callable[[RecordBatch], bool]
+"""Offered the records of one queue; never blocks for long. False: it will fetch them itself."""
+
+
+class Listing:
+    """The followers of one store's log.
+
+    Attributes:
+        queues: Where each queue's list ends.
+        duplicates: Records passed over because their queue offset was listed.
+        last_ms: Store time of the last record taken; 0 without one.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        queues: Mapping[MessageQueue, QueueEnd],
+        rows: RowWriter,
+        index: KeyIndex,
+        consumequeue_file_bytes: int,
+    ) -> None:
+        self.queues = dict(queues)
+        self.duplicates = 0
+        self.last_ms = 0
+        self._root = root
+        self._rows = rows
+        self._index = index
+        self._file_bytes = consumequeue_file_bytes
+
+    def take(
+        self,
+        block: RecordBlock,
+        among: npt.NDArray[np.bool_] | None,
+        dispatchers: Sequence[Dispatch],
+    ) -> None:
+        """List the records of a piece of the log.
+
+        Args:
+            block: Parsed records, in log order.
+            among: bool[n], which count; None: all without a fault.
+            dispatchers: Called last, in order.
+
+        Raises:
+            OSError: The disk refused it; taking the same piece again does the rest.
+        """
+        hashes: list[Longs] = []
+        owners: list[Longs] = []
+        batches: list[RecordBatch] = []
+        for queue, indices in group_by_queue(block, among=among):
+            found = hashes_of(block, indices, queue.topic)
+            hashes.append(found[0])
+            owners.append(found[1])
+            batch = self._list(queue, block, indices, is_offered=bool(dispatchers))
+            if batch is not None:
+                batches.append(batch)
+        if owners:
+            self._put_keys(block, np.concatenate(hashes), np.concatenate(owners))
+        if len(block):
+            self.last_ms = max(self.last_ms, int(block.store_timestamps_ms.max()))
+        for dispatch in dispatchers:
+            for batch in batches:
+                dispatch(batch)
+
+    def _put_keys(self, block: RecordBlock, hashes: Longs, owners: Longs) -> None:
+        order = np.argsort(owners, kind="stable")
+        owners = owners[order]
+        self._index.put(
+            hashes[order], block.physical_offsets[owners], block.store_timestamps_ms[owners]
+        )
+
+    def _list(
+        self, queue: MessageQueue, block: RecordBlock, indices: Longs, *, is_offered: bool
+    ) -> RecordBatch | None:
+        """Write a queue's items; the batch of them where it is wanted."""
+        kinds = block.sys_flags[indices] & TRANSACTION_MASK
+        indices = indices[(kinds == TRANSACTION_NONE) | (kinds == TRANSACTION_COMMIT)]
+        if not len(indices):
+            return None
+        offsets = block.queue_offsets[indices]
+        end = self.queues.get(queue)
+        if end is None:
+            end = QueueEnd(int(offsets[0]), self._file_bytes, is_new=True)
+            self.queues[queue] = end
+        fresh = _rising(offsets, end.next_offset)
+        self.duplicates += int(len(offsets) - fresh.sum())
+        indices, offsets = indices[fresh], offsets[fresh]
+        if not len(indices):
+            return None
+        tags = _tag_codes(block, indices)
+        items = encode_items(block.physical_offsets[indices], block.sizes[indices], tags)
+        self._write(queue, end, offsets, items)
+        end.next_offset = int(offsets[-1]) + 1
+        if not is_offered or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets):
+            return None
+        return _batch(queue, block, indices, int(offsets[0]), tags)
+
+    def _write(self, queue: MessageQueue, end: QueueEnd, offsets: Longs, data: bytes) -> None:
+        folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
+        for first, last in zip(
+            [0, *breaks.tolist()], [*breaks.tolist(), len(offsets)], strict=True
+        ):
+            start = int(offsets[first]) * ITEM_BYTES
+            items = data[first * ITEM_BYTES : last * ITEM_BYTES]
+            if end.is_new:
+                lead = start % end.file_bytes
+                start, items = start - lead, fillers(lead // ITEM_BYTES) + items
+            self._rows.write(folder, end.file_bytes, start, items)
+            end.is_new = False
+
+
+def _rising(offsets: Longs, start: int) -> npt.NDArray[np.bool_]:
+    """Which are at or above ``start`` and above all before them."""
+    before = np.maximum.accumulate(np.concatenate(([start - 1], offsets[:-1])))
+    found: npt.NDArray[np.bool_] = offsets > before
+    return found
+
+
+def _tag_codes(block: RecordBlock, indices: Longs) -> Longs:
+    columns = {name: getattr(block, name)[indices] for name in block.__slots__ if name != "buffer"}
+    return tag_hashes(RecordBlock(buffer=block.buffer, **columns))
+
+
+def _batch(
+    queue: MessageQueue, block: RecordBlock, indices: Longs, start: int, tags: Longs
+) -> RecordBatch:
+    data, positions = cut_records(block, indices)
+    return RecordBatch(
+        queue=queue,
+        base_offset=QueueOffset(start),
+        data=data,
+        positions=positions,
+        sizes=block.sizes[indices],
+        tag_codes=tags,
+        store_timestamps_ms=block.store_timestamps_ms[indices],
+        physical_offsets=block.physical_offsets[indices],
+    )

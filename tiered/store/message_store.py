@@ -1,0 +1,478 @@
+"""A message store in a RocketMQ broker's own format, written in this process.
+
+**Contract.** One writer a directory: it holds the broker's lock, so that a broker and it exclude each other. Methods may
+be called from any thread; log order is the order of the appends. Two threads belong to a store: one lists what was
+appended (consume queues, key index, dispatchers), usually within a few milliseconds; one flushes and writes checkpoints.
+
+**When is it stored?** ``Flush.ASYNC``: what ``append`` returned survives the end of this process. ``Flush.SYNC``: and
+the end of the machine. With ``needs_replica`` it has also been acknowledged by ``acknowledge_replica``. What is above
+the confirmed offset is neither listed, nor read, nor dispatched.
+
+**Errors and retries.** ``InvalidError``: nothing of the call was stored, and trying again does not help.
+``StoreUnavailableError``: the disk refused it, and nothing was stored (the next append may be tried: a full disk may
+have room again), or the flush or the replica did not answer in time, and it may be stored. After a flush that failed
+the store takes nothing more; ``close`` it, which leaves it as a crash does.
+
+**Crashes** leave the file ``abort``; ``open`` then recovers (``tiered.store.recovery``), as a broker would.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from tiered.errors import ClosedError, InvalidError, StoreUnavailableError, TieredStoreError
+from tiered.format.checkpoint import Checkpoint, encode_checkpoint
+from tiered.format.ids import offset_msg_id
+from tiered.local.writer.files import replace_file
+from tiered.local.writer.hold import Disk
+from tiered.local.writer.messages import Appended, Message
+from tiered.local.writer.records import check_host, check_topic
+from tiered.local.writer.startup import CHECKPOINT_FILE
+from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+from tiered.store.commitlog import CommitLog, Places
+from tiered.store.commits import GroupCommits
+from tiered.store.encoding import Encoder, KeyMaker, Prepared
+from tiered.store.opening import Parts, make_new, open_existing
+from tiered.store.options import Flush, StoreOptions
+from tiered.store.reput import Reput
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from tiered.clock import Clock
+    from tiered.store.listing import Dispatch
+    from tiered.store.recovery import Recovered
+
+_REST_S = 0.001
+_DRAIN_S = 60.0
+
+
+class Receipts:
+    """Where the messages of one append were put; each receipt is made when it is asked for."""
+
+    __slots__ = ("_host", "_messages", "places")
+
+    def __init__(self, messages: Sequence[Prepared], places: Places, host: str) -> None:
+        self._messages = messages
+        self.places = places
+        self._host = host
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return len(self._messages)
+
+    def __getitem__(self, number: int) -> Appended:
+        """The receipt of one message."""
+        found, position = self._messages[number], self.places.positions[number]
+        return Appended(
+            QueueOffset(self.places.queue_offsets[number]),
+            PhysicalOffset(position),
+            offset_msg_id(self._host, position),
+            found.msg_id,
+            found.size,
+        )
+
+    def __iter__(self) -> Iterator[Appended]:
+        """In the order of the messages."""
+        return (self[number] for number in range(len(self)))
+
+
+class MessageStore:
+    """See the module. Make it with ``create`` or ``open``."""
+
+    @classmethod
+    def create(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        cluster: str,
+        broker: str,
+        clock: Clock,
+        options: StoreOptions | None = None,
+        rng: random.Random | None = None,
+    ) -> Self:
+        """Begin a store in a directory that is empty or missing.
+
+        Args:
+            directory: A broker's ``storePathRootDir``.
+            cluster: Goes into every message, and into the table of topics.
+            broker: Goes into the table of topics.
+            clock: For store times and waiting.
+            options: Default: ``StoreOptions()``.
+            rng: For unique ids; default: the system's.
+
+        Raises:
+            InvalidError: The directory has something in it, or a name or option is none.
+            StoreUnavailableError: The disk refuses it.
+        """
+        options = options or StoreOptions()
+        _check_names(cluster, broker, options)
+        parts = make_new(directory, options, cluster=cluster, broker=broker, clock=clock)
+        return cls(parts, cluster, clock, rng or random.SystemRandom())
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        cluster: str,
+        broker: str,
+        clock: Clock,
+        options: StoreOptions | None = None,
+        rng: random.Random | None = None,
+        anew: bool = False,
+    ) -> Self:
+        """Go on with a store, ours or a broker's; recovers it where it was not stopped cleanly.
+
+        Args:
+            directory: As of ``create``; so are the others.
+            cluster: Likewise.
+            broker: Likewise.
+            clock: Likewise.
+            options: Likewise; the sizes of files that are there win.
+            rng: Likewise.
+            anew: Make consume queues and index anew from the log.
+
+        Raises:
+            InvalidError: It is no store, or someone else writes to it, or a name or option is none.
+            DataError: It is damaged where it had been on the disk.
+            StoreUnavailableError: The disk refuses it.
+        """
+        options = options or StoreOptions()
+        _check_names(cluster, broker, options)
+        parts = open_existing(directory, options, clock, anew=anew)
+        return cls(parts, cluster, clock, rng or random.SystemRandom())
+
+    def __init__(self, parts: Parts, cluster: str, clock: Clock, rng: random.Random) -> None:
+        """Used by ``create`` and ``open``."""
+        self.options = options = parts.options
+        self.root = parts.hold.root
+        self._parts = parts
+        self._clock = clock
+        self._encoder = Encoder(options.layout(), cluster, KeyMaker(rng))
+        self._log = CommitLog(
+            self.root,
+            options.commitlog_file_bytes,
+            end=parts.log_end,
+            store_ms=parts.store_ms,
+            queue_ends={
+                (queue.topic, queue.queue_id): end.next_offset
+                for queue, end in parts.listing.queues.items()
+            },
+            rows=parts.log_rows,
+            clock=clock,
+        )
+        self._commits = GroupCommits(
+            self._log.sync,
+            clock,
+            needs_sync=options.flush is Flush.SYNC,
+            needs_replica=options.needs_replica,
+        )
+        self._commits.replica_end = parts.log_end
+        self._reput = Reput(parts.log, parts.listing, parts.log_end, lambda: self.confirm_offset)
+        self._topics_known: set[tuple[str, int]] = set()
+        self._topics_lock = threading.Lock()
+        self._close_lock = threading.Lock()
+        self._is_closed = False
+        self._failure = ""
+        self._stop = threading.Event()
+        self._work = threading.Event()
+        self._checkpointed = -1
+        try:
+            self._begin()
+        except BaseException:
+            parts.close()
+            raise
+        self._threads = [
+            threading.Thread(target=self._guard, args=(body,), name=f"store-{name}")
+            for name, body in (("reput", self._run_reput), ("flush", self._run_flush))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -- the face --------------------------------------------------------------------------------
+
+    @property
+    def recovered(self) -> Recovered | None:
+        """What ``open`` had to recover; None after a clean stop."""
+        return self._parts.recovered
+
+    @property
+    def log_end(self) -> PhysicalOffset:
+        """Physical offset behind the last record."""
+        return PhysicalOffset(self._log.end)
+
+    @property
+    def confirm_offset(self) -> PhysicalOffset:
+        """What is below it is stored as the policy says, and visible (or soon is)."""
+        end = self._log.synced if self.options.flush is Flush.SYNC else self._log.end
+        if self.options.needs_replica:
+            end = min(end, self._commits.replica_end)
+        return PhysicalOffset(end)
+
+    @property
+    def listed_end(self) -> PhysicalOffset:
+        """What is below it is in consume queues and index, and was dispatched."""
+        return PhysicalOffset(self._reput.position)
+
+    def queues(self) -> dict[MessageQueue, QueueOffset]:
+        """Every queue, and the queue offset of its next message to become visible."""
+        found = list(self._parts.listing.queues.items())
+        return {queue: QueueOffset(end.next_offset) for queue, end in found}
+
+    def register(self, dispatch: Dispatch) -> None:
+        """Have a dispatcher called with everything that is listed from now on, in the reput thread."""
+        self._reput.dispatchers.append(dispatch)
+
+    def create_topic(self, topic: str, *, queues: int) -> None:
+        """Make a topic, or give one more queues. Messages make theirs themselves.
+
+        Raises:
+            InvalidError: The name is none, or ``queues`` is not positive.
+            StoreUnavailableError: See the module.
+        """
+        check_topic(topic)
+        if queues <= 0:
+            raise InvalidError(f"topic {topic}: {queues} queues")
+        self._check_open()
+        with self._topics_lock, Disk(self.root):
+            self._parts.topics.ensure(topic, queues - 1, queues=queues, now_ms=self._clock.now_ms())
+
+    def begin_queue(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Let a queue without messages begin at another queue offset than 0. In memory until its first message.
+
+        Raises:
+            InvalidError: It has messages, or ``offset`` is negative.
+        """
+        check_topic(queue.topic)
+        if offset < 0 or not self._log.begin_queue((queue.topic, queue.queue_id), offset):
+            raise InvalidError(f"queue {queue} cannot begin at {offset}")
+
+    def queue_end(self, queue: MessageQueue) -> QueueOffset:
+        """Queue offset that the next message of a queue gets; 0 when it has none yet."""
+        return QueueOffset(self._log.queue_end((queue.topic, queue.queue_id)))
+
+    def append(self, message: Message) -> Appended:
+        """Store one message. Errors as of ``append_batch``."""
+        return self.append_batch((message,))[0]
+
+    def append_batch(self, messages: Sequence[Message]) -> Receipts:
+        """Store messages one after another, none of others between them; wait as the policy says.
+
+        Raises:
+            InvalidError: One cannot be stored as it is; nothing was.
+            ClosedError: The store has been closed.
+            StoreUnavailableError: See the module.
+        """
+        receipts, future = self.submit(messages)
+        if future is not None:
+            self._wait(future)
+        return receipts
+
+    def submit(self, messages: Sequence[Message]) -> tuple[Receipts, Future[None] | None]:
+        """As ``append_batch``, without waiting: the future is done when it is stored as the policy says.
+
+        Returns:
+            The receipts, and the future; None where there is nothing to wait for.
+        """
+        self._check_open()
+        prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
+        with Disk(self.root):
+            self._ensure_topics(prepared)
+            places = self._log.append(prepared, self._encoder.store_host)
+        receipts = Receipts(prepared, places, self.options.store_host)
+        if self.options.flush is Flush.ASYNC and not self.options.needs_replica:
+            self._work.set()
+            return receipts, None
+        future = self._commits.submit(places.end)
+        return receipts, future
+
+    def acknowledge_replica(self, end: PhysicalOffset) -> None:
+        """A replica has everything below ``end``."""
+        self._commits.acknowledge_replica(end)
+        self._work.set()
+
+    def flush(self) -> None:
+        """Bring everything that was appended to the disk.
+
+        Raises:
+            ClosedError: The store has been closed.
+            StoreUnavailableError: See the module.
+        """
+        self._check_open()
+        with Disk(self.root, self._fail):
+            self._log.sync()
+
+    def wait_listed(self, end: int | None = None, timeout_s: float = _DRAIN_S) -> bool:
+        """Wait until everything below ``end`` (default: all that was appended) is listed; whether it is."""
+        wanted = self._log.end if end is None else end
+        pause = threading.Event()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while self._reput.position < wanted and not self._failure:
+            if self._clock.monotonic_s() > deadline_s:
+                return False
+            self._work.set()
+            pause.wait(_REST_S)
+        return self._reput.position >= wanted
+
+    def close(self) -> None:
+        """Stop cleanly: list and flush all, write the checkpoint, remove ``abort``. Again: nothing.
+
+        What is not confirmed cannot be listed; then, and after an error, the store is left as by a crash.
+
+        Raises:
+            StoreUnavailableError: The disk refused it; the store was left as by a crash, and is closed.
+        """
+        with self._close_lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            try:
+                self._shut_down()
+            finally:
+                self._stop_threads()
+                self._commits.fail(ClosedError("the store was closed", where=self.root))
+                self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Mark the directory as being written to."""
+        with Disk(self.root):
+            now_ms = self._clock.now_ms()
+            self._parts.hold.begin(now_ms)
+            self._parts.topics.save(now_ms)
+            self._write_checkpoint()
+
+    def _shut_down(self) -> None:
+        if self._failure:
+            return
+        with Disk(self.root, self._fail):
+            self._log.sync()
+            confirmed = self.confirm_offset
+            self.wait_listed(confirmed)
+            self._stop_threads()
+            if failed := self._failure:
+                raise OSError(failed)
+            self._write_checkpoint()
+            if self._reput.position == self._log.end:
+                self._parts.hold.end()
+
+    def _stop_threads(self) -> None:
+        self._stop.set()
+        self._work.set()
+        self._commits.wake.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the store has been closed", where=self.root)
+        if self._failure or self._log.is_broken:
+            raise StoreUnavailableError(
+                f"an earlier write failed: {self._failure or 'it could not be taken back'}",
+                where=self.root,
+                do="close the store",
+            )
+
+    def _fail(self, why: str) -> None:
+        self._failure = self._failure or why
+
+    def _ensure_topics(self, prepared: Sequence[Prepared]) -> None:
+        known = self._topics_known
+        for found in prepared:
+            if found.queue in known:
+                continue
+            topic, queue_id = found.queue
+            with self._topics_lock:
+                if self._parts.topics.is_batch(topic):
+                    raise InvalidError(
+                        f"topic {topic} has batch consume queues, which is not supported"
+                    )
+                self._parts.topics.ensure(
+                    topic,
+                    queue_id,
+                    queues=self.options.topic_queues,
+                    now_ms=self._clock.now_ms(),
+                )
+                known.add(found.queue)
+
+    def _wait(self, future: Future[None]) -> None:
+        try:
+            future.result(self.options.sync_timeout_s)
+        except TimeoutError:
+            raise StoreUnavailableError(
+                f"not on the disk or with the replica after {self.options.sync_timeout_s} s",
+                where=self.root,
+                do="it may still be stored: look before sending it again",
+            ) from None
+        except OSError as error:
+            raise StoreUnavailableError(f"the flush failed: {error}", where=self.root) from error
+
+    # -- the threads -----------------------------------------------------------------------------
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except (OSError, TieredStoreError) as error:
+            self._fail(str(error))
+            self._commits.fail(error)
+
+    def _run_reput(self) -> None:
+        while not self._stop.is_set():
+            self._work.clear()
+            while self._reput.step():
+                if self._stop.is_set():
+                    return
+            self._work.wait(_REST_S * 10)
+
+    def _run_flush(self) -> None:
+        options = self.options
+        flushed_s = checkpoint_s = self._clock.monotonic_s()
+        while not self._stop.is_set():
+            self._commits.wake.wait(min(options.flush_interval_s, options.checkpoint_interval_s))
+            self._commits.wake.clear()
+            self._commits.run_once()
+            self._work.set()
+            now_s = self._clock.monotonic_s()
+            if now_s >= flushed_s + options.flush_interval_s:
+                self._log.sync()
+                flushed_s = now_s
+            if now_s >= checkpoint_s + options.checkpoint_interval_s:
+                self._write_checkpoint()
+                checkpoint_s = now_s
+
+    def _write_checkpoint(self) -> None:
+        """Bring everything to the disk, then say so."""
+        listed, last_ms = self._reput.position, self._parts.listing.last_ms
+        store_ms = self._log.store_ms
+        if listed == self._checkpointed:
+            return
+        self._log.sync()
+        self._parts.queue_rows.sync()
+        self._parts.index.sync()
+        reached = Checkpoint(
+            physical_timestamp_ms=store_ms,
+            logics_timestamp_ms=last_ms,
+            index_timestamp_ms=last_ms,
+            logics_physical_offset=listed,
+        )
+        replace_file(Path(self.root, CHECKPOINT_FILE), encode_checkpoint(reached))
+        self._checkpointed = listed
+
+
+def _check_names(cluster: str, broker: str, options: StoreOptions) -> None:
+    check_topic(cluster)
+    check_topic(broker)
+    check_host(options.store_host)

@@ -1,0 +1,210 @@
+"""Opening a store directory for writing: clean, after a crash, or new."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiered.errors import DataError
+from tiered.format.consume_queue import ITEM_BYTES
+from tiered.local.files import FileCache, FileRow, list_bases
+from tiered.local.layout import inspect, known_queue_file_bytes, list_queues
+from tiered.local.liveness import ABORT_FILE
+from tiered.local.writer.hold import Disk, StoreHold
+from tiered.local.writer.startup import StoreEnd, read_end
+from tiered.local.writer.topictable import TopicTable
+from tiered.store.keyindex import KeyIndex, sizes_on_disk
+from tiered.store.listing import Listing
+from tiered.store.recovery import (
+    Recovered,
+    cut_queues,
+    find_log_end,
+    open_log,
+    plan_begin,
+    read_checkpoint,
+    replay,
+)
+from tiered.store.rows import RowWriter, cut_row
+
+if TYPE_CHECKING:
+    from tiered.clock import Clock
+    from tiered.local.layout import Layout
+    from tiered.store.options import StoreOptions
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a store is run with; its holder closes all of it.
+
+    Attributes:
+        hold: The lock.
+        topics: The table of topics.
+        options: With the sizes that the files have.
+        cache: Descriptors to read with.
+        log: The commit log's files.
+        listing: Consume queues and index, made whole.
+        index: The key index.
+        log_rows, queue_rows: Write the files.
+        log_end: Where the log goes on.
+        store_ms: Store time of the last record.
+        recovered: What recovery did; None when none was needed.
+    """
+
+    hold: StoreHold
+    topics: TopicTable
+    options: StoreOptions
+    cache: FileCache
+    log: FileRow
+    listing: Listing
+    index: KeyIndex
+    log_rows: RowWriter
+    queue_rows: RowWriter
+    log_end: int
+    store_ms: int
+    recovered: Recovered | None
+
+    def close(self) -> None:
+        """Close the files and give the lock free."""
+        self.index.close()
+        self.log_rows.close()
+        self.queue_rows.close()
+        self.cache.close()
+        self.hold.close()
+
+
+def make_new(
+    directory: str | os.PathLike[str],
+    options: StoreOptions,
+    *,
+    cluster: str,
+    broker: str,
+    clock: Clock,
+) -> Parts:
+    """Begin a store in a directory that is empty or missing. Errors as of ``MessageStore.create``."""
+    hold = StoreHold.of_new(directory)
+    try:
+        topics = TopicTable.make(hold.root, cluster=cluster, broker=broker)
+        return _assemble(hold, topics, options, StoreEnd(0, 0, {}), clock)
+    except BaseException:
+        hold.close()
+        raise
+
+
+def open_existing(
+    directory: str | os.PathLike[str], options: StoreOptions, clock: Clock, *, anew: bool
+) -> Parts:
+    """Go on with a store, recovered where it was not stopped cleanly. Errors as of ``MessageStore.open``.
+
+    Args:
+        directory: Its root.
+        options: As asked for.
+        clock: Time.
+        anew: Make consume queues and index anew from the whole log, whatever is there.
+    """
+    layout = inspect(os.fspath(directory))
+    hold = StoreHold(layout.root)
+    try:
+        topics = TopicTable.load(layout.root)
+        options = _as_on_disk(options, layout)
+        with Disk(layout.root):
+            if anew or Path(layout.root, ABORT_FILE).exists():
+                return _recover(hold, topics, options, layout, clock, anew=anew)
+            try:
+                end = read_end(layout)
+            except DataError:
+                return _recover(hold, topics, options, layout, clock, anew=False)
+            return _assemble(hold, topics, options, end, clock)
+    except BaseException:
+        hold.close()
+        raise
+
+
+def _recover(
+    hold: StoreHold,
+    topics: TopicTable,
+    options: StoreOptions,
+    layout: Layout,
+    clock: Clock,
+    *,
+    anew: bool,
+) -> Parts:
+    cache = FileCache()
+    try:
+        log = open_log(layout, cache)
+        if not log.bases:
+            queues = cut_queues(layout, cache, -1)
+            parts = _assemble(hold, topics, options, StoreEnd(0, 0, queues), clock)
+            parts.index.cut(0)
+            parts.recovered = Recovered(0, 0, 0, 0)
+            return parts
+        checkpoint = read_checkpoint(layout.root)
+        has_queues = not anew and bool(list_queues(layout.root))
+        begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
+        covered = min(checkpoint.logics_physical_offset, log.end)
+        end, store_ms = find_log_end(log, begin, covered)
+        cut_row(layout.log, log.file_bytes, end)
+        queues = cut_queues(layout, cache, begin)
+    finally:
+        cache.close()
+    store_ms = max(store_ms, checkpoint.physical_timestamp_ms)
+    parts = _assemble(hold, topics, options, StoreEnd(end, store_ms, queues), clock)
+    try:
+        parts.index.cut(begin)
+        records = replay(parts.log, begin, end, parts.listing)
+        parts.queue_rows.sync()
+        parts.index.sync()
+    except BaseException:
+        parts.close()
+        raise
+    parts.recovered = Recovered(begin, end, store_ms, records)
+    return parts
+
+
+def _assemble(
+    hold: StoreHold, topics: TopicTable, options: StoreOptions, end: StoreEnd, clock: Clock
+) -> Parts:
+    cache = FileCache()
+    layout = inspect(hold.root) if end.log_end else None
+    folder = f"{hold.root}/commitlog"
+    log = (
+        open_log(layout, cache)
+        if layout is not None
+        else FileRow(cache, folder, options.commitlog_file_bytes)
+    )
+    index = KeyIndex(hold.root, options.index_slots, options.index_items, clock)
+    queue_rows = RowWriter()
+    listing = Listing(
+        hold.root, end.queues, queue_rows, index, options.layout().consumequeue_file_bytes
+    )
+    listing.last_ms = end.store_ms
+    return Parts(
+        hold=hold,
+        topics=topics,
+        options=options,
+        cache=cache,
+        log=log,
+        listing=listing,
+        index=index,
+        log_rows=RowWriter(preallocate=options.preallocate),
+        queue_rows=queue_rows,
+        log_end=end.log_end,
+        store_ms=end.store_ms,
+        recovered=None,
+    )
+
+
+def _as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:
+    """The options with the sizes that the files have: a broker wants all of a kind to be equal."""
+    if list_bases(layout.log):
+        options = replace(options, commitlog_file_bytes=layout.log_file_bytes)
+    for queue, is_batch in list_queues(layout.root).items():
+        size = known_queue_file_bytes(
+            layout.queue_directory(queue, is_batch=is_batch), is_batch=is_batch
+        )
+        if size and not is_batch:
+            options = replace(options, consumequeue_file_items=size // ITEM_BYTES)
+            break
+    slots, items = sizes_on_disk(layout.root, options.index_slots, options.index_items)
+    return replace(options, index_slots=slots, index_items=items)

@@ -1,0 +1,96 @@
+"""How an embedded store is laid out, and when what was appended counts as stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from tiered.errors import InvalidError
+from tiered.local.writer.messages import StoreSettings
+
+INDEX_HEADER_BYTES: Final = 40
+INDEX_SLOT_BYTES: Final = 4
+INDEX_ITEM_BYTES: Final = 20
+
+
+class Flush(Enum):
+    """What an acknowledged append has survived."""
+
+    ASYNC = "async"
+    """The end of this process. A crash of the machine may take what was appended in the last ``flush_interval_s``."""
+    SYNC = "sync"
+    """The end of the machine: the records were on the disk before ``append`` returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Sizes default to a broker's own, so that one with default settings starts on the store (files are sparse).
+
+    Of a store that exists, its files' own sizes win.
+
+    Attributes:
+        commitlog_file_bytes: Size of each file of the commit log (``mappedFileSizeCommitLog``).
+        consumequeue_file_items: Items of each file of a consume queue.
+        index_slots: Hash slots of an index file (``maxHashSlotNum``).
+        index_items: Items of an index file (``maxIndexNum``).
+        store_host: The broker's address in every record, ``ip:port`` or ``[ip]:port``.
+        message_bytes_max: Largest body; a record may have 64 KiB more.
+        topic_queues: Queues of a topic that is made because a message names it.
+        flush: See ``Flush``.
+        flush_interval_s: Between two asynchronous flushes.
+        sync_timeout_s: How long ``append`` waits for its flush, and for a replica where one is asked for.
+        checkpoint_interval_s: Between two checkpoints: what recovery must read again.
+        needs_replica: An append is answered only when ``acknowledge_replica`` has passed it, and only then dispatched.
+        preallocate: Take a log file's whole room when it is made, so that a full disk is met there.
+    """
+
+    commitlog_file_bytes: int = 1 << 30
+    consumequeue_file_items: int = 300_000
+    index_slots: int = 5_000_000
+    index_items: int = 20_000_000
+    store_host: str = "127.0.0.1:10911"
+    message_bytes_max: int = 4 << 20
+    topic_queues: int = 4
+    flush: Flush = Flush.ASYNC
+    flush_interval_s: float = 0.5
+    sync_timeout_s: float = 5.0
+    checkpoint_interval_s: float = 1.0
+    needs_replica: bool = False
+    preallocate: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no store can have.
+
+        Raises:
+            InvalidError: A size or time is not positive.
+        """
+        self.layout()
+        for name in (
+            "index_slots",
+            "index_items",
+            "flush_interval_s",
+            "sync_timeout_s",
+            "checkpoint_interval_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise InvalidError(f"{name} must be positive, not {getattr(self, name)}")
+
+    def layout(self) -> StoreSettings:
+        """The part that the checks of messages need."""
+        return StoreSettings(
+            self.commitlog_file_bytes,
+            self.consumequeue_file_items,
+            self.store_host,
+            self.message_bytes_max,
+            self.topic_queues,
+        )
+
+    @property
+    def index_file_bytes(self) -> int:
+        """Length of an index file."""
+        return (
+            INDEX_HEADER_BYTES
+            + INDEX_SLOT_BYTES * self.index_slots
+            + INDEX_ITEM_BYTES * self.index_items
+        )
