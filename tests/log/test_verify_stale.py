@@ -49,6 +49,23 @@ def test_an_entry_under_a_number_used_and_deleted_long_ago_is_recorded(numbers: 
     assert reader.state == builder.journal.state
 
 
+@pytest.mark.parametrize("has_next", [True, False])
+def test_one_with_the_number_of_the_checkpoint_that_was_trimmed_to(has_next: bool):
+    """It is told from a wrong checkpoint by the entry behind. (Simulation, seed 59790.)"""
+    builder = TierBuilder()
+    while builder.journal.number < 8:
+        builder.add([b"a"])
+    builder.journal.write_checkpoint(force=True)
+    for number in range(1, 9):
+        builder.store.delete(entry_key(PREFIX, number))
+    if has_next:
+        builder.add([b"b"])
+    put_stray(builder, 8)
+    report = verify_tier(builder.store, PREFIX, deep=True)
+    assert report.is_clean == has_next
+    assert report.recorded.stale_entries == has_next
+
+
 def test_a_flipped_bit_in_one_is_damage_all_the_same():
     builder = trimmed()
     put_stray(builder, 7)

@@ -125,6 +125,11 @@ class _JournalCheck:
         is_older = self._row[0].generation <= entry.generation
         return is_older and any(map(self._is_whole, behind))
 
+    def _is_vouched_for(self, number: int, last: int) -> bool:
+        """Whether a checkpoint is what the next entry follows, so that the lone entry with its number landed late."""
+        following = self._reader.read_entry(number + 1) if len(self._row) == 1 else None
+        return following is not None and following[0].previous == last
+
     def _checkpoint(self, number: int) -> None:
         found = self._reader.read_checkpoint(number)
         if found is None:
@@ -133,7 +138,10 @@ class _JournalCheck:
         state, last = found
         key = checkpoint_key(self._prefix, number)
         if number == self._reader.number and last != self._reader.last:
-            self._found.problem("journal", key, "it is not of the entry with its number")
+            if self._is_vouched_for(number, last):
+                self._found.stale_entries.append(entry_key(self._prefix, number))
+            else:
+                self._found.problem("journal", key, "it is not of the entry with its number")
         elif number == self._reader.number and self._knows and state != self._reader.state:
             self._found.problem("journal", key, "replay gives another state")
         self._reader.state, self._reader.number, self._reader.last = state, number, last
