@@ -5,8 +5,9 @@ A message has the keys of its ``KEYS`` property (separated by blanks) and its ``
 since a lookup checks the key on the message itself.
 
 How: the properties of all records are gathered into rows of a few widths (no Python per record), each row as wide as its
-own properties or up to 15 bytes more to the left, where the end of the topic stands. One pass finds the separators; only
-behind 0x01 are names compared, as words.
+own properties or up to 15 bytes more to the left, where the end of the topic stands. Where all rows have the same names and
+separators in the same places, as one producer's have, the first one tells where the keys are; else one pass finds the
+separators, and names are compared before each 0x01, as words.
 
 Records that hold inner batches are taken one by one: keys are those of their inner messages.
 """
@@ -14,6 +15,7 @@ Records that hold inner batches are taken one by one: keys are those of their in
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -38,10 +40,13 @@ _UNIQUE: Final = int.from_bytes(b"UNIQ_KEY", "big")
 _KEYS: Final = int.from_bytes(b"\x02KEYS", "big")
 _FIVE: Final = 2**40 - 1
 _STEP: Final = 16
+_CLASSES_MAX: Final = 8
+"""Sizes of properties that are taken each by itself; of more sizes several are taken together."""
 _LEAD: Final = 16
 """Bytes before the first row, so that the word before any place can be read."""
 
 Indices = npt.NDArray[np.int64]
+Spans = tuple[Indices, Indices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +109,13 @@ def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
 
 def _plain(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> Iterator[Keys]:
     """Of messages that are records of their own."""
-    widths = _width(block.properties_sizes[chosen])
-    for width in np.flatnonzero(np.bincount(widths)).tolist():
-        members = chosen[widths == width]
+    sizes = block.properties_sizes[chosen]
+    distinct = np.flatnonzero(np.bincount(sizes))
+    is_exact = len(distinct) <= _CLASSES_MAX
+    classes = sizes if is_exact else _width(sizes)
+    for number in distinct.tolist() if is_exact else np.flatnonzero(np.bincount(classes)).tolist():
+        members = chosen[classes == number]
+        width = int(_width(sizes[classes == number][:1])[0])
         rows, hashes = _row_keys(block, members, width, seed)
         at = members[rows]
         yield Keys(
@@ -129,19 +138,56 @@ def _row_keys(
 ) -> tuple[Indices, Hashes]:
     """For each key found in the members' properties the member's number, and the hash."""
     text = _rows(block, members, width)
+    rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
+    unique, keys = _places(text, rows) if _alike(text, rows) else _search(text)
+    spans = unique, _tokens(text, *keys)  # hashed apart: unique ids have one size, as a rule
+    hashes = [hash_many(text.data, starts, sizes, seed) for starts, sizes in spans]
+    starts = np.concatenate((unique[0], spans[1][0]))
+    return (starts - _LEAD) // width, np.concatenate(hashes)
+
+
+def _alike(text: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> bool:
+    """Whether all rows have separators where the first one has them, and the same names before them.
+
+    A producer's messages are alike as a rule, and then nothing has to be searched for.
+    """
+    kinds = np.minimum(rows, 3).view(np.uint64)
+    if np.bitwise_or.reduce(kinds ^ kinds[0], axis=None):
+        return False
+    words, (count, width) = bytes_at(text.data, "<u8"), rows.shape
+    ends = np.flatnonzero(rows[0] < 3).tolist()  # noqa: PLR2004 (as in _search)
+    for start, end in pairwise(ends):
+        if (
+            rows[0, end] == 1
+        ):  # the last bytes of the name, and the separator before it if there is room
+            names = words[_LEAD + end - 8 :: width][:count] ^ words[_LEAD + end - 8]
+            if (names >> np.uint64(8 * max(0, 8 - (end - start)))).any():
+                return False
+    return True
+
+
+def _search(text: npt.NDArray[np.uint8]) -> tuple[Spans, Spans]:
+    """Starts and sizes of all values of ``UNIQ_KEY``, and of ``KEYS``."""
     ends = np.flatnonzero(text < 3)  # noqa: PLR2004 (separators are 1 and 2; a 0 is none, and rare)
     kinds = text[ends]
     firsts = np.flatnonzero(kinds == 1)
-    at = ends[firsts]
-    before = bytes_at(text.data, ">u8")[at - 8]
+    before = bytes_at(text.data, ">u8")[ends[firsts] - 8]
     is_unique = before == np.uint64(_UNIQUE)
     is_keys = (before & np.uint64(_FIVE)) == np.uint64(_KEYS)
-    unique = _values(ends, kinds, firsts, is_unique)
-    words = _tokens(text, *_values(ends, kinds, firsts, is_keys))
-    starts = np.concatenate((unique[0], words[0]))
-    sizes = np.concatenate((unique[1], words[1]))
-    hashes = hash_many(text.data, starts, sizes, seed)
-    return (starts - _LEAD) // width, hashes
+    return _values(ends, kinds, firsts, is_unique), _values(ends, kinds, firsts, is_keys)
+
+
+def _places(text: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> tuple[Spans, Spans]:
+    """As ``_search``, where all rows are alike: what is found in the first is where it is in all."""
+    count, width = rows.shape
+    first = np.concatenate((text[:_LEAD], rows[0], text[:_LEAD]))
+    steps = np.arange(count) * width
+    found: list[Spans] = []
+    for starts, sizes in _search(first):
+        kept = starts < _LEAD + width
+        at = (steps[:, None] + starts[kept]).ravel()
+        found.append((at, np.tile(sizes[kept], count)))
+    return found[0], found[1]
 
 
 def _rows(block: RecordBlock, members: Indices, width: int) -> npt.NDArray[np.uint8]:
@@ -151,9 +197,12 @@ def _rows(block: RecordBlock, members: Indices, width: int) -> npt.NDArray[np.ui
     text[:_LEAD] = text[len(text) - _LEAD :] = 2
     rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
     rows.view(f"V{width}")[:, 0] = bytes_at(block.buffer, f"V{width}")[starts]
-    lead = width - block.properties_sizes[members].astype(np.int64)
-    text[_LEAD + np.arange(len(members)) * width + lead - 1] = 2
-    rows[:, 0] = 2  # ends the last value of the row before
+    sizes = block.properties_sizes[members]
+    if (sizes == sizes[0]).all():
+        rows[:, : width - int(sizes[0])] = 2
+    else:
+        text[_LEAD + np.arange(len(members)) * width + (width - sizes) - 1] = 2
+        rows[:, 0] = 2  # ends the last value of the row before
     return text
 
 
