@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from backends.errors import BackendError
-from fetcher.policies import Policy, Side, plan_sides
+from fetcher.policies import Both, Policy, Side, plan_sides
 from fetcher.statuses import GetResult, GetStatus, judge_offset
 from tiered.errors import (
     ClosedError,
@@ -19,7 +19,6 @@ from tiered.log.parts import Gap
 from tiered.model import QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from fetcher.policies import Both
     from fetcher.scanning import Scan
     from fetcher.sides import LocalSide, TierSide
     from tiered.model import MessageQueue
@@ -75,7 +74,6 @@ class Get:
     deadline_s: float
     _bounds: QueueBounds = _NO_BOUNDS
     _start: QueueOffset = QueueOffset(-1)  # noqa: RUF009 (a NewType: the number itself)
-    _has_looked: bool = False
 
     def run(self) -> GetResult:
         """Do it."""
@@ -102,26 +100,34 @@ class Get:
     def _step(self) -> GetResult | None:
         """Read once, or look anew; the result if that is all."""
         both = self.means.look(self.queue, self.policy)
-        self._bounds = both.bounds or _NO_BOUNDS
-        at = self.scan.at
-        judged = judge_offset(at, both.bounds)
-        sides = () if judged else plan_sides(self.policy, both, at, self._is_in_memory)
+        sides = self._plan(both)
+        if not sides and self.scan.at == self._start:
+            both = self._look_anew(both)
+            if self._plan(both):
+                return None
         if sides:
             self._read(self._ordered(sides))
-        elif judged and at != self._start:
-            return self._end(GetStatus.NO_MATCHED_MESSAGE)
-        elif not self._has_looked:
-            self._has_looked = True
-            self._look_anew(both)
-        elif judged:
-            status, self.scan.at = judged
-            return self._end(status)
-        else:
+            return None
+        at, judged = self.scan.at, judge_offset(self.scan.at, both.bounds)
+        if judged is None and at == self._start:
             self.scan.skip(both.next_known(at), NOWHERE)
-        return None
+            return None
+        if judged is None or at != self._start:
+            return self._end(GetStatus.NO_MATCHED_MESSAGE)
+        status, self.scan.at = judged
+        return self._end(status)
 
-    def _look_anew(self, both: Both) -> None:
-        """See whether the offset has come meanwhile, before it is said that it is not there."""
+    def _plan(self, both: Both) -> tuple[Side, ...]:
+        """Where to read on; empty: nowhere."""
+        self._bounds = both.bounds or _NO_BOUNDS
+        return plan_sides(self.policy, both, self.scan.at, self._is_in_memory)
+
+    def _look_anew(self, both: Both) -> Both:
+        """See whether the offset has come meanwhile, before it is said that it is not there.
+
+        First the local store, then the journal: what was gone locally at the one moment, and is not in the tier at the
+        other, is nowhere.
+        """
         means, at = self.means, self.scan.at
         if means.local is not None:
             means.local.refresh()
@@ -130,12 +136,16 @@ class Get:
         is_ahead = bounds is not None and at >= bounds.end  # the journal is looked at now and then
         has_expired = tier is not None and at < tier.min
         if means.tier is None or self.policy is Policy.DISABLE or is_ahead or has_expired:
-            return
+            return both
         try:
             means.tier.refresh(self.deadline_s)
         except (StoreUnavailableError, BackendError):
             means.note_tier_failed()
             raise
+        now = means.look(self.queue, self.policy)
+        if both.local is None or now.local is None:
+            return Both(None, now.tier)
+        return Both(QueueBounds(both.local.min, now.local.end), now.tier)
 
     def _is_in_memory(self) -> bool:
         local = self.means.local

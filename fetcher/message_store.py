@@ -29,7 +29,7 @@ from fetcher.getting import Get
 from fetcher.policies import Both, Policy, parts_ways
 from fetcher.scanning import Scan, ScanLimits
 from fetcher.times import TimeLookup
-from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
+from tiered.errors import StoreUnavailableError, TieredStoreError
 from tiered.log.by_time import Boundary
 from tiered.model import MessageQueue, QueueOffset
 
@@ -208,12 +208,9 @@ class TieredMessageStore:
         """
         policy = self.settings.policy if policy is None else policy
         queue, deadline_s = MessageQueue(topic, queue_id), self.deadline_s(timeout_s)
-        both = self.look(queue, policy)
-        if both.bounds is None:
-            raise InvalidError(f"neither the broker's store nor the tier has the queue {queue}")
         lookup = TimeLookup(queue, policy, time_ms, boundary, deadline_s)
         try:
-            return lookup.find(both, self.local, self.tier)
+            return lookup.find(lambda: self.look(queue, policy), self.local, self.tier)
         except BackendError as error:
             raise StoreUnavailableError(f"the tier cannot be read: {error}", do="try again") from error  # fmt: skip
 

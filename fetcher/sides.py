@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fetcher.wire_ranges import WireRanges
-from tiered.errors import StoreUnavailableError
+from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.log.by_time import Boundary, offset_by_time
 from tiered.model import QueueBounds, QueueOffset
 
@@ -67,7 +67,10 @@ class LocalSide:
 
     def is_in_memory(self, queue: MessageQueue, start: int, count: int) -> bool:
         """Whether reading ``count`` messages from ``start`` on needs no disk, as far as can be told."""
-        return self._is_in_memory is None or self._is_in_memory(queue, start, count)
+        try:
+            return self._is_in_memory is None or self._is_in_memory(queue, start, count)
+        except InvalidError:  # its disk fails
+            return False
 
     def read(
         self, queue: MessageQueue, start: QueueOffset, bytes_max: int, count_max: int

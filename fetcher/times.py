@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
-from fetcher.policies import Both, Policy, Side
-from tiered.errors import StoreUnavailableError
+from fetcher.policies import Both, Policy
+from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.log.by_time import Boundary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fetcher.sides import LocalSide, TierSide
     from tiered.model import MessageQueue, QueueOffset
 
@@ -38,30 +40,47 @@ class TimeLookup:
     boundary: Boundary
     deadline_s: float
 
-    def find(self, both: Both, local: LocalSide | None, tier: TierSide | None) -> QueueOffset:
+    def find(
+        self, look: Callable[[], Both], local: LocalSide | None, tier: TierSide | None
+    ) -> QueueOffset:
         """Search.
 
         Args:
-            both: The queue's bounds; at least one side has it.
-            local: That side, if ``both`` has it.
-            tier: Likewise.
+            look: Tells the queue's bounds.
+            local: The local side, if there is one.
+            tier: The tier, if there is one.
 
         Returns:
             The queue offset; the end when all messages are earlier.
 
         Raises:
+            InvalidError: Neither side has the queue.
             StoreUnavailableError: The tier has to be asked, and did not answer.
             DataError: What has to be read is damaged.
         """
-        bounds = both.bounds
-        assert bounds is not None
+        seen: tuple[QueueOffset, int] | None = None
         while True:
-            first = local.first_message(self.queue) if local is not None and both.local else None
+            first = None if local is None else local.first_message(self.queue)
+            both = look()
+            if tier is not None and self._is_behind(both, first) and first != seen:
+                tier.refresh(self.deadline_s)  # the journal must be newer than what has expired
+                seen, both = first, look()
+            if both.bounds is None:
+                raise InvalidError(
+                    f"neither the broker's store nor the tier has the queue {self.queue}"
+                )
             if local is None or first is None:
-                return self._in_tier(both, tier, bounds.end)
+                return self._in_tier(both, tier, both.bounds.end)
             found = self._find(both, local, tier, *first)
             if local.first_message(self.queue) == first:
                 return found  # else retention has moved: the message may be in the tier only
+
+    def _is_behind(self, both: Both, first: tuple[QueueOffset, int] | None) -> bool:
+        """Whether the answer may be in what the tier is not known to have."""
+        if self.policy is Policy.DISABLE or (first is not None and self._is_local(first[1])):
+            return False
+        low = both.tier.end if both.tier is not None else 0
+        return both.bounds is None or (first is not None and low < first[0])
 
     def _find(
         self,
@@ -103,7 +122,7 @@ class TimeLookup:
         assert both.tier is not None
         end = both.tier.end
         found = self._in_tier(both, tier, end)
-        if found < end - 1 or not both.has(Side.LOCAL, end):
+        if found < end - 1 or both.local is None or both.local.end <= end:
             return found
         fresh, is_exact = self._in_local(local)
         if found < end and not is_exact:

@@ -49,6 +49,31 @@ def test_a_time_is_found_while_local_retention_moves(
     assert both.store.offset_by_time("t", 0, FIRST_MS + 30, boundary) == 30
 
 
+@pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.FORCE])
+def test_a_time_is_looked_for_in_what_the_journal_says_now_when_the_local_store_has_it_no_more(
+    policy: Policy,
+):
+    both = BothSides(policy)
+    both.append(30)
+    both.commit(10)
+    both.tier_side.refresh(1e9)
+    both.commit(30)  # the reader does not know yet
+    both.append(10)
+    both.expire(25)
+    for offset in (5, 12, 24, 25, 35):
+        assert both.store.offset_by_time("t", 0, FIRST_MS + offset) == offset
+
+
+def test_a_time_behind_a_gap_is_found_locally():
+    both = BothSides(Policy.FORCE)
+    both.append(40)
+    both.commit(10)
+    both.tier_side.refresh(1e9)
+    both.local.expire(QUEUE.topic, QUEUE.queue_id, 20)
+    for time_ms, offset in ((5, 5), (15, 20), (25, 25), (99, 40)):
+        assert both.store.offset_by_time("t", 0, FIRST_MS + time_ms) == offset
+
+
 def test_a_lookup_through_the_facade_costs_at_most_12_requests():
     meter = MeteredStore(MemoryStore())
     both = BothSides(Policy.FORCE, has_local=False, seen_store=meter)
