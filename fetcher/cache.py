@@ -33,7 +33,7 @@ class Shelf(IntEnum):
     INDEX = 2
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Entry(Generic[V]):
     """A thing that is cached.
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from fetcher.layout import PartLayout, block_count
-from fetcher.runs import size_of
+from fetcher.layout import PartLayout, block_count, layout_bytes
+from fetcher.runs import room_of
 from fetcher.window import plan_pieces
 from tiered.model import LogOffset
 
@@ -23,9 +24,16 @@ if TYPE_CHECKING:
     from tiered.log.view import LifeView
     from tiered.model import QueueOffset
 
-Key = tuple[str, int, int]
-"""Object, first byte of the part in it, and number of the block; ``INDEX`` for the part's index."""
+Key = tuple[str, int, int, int]
+"""A part's index object, its first byte there, its items, and number of the block; ``INDEX`` for the index itself.
+
+What the broker took back cuts a part in two, which name the same objects; only together do these tell all three apart.
+"""
 INDEX = -1
+PART_BYTES = 8 * 1024
+"""What a part takes of a window at least: two requests, however small it is."""
+PARTS_MAX = 256
+"""Parts that one plan looks at, so that a plan over tiny ones is short."""
 
 
 class Known(Protocol):
@@ -69,7 +77,7 @@ class Plan:
 
 def key_of(part: Part, block: int) -> Key:
     """Under which a block of a part (or its ``INDEX``) is found."""
-    return part.log.key, part.log.start, block
+    return part.index.key, part.index.start, part.count, block
 
 
 def plan_claims(
@@ -87,24 +95,24 @@ def plan_claims(
     claims: list[Claim] = []
     asked = view.life.log_end
     left = window
-    for part in view.parts_from(start):
+    for part in islice(view.parts_from(start), PARTS_MAX):
         layout = known.layout(part)
         if layout is None:
             asked = part.log_offset
             if left <= 0 or not _fits(part, left, settings):
                 if not known.is_known(key_of(part, INDEX)):
-                    claims.append(_index_claim(part))
+                    claims.append(_index_claim(part, settings))
                 break
             if not known.is_known(key_of(part, INDEX)):
                 claims.append(_whole_claim(part, settings))
-            left -= part.log.size_bytes
+            left -= max(part.log.size_bytes, PART_BYTES)
         elif left <= 0:
             asked = part.log_offset
             break
         else:
             found, asked = _block_claims(layout, start, left, known, settings)
             claims += found
-            left -= asked - layout.bounds[_first(layout, start)]
+            left -= max(asked - layout.bounds[_first(layout, start)], PART_BYTES)
             if asked < part.log_end:
                 break
         asked = part.log_end
@@ -115,14 +123,18 @@ def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
     return part.log.size_bytes <= min(max(left, settings.block_bytes), settings.piece_bytes)
 
 
-def _index_claim(part: Part) -> Claim:
-    return Claim(part, (key_of(part, INDEX),), 28 * part.count, range(0), None)
+def _index_claim(part: Part, settings: FetchSettings) -> Claim:
+    return Claim(part, (key_of(part, INDEX),), _layout_room(part, settings), range(0), None)
+
+
+def _layout_room(part: Part, settings: FetchSettings) -> int:
+    return layout_bytes(part.count, block_count(part, settings.block_bytes)) + part.index.size_bytes
 
 
 def _whole_claim(part: Part, settings: FetchSettings) -> Claim:
     blocks = range(block_count(part, settings.block_bytes))
     keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
-    size_bytes = size_of(part.log.size_bytes, part.count) + 28 * part.count
+    size_bytes = room_of(part.log.size_bytes, part.count) + _layout_room(part, settings)
     return Claim(part, keys, size_bytes, blocks, None)
 
 
@@ -151,7 +163,7 @@ def _block_claims(
     claims = []
     for piece in pieces:
         blocks = range(first + piece.start, first + piece.stop)
-        size_bytes = size_of(sum(sizes[piece.start : piece.stop]), len(layout.items_of(blocks)))
+        size_bytes = room_of(sum(sizes[piece.start : piece.stop]), len(layout.items_of(blocks)))
         claims.append(
             Claim(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
         )

@@ -25,14 +25,14 @@ After a crash nothing is left: it holds no state of its own.
 from __future__ import annotations
 
 from concurrent.futures import CancelledError, Executor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from backends.errors import BackendError, ObjectNotFoundError
 from fetcher.loading import Loader
 from fetcher.runs import Run
 from fetcher.settings import FetchSettings
-from fetcher.stock import Begun, Stock, Thing
+from fetcher.stock import NOTHING, Begun, Stock, Thing, Waiting
 from fetcher.streams import Stream
 from fetcher.transfers import Transfers
 from fetcher.views import Views
@@ -157,7 +157,9 @@ class TieredMessageFetcher:
             StoreUnavailableError: They did not come in time. The same read may be tried again.
             BackendError: They could not be read.
         """
-        deadline_s = self._clock.monotonic_s() + (timeout_s or self.settings.read_timeout_s)
+        deadline_s = self._clock.monotonic_s() + (
+            self.settings.read_timeout_s if timeout_s is None else timeout_s
+        )
 
         def work(view: LifeView) -> TierBatch | Gap | None:
             begin = QueueOffset(max(start, view.life.min_offset))
@@ -184,31 +186,61 @@ class TieredMessageFetcher:
             self._stock.forsake(stream)
         if run is None:
             found = view.locate(start, where=self._prefix)
-            if found is None or isinstance(found, Gap):
+            if found is None:
+                return None
+            if isinstance(found, Gap):
+                with self._stock.lock:
+                    stream.pass_over(start, found.end)
                 return found
             try:
-                run = self._fetch(stream, view, found, start, bytes_max, deadline_s)
+                run = self._fetch_warily(stream, view, found, start, bytes_max, deadline_s)
             except DataError:
-                return self._read_carefully(view, start, count_max)
+                batch = self._read_carefully(view, start, bytes_max, count_max)
+                self._deliver(stream, batch)
+                return batch
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
         self._deliver(stream, batch)
         return batch
 
+    def _fetch_warily(  # noqa: PLR0917 (one caller, in this order)
+        self,
+        stream: Stream,
+        view: LifeView,
+        part: Part,
+        start: QueueOffset,
+        bytes_max: int,
+        deadline_s: float,
+    ) -> Run:
+        """The run that holds ``start``; where something of the part is damaged, with no more than its block."""
+        if start not in stream.wary:
+            share = self.settings.cache_bytes // (2 * max(len(self._streams), 1))
+            least = min(bytes_max, self.settings.piece_bytes, share)
+            try:
+                window = max(self._window(stream), least)
+                return self._fetch(stream, view, part, start, window, deadline_s)
+            except DataError:
+                with self._stock.lock:
+                    stream.wary = range(part.queue_offset, part.queue_end)
+        return self._fetch(stream, view, part, start, 1, deadline_s)
+
     def _read_carefully(
-        self, view: LifeView, start: QueueOffset, count_max: int
-    ) -> TierBatch | Gap | None:
+        self, view: LifeView, start: QueueOffset, bytes_max: int, count_max: int
+    ) -> TierBatch:
         """Something that would have come with this read is damaged: what is sound before it is given out yet."""
         reader = QueueReader(self._store, self._prefix, view.queue, view.life)
-        with suppress(DataError):
-            return reader.read(start, bytes_max=CAREFUL_BYTES, count_max=count_max)
-        return reader.read(start, bytes_max=1, count_max=1)
+        found: TierBatch | Gap | None
+        try:
+            found = reader.read(start, bytes_max=min(bytes_max, CAREFUL_BYTES), count_max=count_max)
+        except DataError:
+            found = reader.read(start, bytes_max=1, count_max=1)
+        return cast("TierBatch", found)  # a part holds it
 
     def _deliver(self, stream: Stream, batch: TierBatch) -> None:
         now_s = self._clock.monotonic_s()
         with self._stock.lock:
             stream.deliver(batch, now_s)
-            if stream.entry is not None:
-                self._stock.cache.use(stream.entry, now_s)
+            if (entry := stream.entry) is not None:
+                self._stock.cache.use(entry, now_s)
             self._delivered_bytes += memoryview(batch.records.data).nbytes
             self._delivered_items += batch.records.count
             begun = self._ahead(stream)
@@ -220,38 +252,66 @@ class TieredMessageFetcher:
         view: LifeView,
         part: Part,
         start: QueueOffset,
-        bytes_max: int,
+        window: int,
         deadline_s: float,
     ) -> Run:
-        """The run that holds ``start``, asked for if it is not here."""
-        stock, has_waited = self._stock, False
-        bytes_max = min(bytes_max, self.settings.piece_bytes)
-        while True:
-            begun: Begun = []
-            with stock.lock:
-                if self._is_closed:
-                    raise ClosedError("the fetcher has been closed")
-                entry = stock.find(part, start)
-                if entry is not None:
-                    self._waits += has_waited
-                    self._hits += not has_waited
-                    return stream.serve(cast("Run", entry.value), entry)
-                load = stock.on_its_way(part, start)
-                if load is None:
-                    window = max(self._window(stream), bytes_max)
-                    begun = stock.claim(stream, view, start, window, urgent=True)
-                    load = begun[0][1] if begun else None
-                if load is None:
+        """The run that holds ``start``, asked for if it is not here, with so many bytes behind it."""
+        waiting = Waiting()
+        try:
+            while True:
+                run = self._try(waiting, stream, view, part, start, window, deadline_s)
+                if run is not None:
+                    return run
+        finally:
+            if waiting.has_queued:
+                with self._stock.lock:
+                    self._stock.step_out(waiting)
+
+    def _try(  # noqa: PLR0917 (one caller)
+        self,
+        waiting: Waiting,
+        stream: Stream,
+        view: LifeView,
+        part: Part,
+        start: QueueOffset,
+        window: int,
+        deadline_s: float,
+    ) -> Run | None:
+        """Take what is here; else wait for what has to come, for room, or for what brings us nearer (None)."""
+        stock, begun = self._stock, NOTHING
+        with stock.lock:
+            if self._is_closed:
+                raise ClosedError("the fetcher has been closed")
+            entry = stock.find(part, start)
+            if entry is not None:
+                self._waits += waiting.has_waited
+                self._hits += not waiting.has_waited
+                return stream.serve(cast("Run", entry.value), entry)
+            waiting.has_waited = True
+            load = stock.on_its_way(part, start)
+            is_ahead = load is not None and not load.is_urgent
+            if load is None:
+                begun = stock.claim_urgently(waiting, stream, view, start, window)
+                if not begun:
                     self._await_room(deadline_s)
-            stock.begin(begun)
-            if load is not None:
-                stock.hurry(load)
-                thing = self._await(load.future, deadline_s)
-                if isinstance(thing, Run) and thing.base <= start < thing.end:
-                    with stock.lock:
-                        self._waits += 1
-                        return stream.serve(thing, stock.find(part, start))
-            has_waited = True
+                    return None
+                load = begun[0][1]
+            if waiting.has_queued:
+                stock.step_out(waiting)
+        stock.begin(begun)
+        stock.hurry(load)
+        try:
+            thing = self._await(load.future, deadline_s)
+        except (BackendError, StoreUnavailableError) as error:
+            if isinstance(error, ObjectNotFoundError) or not (is_ahead and waiting.may_fail):
+                raise
+            waiting.may_fail = False  # it was read ahead: who wants it asks for it again, once
+            return None
+        if not isinstance(thing, Run) or not thing.base <= start < thing.end:
+            return None
+        with stock.lock:
+            self._waits += 1
+            return stream.serve(thing, stock.find(part, start))
 
     def _await(self, future: Future[Thing], deadline_s: float) -> Thing | None:
         try:
@@ -261,7 +321,7 @@ class TieredMessageFetcher:
         except TimeoutError:
             if not future.done():
                 raise self._late() from None
-            raise
+            return None if future.cancelled() else future.result()  # it came at that very moment
 
     def _await_room(self, deadline_s: float) -> None:
         left_s = deadline_s - self._clock.monotonic_s()
@@ -296,6 +356,8 @@ class TieredMessageFetcher:
         view, window = stream.view, self._window(stream)
         if view is None or self._is_closed or stream.next_offset < 0:
             return []
+        if stream.next_offset in stream.wary or stream.paused_s > self._clock.monotonic_s():
+            return []
         if stream.asked >= view.life.log_end or not stream.wants_more(window):
             return []
         return self._stock.claim(stream, view, QueueOffset(stream.next_offset), window)
@@ -327,7 +389,7 @@ class TieredMessageFetcher:
                     del self._streams[key]
             is_idle = not self._streams and not self._stock.cache.held_bytes
         due_s = self.transfers.tick()
-        return due_s if is_idle else min(due_s or 1.0, 1.0)
+        return due_s if is_idle else min(1.0 if due_s is None else due_s, 1.0)
 
     def stats(self) -> FetchStats:
         """A snapshot."""

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from tiered.model import QueueOffset
 
 
+LAYOUT_BYTES = 2048
+"""What a layout takes, however small its part is."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartLayout:
     """A part, its items, and its blocks.
@@ -74,7 +78,7 @@ class PartLayout:
     @property
     def size_bytes(self) -> int:
         """Memory that it takes, about."""
-        return 28 * len(self.items) + 8 * len(self.firsts)
+        return layout_bytes(len(self.items), self.blocks)
 
     def block_of(self, offset: QueueOffset) -> int:
         """The block that holds a queue offset of the part."""
@@ -92,6 +96,11 @@ class PartLayout:
         """Log offsets ``[begin, end)`` that hold all records of neighbouring blocks; empty when there are none."""
         begin = self.bounds[blocks.start]
         return begin, max(begin, self.ends[blocks.stop])
+
+
+def layout_bytes(items: int, blocks: int) -> int:
+    """Memory of a layout, about: arrays, lists, and what every one takes."""
+    return LAYOUT_BYTES + 28 * items + 120 * blocks
 
 
 def block_count(part: Part, block_bytes: int) -> int:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from backends.errors import InvalidRangeError, ShortReadError
-from tiered.errors import DataError
+from backends.errors import BackendError, InvalidRangeError, ShortReadError
+from tiered.errors import DataError, TieredStoreError
 from tiered.log.objects import RangePlan, plan_range, read_range
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
-TRAILERS_MAX = 4096
-"""Trailers that are remembered; one has 4 bytes for each 64 KiB of its object, and some hundred bytes of text."""
+TRAILERS_MAX = 2048
+"""Trailers of objects that are read in pieces which are remembered; half a KiB each, and"""
+TRAILER_BLOCKS_MAX = 1 << 16
+"""checksums in them, 40 bytes each: 3.6 MiB in all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,9 +65,14 @@ class Loader:
         self.transfers = transfers
         self._lock = threading.Lock()
         self._trailers: OrderedDict[str, Trailer] = OrderedDict()
+        self._blocks = 0
 
     def begin(
-        self, load: Load[V], wanted: Sequence[Wanted], make: Callable[[list[memoryview]], V]
+        self,
+        load: Load[V],
+        wanted: Sequence[Wanted],
+        make: Callable[[list[memoryview]], V],
+        end: Callable[[], None],
     ) -> None:
         """Ask for ranges of payloads, and make something of their bytes.
 
@@ -75,20 +82,27 @@ class Loader:
             load: What is on its way from now on.
             wanted: The ranges.
             make: Gets the bytes of each; called once, in whatever thread brings the last of them.
+            end: Called once, when the future has ended. (A callback of the future would be kept by it, and would keep the
+                load: what has been read would then stay in memory until the collector of cycles comes.)
         """
+        is_urgent = load.is_urgent
         try:
             plans = [self._plan(*one) for one in wanted]
             for plan, _ in plans:
                 key = self.prefix + plan.place.key
-                load.requests += [
-                    self.transfers.ask(load.stream, key, one, urgent=load.is_urgent)
-                    for one in plan.ranges
-                ]
-        except Exception as error:  # noqa: BLE001 (whoever waits for the future handles it)
+                for one in plan.ranges:
+                    asked = self.transfers.ask(load.stream, key, one, urgent=is_urgent)
+                    load.requests.append(asked)
+        except BaseException as error:
             self.cancel(load)
             load.future.set_exception(error)
-        else:
-            _Gathering(self, plans, load, make).begin()
+            end()
+            if not isinstance(error, Exception):
+                raise
+            return
+        if load.is_urgent and not is_urgent:  # since a moment ago
+            self.hurry(load)
+        _Gathering(self, plans, load, make, end).begin()
 
     def hurry(self, load: Load[V]) -> None:
         """Somebody waits for it now."""
@@ -103,7 +117,8 @@ class Loader:
 
     def read(self, plan: RangePlan) -> memoryview:
         """Read by itself, in this thread, what came to nothing the usual way."""
-        return read_range(self._store, self.prefix, plan.place, plan.start, plan.end)
+        data = read_range(self._store, self.prefix, plan.place, plan.start, plan.end)
+        return memoryview(bytes(data))  # not the whole object that it may be of
 
     def check(self, plan: RangePlan, pieces: Sequence[bytes], known: Trailer | None) -> memoryview:
         """The bytes that were planned, checked; read anew where that cannot be done."""
@@ -111,7 +126,7 @@ class Loader:
             data, trailer = plan.check(pieces, known, where=self.prefix + plan.place.key)
         except DataError:
             return self.read(plan)
-        if known is None:
+        if known is None and plan.high - plan.low < plan.place.payload_bytes:
             self._remember(plan.place.key, trailer)
         return data
 
@@ -123,9 +138,11 @@ class Loader:
 
     def _remember(self, key: str, trailer: Trailer) -> None:
         with self._lock:
-            self._trailers[key] = trailer
-            while len(self._trailers) > TRAILERS_MAX:
-                self._trailers.popitem(last=False)
+            old = self._trailers.pop(key, None)
+            self._trailers[key] = replace(trailer, description={})
+            self._blocks += len(trailer.block_crcs) - (len(old.block_crcs) if old else 0)
+            while len(self._trailers) > TRAILERS_MAX or self._blocks > TRAILER_BLOCKS_MAX:
+                self._blocks -= len(self._trailers.popitem(last=False)[1].block_crcs)
 
 
 class _Gathering(Generic[V]):
@@ -137,11 +154,13 @@ class _Gathering(Generic[V]):
         plans: list[tuple[RangePlan, Trailer | None]],
         load: Load[V],
         make: Callable[[list[memoryview]], V],
+        end: Callable[[], None],
     ) -> None:
         self._loader = loader
         self._plans = plans
         self._load = load
         self._make = make
+        self._end = end
         self._lock = threading.Lock()
         self._missing = len(load.requests)
 
@@ -165,10 +184,16 @@ class _Gathering(Generic[V]):
         except CancelledError:
             future.cancel()
             future.set_running_or_notify_cancel()
+        except (TieredStoreError, BackendError) as error:
+            future.set_exception(error.with_traceback(None))  # whose frames would hold the bytes
         except BaseException as error:  # noqa: BLE001 (whoever waits for the future handles it)
             future.set_exception(error)
+        self._load.requests.clear()  # they hold the bytes, and their callbacks us
+        self._end()
 
     def _checked(self) -> list[memoryview]:
+        if any(request.cancelled() for request in self._load.requests):
+            raise CancelledError
         at, found = 0, []
         for plan, known in self._plans:
             requests = self._load.requests[at : at + len(plan.ranges)]

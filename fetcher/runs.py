@@ -11,6 +11,11 @@ from tiered.local.face import RecordBatch
 from tiered.log.decode import TierBatch
 from tiered.model import LogOffset, QueueOffset
 
+RUN_BYTES = 3 * 1024
+"""What a run takes, however few records it has."""
+SLACK = 16
+"""Up to a sixteenth of their size may be kept around records, rather than copying them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -21,7 +26,7 @@ class Run:
         end: One past the last.
         batch: The records.
         data: Their bytes.
-        starts: Position of each item's record; of a hole that of the record before it. Never falls.
+        starts: Position of each item's record; of a hole the end of the records before it. Never falls.
         ends: One past the last byte of all records up to this item.
         has_holes: Whether an item has no record.
     """
@@ -39,8 +44,8 @@ class Run:
         """Prepare a batch for being cut."""
         records = batch.records
         real = records.sizes > 0
-        starts = np.maximum.accumulate(np.where(real, records.positions, 0))
         ends = np.maximum.accumulate(np.where(real, records.positions + records.sizes, 0))
+        starts = np.where(real, records.positions, ends)
         data = memoryview(records.data).cast("B")
         return cls(
             base=batch.base_offset,
@@ -54,8 +59,8 @@ class Run:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, about: the records, and 52 bytes an item."""
-        return size_of(len(self.data), len(self.starts))
+        """Memory that it takes, about: what holds the records, and 52 bytes an item."""
+        return run_bytes(memoryview(self.data.obj).nbytes, len(self.starts))
 
     def cut(self, start: QueueOffset, *, bytes_max: int, count_max: int) -> TierBatch:
         """Items from ``start`` on, at least one however large it is.
@@ -92,6 +97,17 @@ class Run:
         return TierBatch(cut, LogOffset(self.batch.log_offset + low))
 
 
-def size_of(data_bytes: int, items: int) -> int:
+def run_bytes(data_bytes: int, items: int) -> int:
     """Memory of a run of so many bytes of records and items, about."""
-    return data_bytes + 52 * items
+    return RUN_BYTES + data_bytes + 52 * items
+
+
+def room_of(data_bytes: int, items: int) -> int:
+    """Room for such a run with what came around its records, as far as ``compact`` leaves that."""
+    return run_bytes(data_bytes + data_bytes // SLACK, items)
+
+
+def compact(data: memoryview) -> memoryview:
+    """The same bytes, without much around them that would stay in memory as long as they do."""
+    around = memoryview(data.obj).nbytes - data.nbytes
+    return memoryview(bytes(data)) if around > data.nbytes // SLACK else data

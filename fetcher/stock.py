@@ -13,20 +13,21 @@ Contract
 from __future__ import annotations
 
 import threading
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from fetcher.cache import ByteCache, Entry, Shelf
 from fetcher.claims import INDEX, Claim, Key, key_of, plan_claims
 from fetcher.layout import PartLayout
 from fetcher.loading import Load, Loader, Wanted
-from fetcher.runs import Run
+from fetcher.runs import Run, compact
 from fetcher.streams import Stream
 from tiered.log.consume_queue import ITEM_BYTES
 from tiered.log.decode import decode_items, decode_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from fetcher.settings import FetchSettings
     from tiered.clock import Clock
@@ -34,8 +35,27 @@ if TYPE_CHECKING:
     from tiered.log.view import LifeView
     from tiered.model import MessageQueue, QueueOffset
 
+PAUSE_SECONDS = 0.2
+"""How long nothing is read ahead for a reader after that has failed, lest each batch ask for the same again."""
+
 Thing = Run | PartLayout
 Begun = list[tuple[Claim, Load[Thing]]]
+NOTHING: Begun = []
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One read that finds nothing here.
+
+    Attributes:
+        has_waited: For whatever.
+        has_queued: It is in the row of those who wait for room.
+        may_fail: What was read ahead and failed has not been asked for again yet.
+    """
+
+    has_waited: bool = False
+    has_queued: bool = False
+    may_fail: bool = True
 
 
 class Stock:
@@ -70,6 +90,7 @@ class Stock:
         self._go_on = go_on
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
+        self._waiting: deque[Waiting] = deque()
         self._loads: dict[Key, Load[Thing]] = {}
         self.unread_bytes = 0
         self.cache: ByteCache[Thing] = ByteCache(
@@ -97,6 +118,9 @@ class Stock:
         layout = self.layout(part)
         if layout is None:
             return None
+        index = self.cache.get(key_of(part, INDEX))
+        if index is not None:
+            self.cache.use(index, self._clock.monotonic_s())
         return self.cache.get(key_of(part, layout.block_of(start)))
 
     def on_its_way(self, part: Part, start: QueueOffset) -> Load[Thing] | None:
@@ -118,11 +142,13 @@ class Stock:
 
         Args:
             stream: The reader.
-            view: What it reads.
+            view: What it reads. (Another read of this stream may have gone on to a newer one.)
             start: Where it stands.
             window: Bytes from there on.
             urgent: It waits for the first of it.
         """
+        if self._waiting and not urgent:
+            return []
         plan = plan_claims(view, start, window, self, self._settings)
         begun: Begun = []
         stream.asked = plan.asked
@@ -136,6 +162,26 @@ class Stock:
             self._loads.update(dict.fromkeys(claim.keys, load))
             begun.append((claim, load))
         return begun
+
+    # Who waits for room gets it in turn, or a large record would wait for ever behind small ones
+
+    def claim_urgently(
+        self, waiting: Waiting, stream: Stream, view: LifeView, start: QueueOffset, window: int
+    ) -> Begun:
+        """Claim what a reader waits for; nothing when others have waited longer, or there is no room: it is in the row."""
+        begun: Begun = []
+        if not self._waiting or self._waiting[0] is waiting:
+            begun = self.claim(stream, view, start, window, urgent=True)
+        if not begun and not waiting.has_queued:
+            waiting.has_queued = True
+            self._waiting.append(waiting)
+        return begun
+
+    def step_out(self, waiting: Waiting) -> None:
+        """It does not wait for room any more."""
+        waiting.has_queued = False
+        self._waiting.remove(waiting)
+        self.room.notify_all()
 
     def expire(self, now_s: float) -> None:
         """Drop what has outlived its time."""
@@ -181,8 +227,12 @@ class Stock:
             shift = part.log.start - part.log_offset
             if end > begin:
                 wanted.append((part.log, begin + shift, end + shift))
-        load.future.add_done_callback(lambda future: self._end(claim, load, future))
-        self._loader.begin(load, wanted, lambda pieces: self._arrive(claim, load, pieces))
+        self._loader.begin(
+            load,
+            wanted,
+            lambda pieces: self._arrive(claim, load, pieces),
+            lambda: self._end(claim, load),
+        )
 
     def _arrive(self, claim: Claim, load: Load[Thing], pieces: list[memoryview]) -> Thing:
         """Make of the bytes what was wanted, and put it into the cache."""
@@ -201,7 +251,8 @@ class Stock:
                 self.cache.put(Entry(layout, (key,), layout.size_bytes, shelf=Shelf.INDEX), now_s)
             if run is not None:
                 keys = [key for key in claim.keys if key[-1] != INDEX]
-                self.cache.put(Entry(run, keys, run.size_bytes, owner=load.stream), now_s)
+                entry: Entry[Thing] = Entry(run, keys, run.size_bytes, owner=load.stream)
+                self.cache.put(entry, now_s)
         return layout if run is None else run
 
     def _lay_out(self, part: Part, raw: memoryview) -> PartLayout:
@@ -215,12 +266,17 @@ class Stock:
         part, where = layout.part, self._loader.prefix
         begin = part.log_offset if claim.layout is None else layout.span(claim.blocks)[0]
         items = layout.items_of(claim.blocks)
-        return Run.of(decode_records(queue, part, items, data, begin, where=where))
+        if claim.layout is not None:
+            items = (
+                items.copied()
+            )  # else the arrays of the whole index would stay as long as this run
+        return Run.of(decode_records(queue, part, items, compact(data), begin, where=where))
 
-    def _end(self, claim: Claim, load: Load[Thing], future: Future[Thing]) -> None:
+    def _end(self, claim: Claim, load: Load[Thing]) -> None:
         """It is here, or will not come."""
         begun: Begun = []
-        stream = cast("Stream", load.stream)
+        stream, future = cast("Stream", load.stream), load.future
+        now_s = self._clock.monotonic_s()
         with self.lock:
             self.cache.release(load.size_bytes)
             for key in claim.keys:
@@ -229,6 +285,8 @@ class Stock:
             self.room.notify_all()
             if future.cancelled() or future.exception() is not None:
                 stream.asked = min(stream.asked, claim.part.log_offset)
+                if not future.cancelled() and not load.is_urgent:
+                    stream.paused_s = now_s + PAUSE_SECONDS
             elif not claim.blocks and not load.is_urgent:
                 begun = self._go_on(stream)
         self.begin(begun)

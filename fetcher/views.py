@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.log.reader import TierReader
-    from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset
 
 T = TypeVar("T")
@@ -27,13 +26,12 @@ REPLAYS_MAX = 4
 
 
 class Views:
-    """Views of the lives of queues, made when first asked for. For any thread."""
+    """Views of the lives of queues, made when first asked for, and again when a life has changed. For any thread."""
 
     def __init__(self, reader: TierReader) -> None:
         self._reader = reader
         self._refresh = threading.Lock()
-        self._views: tuple[TierState, dict[tuple[MessageQueue, int | None], LifeView]]
-        self._views = (reader.state, {})
+        self._views: dict[tuple[MessageQueue, int | None], LifeView] = {}
 
     def refresh(self) -> bool:
         """Replay what is new in the journal; whether there was anything."""
@@ -42,16 +40,15 @@ class Views:
 
     def find(self, queue: MessageQueue, incarnation: int | None = None) -> LifeView | None:
         """A life of a queue (None: the present one), as last seen."""
-        state = self._reader.state
-        if self._views[0] is not state:
-            self._views = (state, {})
-        views = self._views[1]
-        view = views.get((queue, incarnation))
-        if view is None:
-            lives = [x for x in state.queues.get(queue, ()) if incarnation in {None, x.incarnation}]
-            if not lives:
-                return None
-            view = views[queue, incarnation] = LifeView.of(queue, lives[-1])
+        lives = self._reader.state.queues.get(queue, ())
+        if incarnation is not None:
+            lives = tuple(life for life in lives if life.incarnation == incarnation)
+        if not lives:
+            self._views.pop((queue, incarnation), None)
+            return None
+        view = self._views.get((queue, incarnation))
+        if view is None or view.life is not lives[-1]:
+            view = self._views[queue, incarnation] = LifeView.of(queue, lives[-1])
         return view
 
     def of(self, queue: MessageQueue, incarnation: int | None = None) -> LifeView:
@@ -96,7 +93,7 @@ class Views:
                         where=where,
                         do="run `tiered verify` to see what is damaged",
                     ) from error
-                if start < now.life.min_offset:
+                if max(start, view.life.min_offset) < now.life.min_offset:
                     raise ExpiredError(
                         f"offsets {start} to {now.life.min_offset} of {queue} have expired",
                         now.life.min_offset,

@@ -77,6 +77,12 @@ class PartItems:
             self.tag_codes[first:end],
         )
 
+    def copied(self) -> PartItems:
+        """The same, apart from the arrays that they are of."""
+        return PartItems(
+            self.start, self.log_offsets.copy(), self.sizes.copy(), self.tag_codes.copy()
+        )
+
     def span(self, part: Part) -> tuple[int, int]:
         """Log offsets ``[begin, end)`` that hold all their records; empty when all are holes."""
         real = self.sizes > 0
