@@ -38,6 +38,7 @@ def test_reads_here_and_there(pattern: str, tiered: CommandLine, basic_tier: str
     assert 0 < found["read_p50_ms"] <= found["read_p99_ms"] <= found["read_max_ms"]
     if pattern == "keys":
         assert found["messages"] == 3, "every other key is there"
+        assert found["lookup_requests"]["hit"]["max"] >= 1
 
 
 def test_groups_take_turns(tiered: CommandLine, basic_tier: str):

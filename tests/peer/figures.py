@@ -2,7 +2,7 @@
 """Prints the table of figures: ours, the Java tiered store's, the limit of the machine, and their ratios.
 
     .venv/bin/python tests/peer/figures.py [--work DIR] [--runs 3]
-        [--only dispatch,read,s3,status,help,memory,linear,live,idle]
+        [--only dispatch,read,reads,s3,status,help,memory,linear,live,idle]
 
 Each row measures both sides in turn, in the same minutes, each run in a fresh process; medians are printed. A row without
 Java says "not measured". Stores are made once and kept in DIR, so that a second run is quicker.
@@ -37,6 +37,7 @@ from figures_common import (
     run_json,
     store_of,
 )
+from figures_reads import reads_rows
 from figures_s3 import s3_rows
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ def broker_rows(name: str) -> Callable[[Path, int], Iterator[str]]:
 ROWS: dict[str, Callable[[Path, int], Iterator[str]]] = {
     "dispatch": dispatch_rows,
     "read": read_rows,
+    "reads": reads_rows,
     "s3": s3_rows,
     "status": status_rows,
     "help": help_rows,

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from tiered.errors import ClosedError
 from tiered.plugin.choice import Choice
 from tiered.plugin.opening import open as open_tier
 from tiered.plugin.tier import MESSAGE_BATCH_BYTES
@@ -51,6 +52,7 @@ class AsyncTier:
         self.tier = tier
         self._pool = ThreadPoolExecutor(THREADS, "tiered-aio")
         self._stops: set[threading.Event] = set()
+        self._is_closed = False
 
     def topics(self) -> list[str]:
         """See ``Tier``; asks no store."""
@@ -151,10 +153,13 @@ class AsyncTier:
             yield element
 
     async def _call(self, work: Callable[..., T], *arguments: object) -> T:
+        if self._is_closed:
+            raise ClosedError("the tier has been closed", where=self.tier.store.url)
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     async def close(self) -> None:
         """End threads and give back connections; see ``Tier``."""
+        self._is_closed = True
         for stop in self._stops:
             stop.set()
         await asyncio.to_thread(self._close)

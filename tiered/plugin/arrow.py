@@ -227,7 +227,7 @@ class Columns:
         arrow, positions = self.arrow, self.block.positions
         words = bytes_at(self.block.buffer, ">u8")
         packed = np.stack([words[positions + 64], words[positions + 28]], axis=1)
-        text = packed.tobytes().hex().upper().encode()
+        text = packed.astype(">u8").tobytes().hex().upper().encode()
         offsets = np.arange(len(positions) + 1, dtype=np.int32) * 32
         buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(text)]
         places = arrow.Array.from_buffers(arrow.string(), len(positions), buffers)

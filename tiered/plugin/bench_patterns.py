@@ -19,7 +19,8 @@ import threading
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from tiered.format.properties import split_keys
 from tiered.log.parts import Gap
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tiered.plugin.slow_store import SlowStore
     from tiered.plugin.tier import Tier
 
+T = TypeVar("T")
 BATCH_BYTES = 1 << 20
 SAMPLE_EVERY = 64
 """Reads of a thread between two looks at the fetcher's memory."""
@@ -83,6 +85,7 @@ class Run:
         size_bytes: Of their records.
         seconds: How long each read took.
         group_bytes: What each group was given (``groups``).
+        lookups: Requests of each lookup, by what it was: hit, miss or time (``keys``, ``times``).
         requests: Made for data while reading.
         fetched_bytes: What they gave, and what was under way when a reader stopped.
         hedges: Second requests.
@@ -99,6 +102,7 @@ class Run:
     size_bytes: int = 0
     seconds: array[float] = field(default_factory=lambda: array("d"))
     group_bytes: list[int] = field(default_factory=list)
+    lookups: dict[str, list[int]] = field(default_factory=dict)
     requests: int = 0
     fetched_bytes: int = 0
     hedges: int = 0
@@ -259,17 +263,25 @@ def _stops(run: Run) -> None:
         run.close()
 
 
+def _lookup(run: Run, seen: Seen, kind: str, work: Callable[[], T]) -> T:
+    """Do it, and note its time and requests; nobody else may be reading."""
+    begin_s, requests = run.clock.monotonic_s(), run.slow.requests
+    found = work()
+    seen.seconds.append(run.clock.monotonic_s() - begin_s)
+    run.lookups.setdefault(kind, []).append(run.slow.requests - requests)
+    return found
+
+
 def _keys(run: Run) -> None:
-    """Half of the lookups miss."""
+    """Half of the lookups miss. Filters are in memory already."""
     keys, seen = list(_some_keys(run)), Seen()
     run.close()
-    run.fetched_bytes = run.requests = 0
     tier = run.tier
+    tier.query(keys[0][0], "a key that no message has", count=1)
     for number in range(run.load.reads):
         topic, key = keys[number // 2 % len(keys)]
-        begin_s = run.clock.monotonic_s()
-        found = tier.query(topic, key if number % 2 == 0 else f"{key} is not there", count=1)
-        seen.seconds.append(run.clock.monotonic_s() - begin_s)
+        kind, wanted = ("hit", key) if number % 2 == 0 else ("miss", f"{key} is not there")
+        found = _lookup(run, seen, kind, partial(tier.query, topic, wanted, count=1))
         seen.messages += len(found)
         seen.size_bytes += sum(message.size for message in found)
     run.add(seen)
@@ -292,9 +304,8 @@ def _times(run: Run) -> None:
         assert life is not None
         parts = [part for part in life.parts() if part.store_max_ms >= 0]
         low, high = parts[0].store_min_ms, max(part.store_max_ms for part in parts)
-        begin_s = run.clock.monotonic_s()
-        tier.offset_for_time(queue.topic, queue.queue_id, rng.randint(low, high))
-        seen.seconds.append(run.clock.monotonic_s() - begin_s)
+        work = partial(tier.offset_for_time, queue.topic, queue.queue_id, rng.randint(low, high))
+        _lookup(run, seen, "time", work)
     run.add(seen)
 
 

@@ -81,7 +81,7 @@ def bench_read(tier: Tier, queues: list[MessageQueue], bench: ReadBench, clock: 
     same = Cost(copied.seconds * scale, copied.cpu_seconds * scale)
     more = _more(run, bench)
     return Measured(
-        "read", run.messages, run.size_bytes, cost, slow.requests, same, peak_rss_bytes(), more
+        "read", run.messages, run.size_bytes, cost, run.requests, same, peak_rss_bytes(), more
     )
 
 
@@ -160,6 +160,10 @@ def _more(run: Run, bench: ReadBench) -> dict[str, Any]:
         "hedges": run.hedges,
         "hedge_wins": run.hedge_wins,
         "requests_per_read": round(run.requests / max(len(times), 1), 3),
+        "lookup_requests": {
+            kind: {"mean": round(sum(counts) / len(counts), 3), "max": max(counts)}
+            for kind, counts in run.lookups.items()
+        },
         "cache_bytes_max": run.cache_bytes_max,
         "slowest_group_ratio": round(min(rates) * len(rates) / max(sum(rates), 1), 3)
         if rates

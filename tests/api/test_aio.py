@@ -1,0 +1,143 @@
+"""The asyncio face: the same answers, a loop that goes on meanwhile, and cancelling that lets go at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from api.opened import Made
+
+from backends.wrapping import WrappingStore
+from tiered.clock import SystemClock
+from tiered.errors import ClosedError, InvalidError
+from tiered.plugin import open_async
+from tiered.plugin.aio import AsyncTier
+from tiered.plugin.tier import Tier
+
+if TYPE_CHECKING:
+    from backends.base import ByteRange
+
+
+def made(count: int) -> Made:
+    tier = Made()
+    tier.add(*(b"body %d" % n for n in range(count)))
+    return tier
+
+
+class Held(WrappingStore):
+    """Reads of records wait until they are let go."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.go, self.asked, self.is_on = threading.Event(), threading.Event(), False
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        if self.is_on:
+            self.asked.set()
+            self.go.wait(30)
+        return super().get(key, byte_range)
+
+
+def held(tier: Made) -> tuple[AsyncTier, Held]:
+    opened = tier.open()
+    store = Held(opened.store)
+    slow = Tier(store, opened.meter, opened.place, clock=SystemClock())
+    slow.refresh()
+    store.is_on = True
+    return AsyncTier(slow), store
+
+
+def test_the_same_answers():
+    async def main() -> None:
+        tier = made(20)
+        async with await open_async(tier.url) as opened:
+            assert opened.topics() == ["orders"]
+            assert opened.bounds("orders", 0).end == 20
+            assert len(opened.queues()) == 1
+            found = [m.queue_offset async for m in opened.read("orders", 0, 3, 9, tags="a")]
+            assert found == list(range(3, 9))
+            rows = [b.num_rows async for b in opened.read_arrow("orders", 0, columns=["body"])]
+            assert sum(rows) == 20
+            counts = [b.records.count async for b in opened.read_records("orders", 0)]
+            assert sum(counts) == 20
+            assert await opened.offset_for_time("orders", 0, 0) == 0
+            assert len(await opened.query("orders", "nothing")) == 0
+            assert not await opened.refresh()
+            with pytest.raises(InvalidError):
+                await anext(opened.read("orders", 9))
+
+    asyncio.run(main())
+
+
+def test_many_readers_at_once():
+    async def main() -> None:
+        tier = made(50)
+        async with await open_async(tier.url) as opened:
+
+            async def count() -> int:
+                return len([m async for m in opened.read("orders", 0)])
+
+            assert await asyncio.gather(*(count() for _ in range(40))) == [50] * 40
+
+    asyncio.run(main())
+
+
+def test_the_loop_goes_on_while_a_read_waits():
+    async def main() -> None:
+        opened, store = held(made(5))
+        reading = asyncio.create_task(anext(opened.read("orders", 0)))
+        await asyncio.to_thread(store.asked.wait, 10)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not reading.done()
+        store.go.set()
+        assert (await reading).queue_offset == 0
+        await opened.close()
+
+    asyncio.run(main())
+
+
+def test_cancelling_lets_go_at_once():
+    async def main() -> None:
+        opened, store = held(made(5))
+        reading = asyncio.create_task(anext(opened.read("orders", 0)))
+        await asyncio.to_thread(store.asked.wait, 10)
+        begin_s = time.monotonic()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert time.monotonic() - begin_s < 5
+        store.go.set()
+        assert len([m async for m in opened.read("orders", 0)]) == 5
+        await opened.close()
+        with pytest.raises(ClosedError):
+            await anext(opened.read("orders", 0))
+
+    asyncio.run(main())
+
+
+def test_follow_gives_what_is_new_and_ends_with_its_task():
+    async def main() -> list[bytes]:
+        tier, found = made(2), []
+        async with await open_async(tier.url) as opened:
+
+            async def follow() -> None:
+                async for message in opened.follow("orders", 0, 1, pause_s_max=0.01):
+                    found.append(message.body)
+                    if len(found) == 1:
+                        await asyncio.to_thread(tier.add, b"new")
+                    else:
+                        done.set()
+
+            done = asyncio.Event()
+            following = asyncio.create_task(follow())
+            await asyncio.wait_for(done.wait(), 30)
+            following.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await following
+        return found
+
+    assert asyncio.run(main()) == [b"body 1", b"new"]
