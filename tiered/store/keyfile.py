@@ -185,9 +185,7 @@ class KeyFile:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        """Close it, without ``sync``."""
-        del self._slot_table, self._item_table
-        self._map.close()
+        """Close it, without ``sync``. Queries under way end well: the mapping goes with the last of them."""
         os.close(self._descriptor)
 
     def _chain(self, slots: Longs, first: int) -> tuple[Longs, int]:

@@ -19,6 +19,8 @@ from tiered.store.keyfile import KeyFile, Longs
 from tiered.store.options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tiered.clock import Clock
 
 INDEX_DIRECTORY: Final = "index"
@@ -72,19 +74,15 @@ class KeyIndex:
                 times_ms[done:],
             )
 
-    def find(self, hash_value: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
+    def find(self, hash_value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of records that may have a key of this hash, newest first."""
-        found: list[int] = []
         with self._lock:
-            for file in reversed(self._files):
-                if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms:
-                    for place in file.find(hash_value, begin_ms, end_ms):
-                        found.append(place)
-                        if len(found) >= count_max:
-                            return found
-                if file.count > 1 and file.begin_ms < begin_ms:
-                    break
-        return found
+            files = list(self._files)
+        for file in reversed(files):
+            if file.count > 1 and file.begin_ms <= end_ms and file.end_ms >= begin_ms:
+                yield from file.find(hash_value, begin_ms, end_ms)
+            if file.count > 1 and file.begin_ms < begin_ms:
+                break
 
     def cut(self, physical_offset: int) -> None:
         """Leave only what is below a physical offset; recovery puts the rest again.

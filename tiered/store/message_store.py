@@ -20,66 +20,33 @@ from __future__ import annotations
 
 import random
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tiered.errors import ClosedError, InvalidError, StoreUnavailableError, TieredStoreError
-from tiered.format.checkpoint import Checkpoint, encode_checkpoint
-from tiered.format.ids import offset_msg_id
-from tiered.local.writer.files import replace_file
+from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.local.writer.hold import Disk
-from tiered.local.writer.messages import Appended, Message
 from tiered.local.writer.records import check_host, check_topic
-from tiered.local.writer.startup import CHECKPOINT_FILE
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
-from tiered.store.commitlog import CommitLog, Places
+from tiered.store.commitlog import CommitLog
 from tiered.store.commits import GroupCommits
 from tiered.store.encoding import Encoder, KeyMaker, Prepared
 from tiered.store.opening import Parts, make_new, open_existing
 from tiered.store.options import Flush, StoreOptions
+from tiered.store.reading import StoreReader
+from tiered.store.receipts import Receipts
 from tiered.store.reput import Reput
+from tiered.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from tiered.clock import Clock
+    from tiered.local.writer.messages import Appended, Message
     from tiered.store.listing import Dispatch
     from tiered.store.recovery import Recovered
 
-_REST_S = 0.001
 _DRAIN_S = 60.0
-
-
-class Receipts:
-    """Where the messages of one append were put; each receipt is made when it is asked for."""
-
-    __slots__ = ("_host", "_messages", "places")
-
-    def __init__(self, messages: Sequence[Prepared], places: Places, host: str) -> None:
-        self._messages = messages
-        self.places = places
-        self._host = host
-
-    def __len__(self) -> int:
-        """How many messages."""
-        return len(self._messages)
-
-    def __getitem__(self, number: int) -> Appended:
-        """The receipt of one message."""
-        found, position = self._messages[number], self.places.positions[number]
-        return Appended(
-            QueueOffset(self.places.queue_offsets[number]),
-            PhysicalOffset(position),
-            offset_msg_id(self._host, position),
-            found.msg_id,
-            found.size,
-        )
-
-    def __iter__(self) -> Iterator[Appended]:
-        """In the order of the messages."""
-        return (self[number] for number in range(len(self)))
 
 
 class MessageStore:
@@ -175,25 +142,18 @@ class MessageStore:
         )
         self._commits.replica_end = parts.log_end
         self._reput = Reput(parts.log, parts.listing, parts.log_end, lambda: self.confirm_offset)
+        self.reader = StoreReader(parts, lambda: self.confirm_offset)
+        self._upkeep = Upkeep(parts, self._log, self._commits, self._reput, clock)
         self._topics_known: set[tuple[str, int]] = set()
         self._topics_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._is_closed = False
-        self._failure = ""
-        self._stop = threading.Event()
-        self._work = threading.Event()
-        self._checkpointed = -1
         try:
             self._begin()
         except BaseException:
             parts.close()
             raise
-        self._threads = [
-            threading.Thread(target=self._guard, args=(body,), name=f"store-{name}")
-            for name, body in (("reput", self._run_reput), ("flush", self._run_flush))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._upkeep.start()
 
     # -- the face --------------------------------------------------------------------------------
 
@@ -287,7 +247,7 @@ class MessageStore:
             places = self._log.append(prepared, self._encoder.store_host)
         receipts = Receipts(prepared, places, self.options.store_host)
         if self.options.flush is Flush.ASYNC and not self.options.needs_replica:
-            self._work.set()
+            self._upkeep.work.set()
             return receipts, None
         future = self._commits.submit(places.end)
         return receipts, future
@@ -295,7 +255,7 @@ class MessageStore:
     def acknowledge_replica(self, end: PhysicalOffset) -> None:
         """A replica has everything below ``end``."""
         self._commits.acknowledge_replica(end)
-        self._work.set()
+        self._upkeep.work.set()
 
     def flush(self) -> None:
         """Bring everything that was appended to the disk.
@@ -305,20 +265,12 @@ class MessageStore:
             StoreUnavailableError: See the module.
         """
         self._check_open()
-        with Disk(self.root, self._fail):
+        with Disk(self.root, self._upkeep.fail):
             self._log.sync()
 
     def wait_listed(self, end: int | None = None, timeout_s: float = _DRAIN_S) -> bool:
         """Wait until everything below ``end`` (default: all that was appended) is listed; whether it is."""
-        wanted = self._log.end if end is None else end
-        pause = threading.Event()
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while self._reput.position < wanted and not self._failure:
-            if self._clock.monotonic_s() > deadline_s:
-                return False
-            self._work.set()
-            pause.wait(_REST_S)
-        return self._reput.position >= wanted
+        return self._upkeep.wait_listed(self._log.end if end is None else end, timeout_s)
 
     def close(self) -> None:
         """Stop cleanly: list and flush all, write the checkpoint, remove ``abort``. Again: nothing.
@@ -335,7 +287,7 @@ class MessageStore:
             try:
                 self._shut_down()
             finally:
-                self._stop_threads()
+                self._upkeep.stop()
                 self._commits.fail(ClosedError("the store was closed", where=self.root))
                 self._parts.close()
 
@@ -353,41 +305,31 @@ class MessageStore:
             now_ms = self._clock.now_ms()
             self._parts.hold.begin(now_ms)
             self._parts.topics.save(now_ms)
-            self._write_checkpoint()
+            self._upkeep.write_checkpoint()
 
     def _shut_down(self) -> None:
-        if self._failure:
+        if self._upkeep.failure:
             return
-        with Disk(self.root, self._fail):
+        with Disk(self.root, self._upkeep.fail):
             self._log.sync()
             confirmed = self.confirm_offset
             self.wait_listed(confirmed)
-            self._stop_threads()
-            if failed := self._failure:
+            self._upkeep.stop()
+            if failed := self._upkeep.failure:
                 raise OSError(failed)
-            self._write_checkpoint()
+            self._upkeep.write_checkpoint()
             if self._reput.position == self._log.end:
                 self._parts.hold.end()
-
-    def _stop_threads(self) -> None:
-        self._stop.set()
-        self._work.set()
-        self._commits.wake.set()
-        for thread in self._threads:
-            thread.join()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the store has been closed", where=self.root)
-        if self._failure or self._log.is_broken:
+        if self._upkeep.failure or self._log.is_broken:
             raise StoreUnavailableError(
-                f"an earlier write failed: {self._failure or 'it could not be taken back'}",
+                f"an earlier write failed: {self._upkeep.failure or 'it could not be taken back'}",
                 where=self.root,
                 do="close the store",
             )
-
-    def _fail(self, why: str) -> None:
-        self._failure = self._failure or why
 
     def _ensure_topics(self, prepared: Sequence[Prepared]) -> None:
         known = self._topics_known
@@ -419,57 +361,6 @@ class MessageStore:
             ) from None
         except OSError as error:
             raise StoreUnavailableError(f"the flush failed: {error}", where=self.root) from error
-
-    # -- the threads -----------------------------------------------------------------------------
-
-    def _guard(self, body: Callable[[], None]) -> None:
-        try:
-            body()
-        except (OSError, TieredStoreError) as error:
-            self._fail(str(error))
-            self._commits.fail(error)
-
-    def _run_reput(self) -> None:
-        while not self._stop.is_set():
-            self._work.clear()
-            while self._reput.step():
-                if self._stop.is_set():
-                    return
-            self._work.wait(_REST_S * 10)
-
-    def _run_flush(self) -> None:
-        options = self.options
-        flushed_s = checkpoint_s = self._clock.monotonic_s()
-        while not self._stop.is_set():
-            self._commits.wake.wait(min(options.flush_interval_s, options.checkpoint_interval_s))
-            self._commits.wake.clear()
-            self._commits.run_once()
-            self._work.set()
-            now_s = self._clock.monotonic_s()
-            if now_s >= flushed_s + options.flush_interval_s:
-                self._log.sync()
-                flushed_s = now_s
-            if now_s >= checkpoint_s + options.checkpoint_interval_s:
-                self._write_checkpoint()
-                checkpoint_s = now_s
-
-    def _write_checkpoint(self) -> None:
-        """Bring everything to the disk, then say so."""
-        listed, last_ms = self._reput.position, self._parts.listing.last_ms
-        store_ms = self._log.store_ms
-        if listed == self._checkpointed:
-            return
-        self._log.sync()
-        self._parts.queue_rows.sync()
-        self._parts.index.sync()
-        reached = Checkpoint(
-            physical_timestamp_ms=store_ms,
-            logics_timestamp_ms=last_ms,
-            index_timestamp_ms=last_ms,
-            logics_physical_offset=listed,
-        )
-        replace_file(Path(self.root, CHECKPOINT_FILE), encode_checkpoint(reached))
-        self._checkpointed = listed
 
 
 def _check_names(cluster: str, broker: str, options: StoreOptions) -> None:

@@ -1,0 +1,131 @@
+"""Reads by queue offset, time, key and message id, held against plain lists."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from store.harness import SMALL, create, reopen
+
+from tiered.clock import ManualClock
+from tiered.errors import InvalidError
+from tiered.format.tags import java_hash
+from tiered.local.writer.messages import Appended, Message
+from tiered.model import MessageQueue, QueueOffset
+from tiered.store.keyhash import key_hash
+from tiered.store.keyindex import index_paths
+from tiered.store.reading import Boundary, Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tiered.store.message_store import MessageStore
+
+QUEUE = MessageQueue("t", 1)
+FIRST = 7
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory):
+    """A store and what was put: 300 messages in a queue that begins at 7, two to four at one time."""
+    clock, rng = ManualClock(), random.Random(1)
+    store = create(tmp_path_factory.mktemp("s") / "s", SMALL, clock)
+    store.begin_queue(QUEUE, QueueOffset(FIRST))
+    put: list[tuple[Message, Appended, int]] = []
+    while len(put) < 300:
+        keys = " ".join(f"k{rng.randrange(40)}" for _ in range(rng.randrange(1, 4)))
+        message = Message("t", 1, rng.randbytes(rng.randrange(900)), keys=keys, tags="a")
+        for _ in range(rng.randrange(1, 5)):
+            put.append((message, store.append(message), int(clock.now_ms())))
+            store.append(Message("other", 0, b"", keys=keys))
+        clock.advance(rng.choice((0.001, 0.7, 3)))
+    assert store.wait_listed(timeout_s=1e6)
+    yield store, put
+    store.close()
+
+
+Filled = tuple["MessageStore", list[tuple[Message, Appended, int]]]
+
+
+def test_by_queue_offset(filled: Filled):
+    store, put = filled
+    end = FIRST + len(put)
+    at, bodies = FIRST, []
+    while at < end:
+        got = store.reader.get(QUEUE, at, count_max=11, bytes_max=3000)
+        assert (got.status, got.min_offset, got.end_offset) == (Status.FOUND, FIRST, end)
+        assert len(got.records) == 1 or sum(r.size for r in got.records) <= 3000
+        assert [r.queue_offset for r in got.records] == list(range(at, got.next_offset))
+        bodies += [r.body for r in got.records]
+        at = got.next_offset
+    assert bodies == [message.body for message, _, _ in put]
+
+
+def test_statuses_and_next_offsets(filled: Filled):
+    store, put = filled
+    end = FIRST + len(put)
+
+    def ask(queue: MessageQueue, offset: int) -> tuple[Status, int]:
+        got = store.reader.get(queue, offset)
+        return got.status, got.next_offset
+
+    assert ask(MessageQueue("t", 9), 5) == (Status.NO_MATCHED_LOGIC_QUEUE, 0)
+    assert ask(QUEUE, FIRST - 1) == (Status.OFFSET_TOO_SMALL, FIRST)
+    assert ask(QUEUE, end) == (Status.OFFSET_OVERFLOW_ONE, end)
+    assert ask(QUEUE, end + 1) == (Status.OFFSET_OVERFLOW_BADLY, end)
+
+
+def test_by_time(filled: Filled):
+    store, put = filled
+    times = [time_ms for _, _, time_ms in put]
+    assert len(set(times)) < len(times)
+    for time_ms in {*times, times[0] - 1, times[-1] + 1, *(time_ms + 1 for time_ms in times)}:
+        lower = next((at for at, one in enumerate(times) if one >= time_ms), len(times))
+        upper = max((at for at, one in enumerate(times) if one <= time_ms), default=0)
+        assert store.reader.offset_by_time(QUEUE, time_ms) == FIRST + lower
+        assert store.reader.offset_by_time(QUEUE, time_ms, Boundary.UPPER) == FIRST + upper
+
+
+def test_by_key_in_many_files(filled: Filled):
+    store, put = filled
+    assert len(index_paths(store.root)) > 2
+    middle = put[len(put) // 2][2]
+    for number in range(41):
+        for begin_ms, end_ms in ((0, 2**63 - 1), (middle, 2**63 - 1), (0, middle)):
+            wanted = [
+                where.physical_offset
+                for message, where, time_ms in reversed(put)
+                if f"k{number}" in (message.keys or "").split() and begin_ms <= time_ms <= end_ms
+            ]
+            found = store.reader.by_key("t", f"k{number}", begin_ms=begin_ms, end_ms=end_ms)
+            assert [record.physical_offset for record in found] == wanted[:64]
+
+
+def test_by_ids(filled: Filled):
+    store, put = filled
+    for _, where, _ in put[::37]:
+        (found,) = store.reader.by_key("t", where.msg_id)
+        assert found.physical_offset == where.physical_offset
+        record = store.reader.by_offset_msg_id(where.offset_msg_id)
+        assert record is not None
+        assert record.queue_offset == where.queue_offset
+    assert store.reader.by_offset_msg_id("7F00000100002A9F" + f"{store.log_end:016X}") is None
+    assert store.reader.by_offset_msg_id("7F00000100002A9F" + f"{5:016X}") is None
+    with pytest.raises(InvalidError):
+        store.reader.by_offset_msg_id("xyz")
+
+
+def test_hashes_are_those_of_java():
+    assert key_hash("TopicTest", "k1") == 2_746_024
+    assert java_hash("polygenelubricants") == -(1 << 31)
+    assert key_hash("polygene", "x") == abs(java_hash("polygene#x"))
+
+
+def test_keys_that_are_no_ascii_and_after_a_restart(tmp_path: Path):
+    messages = [Message("t", 0, b"x", keys="ключ 🚀 k"), Message("t", 0, b"y", keys="k ключ")]
+    with create(tmp_path / "s") as store:
+        store.append_batch(messages)
+    with reopen(tmp_path / "s") as store:
+        for key, bodies in (("ключ", [b"y", b"x"]), ("🚀", [b"x"]), ("k", [b"y", b"x"])):
+            assert [record.body for record in store.reader.by_key("t", key)] == bodies

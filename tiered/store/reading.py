@@ -1,0 +1,222 @@
+"""Reading a store that is being written: by queue offset, by time, by key, by message id.
+
+**Contract.** From any thread. Nothing above the confirmed offset is seen: consume queues and index end below it, and a
+message id that names a place above it finds nothing. Statuses and next offsets are the broker's:
+
+======================= =========================================================== ==================
+status                  when                                                        next_offset
+======================= =========================================================== ==================
+NO_MATCHED_LOGIC_QUEUE  the queue does not exist                                    0
+NO_MESSAGE_IN_QUEUE     it has never had a message                                  0
+OFFSET_TOO_SMALL        below the first message that is there                       that one
+OFFSET_OVERFLOW_ONE     just behind the last message                                as asked
+OFFSET_OVERFLOW_BADLY   farther behind                                              the end
+MESSAGE_WAS_REMOVING    its records have expired meanwhile                          the first there is
+FOUND                   at least one message                                        behind the last one
+======================= =========================================================== ==================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from tiered.errors import InvalidError
+from tiered.format.consume_queue import is_message
+from tiered.format.ids import parse_offset_msg_id
+from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
+from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
+from tiered.local.consumequeues import PlainQueue
+from tiered.local.layout import QUEUE_DIRECTORY
+from tiered.store.keyhash import key_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tiered.model import MessageQueue
+    from tiered.store.opening import Parts
+
+COUNT_MAX: Final = 32
+BYTES_MAX: Final = 1 << 20
+KEYS_MAX: Final = 64
+_FAR_MS: Final = 2**63 - 1
+
+
+class Status(Enum):
+    """How a read by queue offset ended; see the module."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+
+
+class Boundary(Enum):
+    """Which message a time means."""
+
+    LOWER = "lower"
+    """The first stored at or after it; the end when there is none."""
+    UPPER = "upper"
+    """The last stored at or before it; the first message when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What a read by queue offset found.
+
+    Attributes:
+        status: See the module.
+        records: In order, without a gap.
+        next_offset: Where to go on.
+        min_offset: First queue offset that can be read.
+        end_offset: One past the last.
+    """
+
+    status: Status
+    records: Sequence[Record]
+    next_offset: int
+    min_offset: int
+    end_offset: int
+
+
+class StoreReader:
+    """Reads one store."""
+
+    def __init__(self, parts: Parts, confirmed: Callable[[], int]) -> None:
+        self._root = parts.hold.root
+        self._cache = parts.cache
+        self._log = parts.log
+        self._listing = parts.listing
+        self._index = parts.index
+        self._confirmed = confirmed
+        self._queues: dict[MessageQueue, PlainQueue] = {}
+
+    def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        """Queue offsets ``[min, end)`` that can be read; (0, 0) of a queue that does not exist."""
+        end = self._listing.queues.get(queue)
+        if end is None or end.is_new:
+            return 0, 0
+        index = self._queue(queue)
+        self._log.rescan()
+        log_min = self._log.bases[0] if self._log.bases else 0
+        return index.first_not_below(log_min, end.next_offset), end.next_offset
+
+    def get(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> Got:
+        """Messages of one queue from ``offset`` on; at least one where there is one, however large."""
+        if queue not in self._listing.queues:
+            return Got(Status.NO_MATCHED_LOGIC_QUEUE, (), 0, 0, 0)
+        low, end = self.bounds(queue)
+        if not end:
+            return Got(Status.NO_MESSAGE_IN_QUEUE, (), 0, 0, 0)
+        if offset < low:
+            return Got(Status.OFFSET_TOO_SMALL, (), low, low, end)
+        if offset == end:
+            return Got(Status.OFFSET_OVERFLOW_ONE, (), offset, low, end)
+        if offset > end:
+            return Got(Status.OFFSET_OVERFLOW_BADLY, (), end, low, end)
+        records = self._records(queue, offset, min(end, offset + count_max), bytes_max)
+        if not records:
+            low, end = self.bounds(queue)
+            return Got(Status.MESSAGE_WAS_REMOVING, (), max(low, offset + 1), low, end)
+        return Got(Status.FOUND, records, offset + len(records), low, end)
+
+    def offset_by_time(
+        self, queue: MessageQueue, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """The queue offset that a store time means; 0 of a queue that does not exist."""
+        low, end = self.bounds(queue)
+        first = low
+        limit_ms = time_ms if boundary is Boundary.LOWER else time_ms + 1
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            found = self._records(queue, middle, middle + 1, 0)
+            if found and found[0].store_timestamp_ms < limit_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low if boundary is Boundary.LOWER else max(first, low - 1)
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = _FAR_MS,
+        count_max: int = KEYS_MAX,
+    ) -> list[Record]:
+        """Messages with a key or unique id, newest first; store times from ``begin_ms`` to ``end_ms``, both included."""
+        found: dict[int, Record] = {}
+        for place in self._index.find(key_hash(topic, key), begin_ms, end_ms):
+            if len(found) >= count_max:
+                break
+            record = self._record(place)
+            if record is None or place in found or record.topic != topic:
+                continue
+            names = record.properties
+            is_named = key in split_keys(names.get(KEYS)) or names.get(UNIQ_KEY) == key
+            if is_named and begin_ms <= record.store_timestamp_ms <= end_ms:
+                found[place] = record
+        return list(found.values())
+
+    def by_offset_msg_id(self, msg_id: str) -> Record | None:
+        """The message whose store host and physical offset an id names; None when it is not there.
+
+        Raises:
+            InvalidError: It is no such id.
+        """
+        try:
+            host, place = parse_offset_msg_id(msg_id)
+        except ValueError as error:
+            raise InvalidError(str(error), where=msg_id) from error
+        record = self._record(place)
+        return record if record is not None and record.store_host == host else None
+
+    def _queue(self, queue: MessageQueue) -> PlainQueue:
+        index = self._queues.get(queue)
+        if index is None:
+            folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+            size = self._listing.queues[queue].file_bytes
+            index = self._queues[queue] = PlainQueue(self._cache, folder, size)
+        index.row.rescan()
+        return index
+
+    def _records(self, queue: MessageQueue, start: int, end: int, bytes_max: int) -> list[Record]:
+        items = self._queue(queue).units(start, end)
+        found: list[Record] = []
+        total = 0
+        for item, is_there in zip(items, is_message(items).tolist(), strict=True):
+            total += int(item["size"])
+            if not is_there or (found and total > bytes_max):
+                break
+            record = self._record(int(item["physical_offset"]))
+            if record is None:
+                break
+            found.append(record)
+        return found
+
+    def _record(self, place: int) -> Record | None:
+        """The record at a physical offset, checked; None when there is none that may be seen."""
+        if not 0 <= place < self._confirmed():
+            return None
+        if self._log.base_of(place) is None:
+            self._log.rescan()
+        size = int.from_bytes(self._log.read(place, 4), "big", signed=True)
+        if size < RECORD_BYTES_MIN or place + size > self._confirmed():
+            return None
+        try:
+            return decode_record(self._log.read(place, size), 0, physical_offset=place)
+        except RecordError:
+            return None

@@ -1,0 +1,45 @@
+"""Where the messages of an append were put."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tiered.format.ids import offset_msg_id
+from tiered.local.writer.messages import Appended
+from tiered.model import PhysicalOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tiered.store.commitlog import Places
+    from tiered.store.encoding import Prepared
+
+
+class Receipts:
+    """Where the messages of one append were put; each receipt is made when it is asked for."""
+
+    __slots__ = ("_host", "_messages", "places")
+
+    def __init__(self, messages: Sequence[Prepared], places: Places, host: str) -> None:
+        self._messages = messages
+        self.places = places
+        self._host = host
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return len(self._messages)
+
+    def __getitem__(self, number: int) -> Appended:
+        """The receipt of one message."""
+        found, position = self._messages[number], self.places.positions[number]
+        return Appended(
+            QueueOffset(self.places.queue_offsets[number]),
+            PhysicalOffset(position),
+            offset_msg_id(self._host, position),
+            found.msg_id,
+            found.size,
+        )
+
+    def __iter__(self) -> Iterator[Appended]:
+        """In the order of the messages."""
+        return (self[number] for number in range(len(self)))

@@ -1,0 +1,137 @@
+"""What goes on beside the appends of a store: listing what was appended, flushing, checkpoints.
+
+**Contract.** Two threads: one lists, one flushes and writes checkpoints. An error of either ends both: ``failure`` says
+why, everything that waits is answered with it, and the store takes nothing more. A checkpoint is written once all that
+it tells of is on the disk; a crash leaves the one before or this one.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tiered.errors import TieredStoreError
+from tiered.format.checkpoint import Checkpoint, encode_checkpoint
+from tiered.local.writer.files import replace_file
+from tiered.local.writer.startup import CHECKPOINT_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiered.clock import Clock
+    from tiered.store.commitlog import CommitLog
+    from tiered.store.commits import GroupCommits
+    from tiered.store.opening import Parts
+    from tiered.store.reput import Reput
+
+_REST_S: Final = 0.01
+_LOOK_S: Final = 0.001
+
+
+class Upkeep:
+    """See the module.
+
+    Attributes:
+        failure: Why nothing more is taken; empty while all is well.
+        work: Set when there may be something to list.
+    """
+
+    def __init__(
+        self, parts: Parts, log: CommitLog, commits: GroupCommits, reput: Reput, clock: Clock
+    ) -> None:
+        self.failure = ""
+        self.work = threading.Event()
+        self._parts = parts
+        self._log = log
+        self._commits = commits
+        self._reput = reput
+        self._clock = clock
+        self._stop = threading.Event()
+        self._checkpointed = -1
+        self._threads = [
+            threading.Thread(target=self._guard, args=(body,), name=f"store-{name}")
+            for name, body in (("reput", self._run_reput), ("flush", self._run_flush))
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads; again: nothing."""
+        self._stop.set()
+        self.work.set()
+        self._commits.wake.set()
+        for thread in self._threads:
+            thread.join()
+
+    def fail(self, why: str) -> None:
+        """Take nothing more."""
+        self.failure = self.failure or why
+
+    def wait_listed(self, end: int, timeout_s: float) -> bool:
+        """Wait until everything below ``end`` is listed; whether it is."""
+        pause = threading.Event()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while self._reput.position < end and not self.failure:
+            if self._clock.monotonic_s() > deadline_s:
+                return False
+            self.work.set()
+            pause.wait(_LOOK_S)
+        return self._reput.position >= end
+
+    def write_checkpoint(self) -> None:
+        """Bring everything to the disk, then say so.
+
+        Raises:
+            OSError: It may not be there.
+        """
+        listed, last_ms = self._reput.position, self._parts.listing.last_ms
+        store_ms = self._log.store_ms
+        if listed == self._checkpointed:
+            return
+        self._log.sync()
+        self._parts.queue_rows.sync()
+        self._parts.index.sync()
+        reached = Checkpoint(
+            physical_timestamp_ms=store_ms,
+            logics_timestamp_ms=last_ms,
+            index_timestamp_ms=last_ms,
+            logics_physical_offset=listed,
+        )
+        replace_file(Path(self._parts.hold.root, CHECKPOINT_FILE), encode_checkpoint(reached))
+        self._checkpointed = listed
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except (OSError, TieredStoreError) as error:
+            self.fail(str(error))
+            self._commits.fail(error)
+
+    def _run_reput(self) -> None:
+        while not self._stop.is_set():
+            self.work.clear()
+            while self._reput.step():
+                if self._stop.is_set():
+                    return
+            self.work.wait(_REST_S)
+
+    def _run_flush(self) -> None:
+        options = self._parts.options
+        rest_s = min(options.flush_interval_s, options.checkpoint_interval_s)
+        flushed_s = checkpoint_s = self._clock.monotonic_s()
+        while not self._stop.is_set():
+            self._commits.wake.wait(rest_s)
+            self._commits.wake.clear()
+            self._commits.run_once()
+            self.work.set()
+            now_s = self._clock.monotonic_s()
+            if now_s >= flushed_s + options.flush_interval_s:
+                self._log.sync()
+                flushed_s = now_s
+            if now_s >= checkpoint_s + options.checkpoint_interval_s:
+                self.write_checkpoint()
+                checkpoint_s = now_s
