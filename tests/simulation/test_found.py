@@ -206,6 +206,23 @@ def test_what_compensation_took_ahead_of_the_follower_is_held_against_what_the_f
     assert read_back(store, queue) == (local.raw(queue), [])
 
 
+def test_a_queue_made_anew_before_anything_was_taken_begins_anew_though_no_offset_fell():
+    """It was empty, and registered with where it would begin; the follower had never met it. (Seed 47456.)"""
+    store, local, queue = MemoryStore(), emptied(2), MessageQueue("t", 0)
+    with dispatching(store, local, seed=2) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        make_anew(local, 5)
+        for start, count in ((0, 1), (1, 2), (3, 2)):
+            batch = local.read(queue, start, bytes_max=1 << 20, count_max=count)
+            assert batch is not None
+            assert not dispatcher.dispatch(batch)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
 def emptied(count: int) -> SyntheticStore:
     """A queue of which retention has taken all."""
     local = SyntheticStore()

@@ -58,8 +58,12 @@ class Beginnings:
                 Look.SAME if first is None and not self._has_emptied(queue, start) else Look.SHORTER
             )
         life = self._state().life(queue)
-        is_right = (life is not None and life.log_end > 0) or self._right.get(queue) == start
+        is_right = (life is not None and life.log_end > 0) or self.is_right(queue, start)
         return Look.SAME if is_right or before.base_offset >= start else Look.DIFFERENT
+
+    def is_right(self, queue: MessageQueue, start: QueueOffset) -> bool:
+        """Whether it was decided that a queue may go on there, whatever lies before."""
+        return self._right.get(queue) == start
 
     def _has_emptied(self, queue: MessageQueue, start: QueueOffset) -> bool:
         """Whether messages came behind ``start`` and are all gone again: a gap, which compensation records."""

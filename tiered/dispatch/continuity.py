@@ -264,20 +264,24 @@ class Continuity:
         return Look.SAME if 0 in {found, mark} or found == mark else Look.DIFFERENT
 
     def contradicts(self, file: CompositeFlatFile, batch: RecordBatch) -> bool:
-        """Whether a batch has another record where the last one was taken; then the queue is suspect.
+        """Whether a batch has another record where the last one was taken: then the queue is suspect.
 
         Compensation may have taken what the follower, which was behind it, never met, and what the broker then took back:
-        no offset falls for the follower. For whoever holds the queue's lock; costs nothing where a batch only goes on.
+        no offset falls for the follower. Nor does one where nothing was taken, and the batch begins before the place where
+        the queue was to begin. For whoever holds the queue's lock; costs nothing where a batch only goes on.
         """
         if batch.base_offset >= file.append_offset:
             return False
-        offset, mark = file.last_taken or (QueueOffset(-1), 0)
-        if not mark or not batch.base_offset <= offset < batch.end_offset:
-            return False
-        if mark_of_item(batch, offset - batch.base_offset) in {0, mark}:
-            return False
-        self.suspect(file.queue)
-        return True
+        last = file.last_taken
+        if last is None:
+            is_odd = not self._beginnings.is_right(file.queue, file.append_offset)
+        else:
+            number = last[0] - batch.base_offset
+            found = mark_of_item(batch, number) if 0 <= number < batch.count else 0
+            is_odd = 0 not in {found, last[1]} and found != last[1]
+        if is_odd:
+            self.suspect(file.queue)
+        return is_odd
 
     def suspect(self, queue: MessageQueue) -> None:
         """Take nothing more of a queue until it is decided."""
