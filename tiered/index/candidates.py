@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
-    from tiered.log.state import Part, QueueLife
+    from tiered.log.state import Part, QueueLife, TierState
     from tiered.model import MessageQueue
+
+    Views = dict[tuple[MessageQueue, int], "LifeView"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,30 @@ class LifeView:
         except RecordError as error:
             raise DataError(f"a record is damaged: {error}", where=str(self.queue)) from error
         return stored, found.log_offset + position
+
+
+class LifeViews:
+    """Lives of queues by topic, made once for a state: a long life has many parts. Threads: any."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._held: tuple[TierState | None, dict[str, Views]] = (None, {})
+
+    def of(self, state: TierState, topic: str) -> Views:
+        """Every life of every queue of a topic, by queue and number."""
+        held = self._held
+        if held[0] is not state:
+            held = self._held = (state, {})
+        found = held[1].get(topic)
+        if found is None:
+            found = held[1][topic] = {
+                (queue, number): LifeView(self._store, self._prefix, queue, number, life)
+                for queue, lives in state.queues.items()
+                if queue.topic == topic
+                for number, life in enumerate(lives)
+            }
+        return found
 
 
 def has_key(message: Record, key: str) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from backends.errors import ObjectNotFoundError
 from tiered.index.asked import COUNT, SCAN_BYTES_MAX, Lookup, Wish
-from tiered.index.candidates import Hit
+from tiered.index.candidates import Hit, LifeViews
 from tiered.index.objects import FILTER_BYTES_MAX, IndexObjects
 from tiered.index.search import Means, Search, Spread
 from tiered.journal.reader import JournalReader
@@ -58,7 +58,9 @@ class IndexReader:
             spread: Fetches messages (``map`` of an executor: several at once).
         """
         self.objects = IndexObjects(store, prefix, filter_bytes_max=filter_bytes_max)
-        self._means = Means(store, prefix, self.objects, spread)
+        self._means = Means(LifeViews(store, prefix), self.objects, spread)
+        self._store = store
+        self._prefix = prefix
 
     def lookup(self, state: TierState, wish: Wish) -> Lookup:
         """Find messages.
@@ -82,6 +84,6 @@ class IndexReader:
         return Search(self._means, state, wish, gone_is_damage=True).run()
 
     def _state_now(self) -> TierState:
-        journal = JournalReader(self._means.store, self._means.prefix, TierMachine())
+        journal = JournalReader(self._store, self._prefix, TierMachine())
         journal.catch_up()
         return journal.state

@@ -14,7 +14,7 @@ from tiered.errors import DataError
 from tiered.format.key_index import BUCKET_BITS_MAX
 from tiered.format.record import decode_record
 from tiered.index.asked import TIME_MAX, Lookup, Wish
-from tiered.index.candidates import Candidate, Hit, LifeView
+from tiered.index.candidates import Candidate, Hit, LifeView, LifeViews
 from tiered.index.extract import extract_keys
 from tiered.index.hashing import key_hash, topic_seed
 from tiered.log.indexed import uncovered
@@ -24,7 +24,6 @@ from tiered.model import QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from backends.base import ObjectStore
     from tiered.format.key_index import Items
     from tiered.index.objects import IndexObjects
     from tiered.log.parts import IndexObject
@@ -44,14 +43,12 @@ class Means:
     """What a lookup works with.
 
     Attributes:
-        store: The tier's.
-        prefix: Of the broker, ending in a slash.
-        objects: Its index objects, and the filters in memory.
+        views: Lives of queues, for reading messages.
+        objects: The index objects, and the filters in memory.
         spread: Fetches messages.
     """
 
-    store: ObjectStore
-    prefix: str
+    views: LifeViews
     objects: IndexObjects
     spread: Spread
 
@@ -86,11 +83,9 @@ class Search:
         self._found = Lookup()
         self._scan_left = wish.scan_bytes_max
         self._views = {
-            (queue, number): LifeView(means.store, means.prefix, queue, number, life)
-            for queue, lives in state.queues.items()
-            if queue.topic == wish.topic
-            for number, life in enumerate(lives)
-            if wish.every_life or number == len(lives) - 1
+            (queue, number): view
+            for (queue, number), view in means.views.of(state, wish.topic).items()
+            if wish.every_life or number == len(state.queues[queue]) - 1
         }
 
     def run(self) -> Lookup:
