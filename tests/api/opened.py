@@ -14,8 +14,8 @@ from tiered.local.face import RecordBatch
 from tiered.log.decode import TierBatch
 from tiered.log.state import queue_action
 from tiered.model import LogOffset, MessageQueue, QueueOffset
-from tiered.plugin.opening import open as open_tier
 from tiered.plugin.place import Place
+from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

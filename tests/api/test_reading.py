@@ -13,7 +13,7 @@ from support.tiers import TIME_MS
 
 from tiered.errors import ClosedError, DataError, ExpiredError, InvalidError
 from tiered.model import MessageQueue, QueueBounds
-from tiered.plugin.opening import open as open_tier
+from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from tests.e2e.harness import here
 from tiered.format.message import message_json
 from tiered.index.reader import Hit, IndexReader, Wish
 from tiered.log.indexed import indexed_to
-from tiered.plugin.opening import open as open_tier
+from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,3 +123,14 @@ def test_what_was_not_looked_at_is_said(tmp_path: Path):
     assert "messages that no index covers yet were not looked at" in ran.err
     assert "no topic nothing" in here("query", url, "nothing", "--key", "k").error
     assert here("query", url, "orders", "--key", "k", "-o", "csv").code == 2
+
+
+def test_the_work_file_never_lies_in_the_store(tmp_path: Path):
+    store, url = harness.unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    for place, what in (
+        (store / "config", "lies in the broker's store"),
+        (tmp_path / "none", "no directory"),
+    ):
+        assert what in here("attach", store, "--to", url, "--once", "--index-dir", place).error
+    here("attach", store, "--to", url, "--once", "--index-dir", tmp_path).good()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s10-consumers", "tier"]

@@ -52,8 +52,8 @@ def open_tier(
         InvalidError: There is none, or there are several.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
-    from tiered.plugin.opening import MEMORY_BYTES
-    from tiered.plugin.opening import open as open_tier_at
+    from tiered.plugin.tier import MEMORY_BYTES
+    from tiered.plugin.tier import open as open_tier_at
 
     tier = open_tier_at(
         url,

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiered.plugin.opening import open  # noqa: A004 (the API's door)
-from tiered.plugin.tier import Tier
+from tiered.plugin.tier import Tier, open  # noqa: A004 (the API's door)
 
 if TYPE_CHECKING:
     from tiered.plugin.aio import AsyncTier, open_async

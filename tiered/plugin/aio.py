@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tiered.errors import ClosedError
 from tiered.plugin.choice import Choice
-from tiered.plugin.opening import open as open_tier
-from tiered.plugin.tier import MESSAGE_BATCH_BYTES
+from tiered.plugin.opened import MESSAGE_BATCH_BYTES
+from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue, QueueBounds, QueueOffset
     from tiered.plugin.lookup import Found
     from tiered.plugin.message import Message
-    from tiered.plugin.tier import Tier
+    from tiered.plugin.opened import Tier
 
 T = TypeVar("T")
 THREADS = 32
