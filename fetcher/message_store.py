@@ -264,10 +264,19 @@ class TieredMessageStore:
         policy = self.settings.policy if policy is None else policy
         tier = self.tier.bounds(queue) if self.tier is not None else None
         local = self.local.bounds(queue) if self.local is not None else None
-        if self.local is not None and policy is not Policy.DISABLE and parts_ways(local, tier):
-            self.local.refresh()
-            local = self.local.bounds(queue)
-        return Both.of(policy, local, tier)
+        if self.local is None or policy is Policy.DISABLE or not parts_ways(local, tier):
+            return Both.of(policy, local, tier)
+        self.local.refresh()
+        local = self.local.bounds(queue)
+        is_same = parts_ways(local, tier) and self._is_same(queue, local)
+        return Both.of(policy, local, tier, is_same=is_same)
+
+    def _is_same(self, queue: MessageQueue, bounds: QueueBounds | None) -> bool:
+        """Whether the last message that the journal knows by its mark and the local store has is one and the same."""
+        assert self.local is not None
+        assert self.tier is not None
+        known = None if bounds is None else self.tier.last_mark(queue, bounds.min, bounds.end)
+        return known is not None and self.local.mark(queue, known[0]) == known[1]
 
     def tier_deadline_s(self, deadline_s: float, *, has_local: bool) -> float:
         """Until when the tier may take, of a request with this deadline."""

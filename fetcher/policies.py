@@ -1,8 +1,9 @@
 """Which side a read goes to: the broker's own store, or the tier. Pure.
 
-The broker's store is the authority on where a queue ends. Where it ends below what the tier has, their histories part (a
-topic was deleted and created again, or a power failure took the tail), and until the journal says what became of it, the
-tier serves only what lies below the local minimum.
+The broker's store is the authority on what a queue's messages are. Where it ends below what the tier has, either not all of
+it is proven committed yet, or the histories have parted: a topic was deleted and created again. Unless a message that both
+have shows that they are one (``is_same``), the tier then serves only what lies below the local minimum, until the journal
+says what became of it.
 """
 
 from __future__ import annotations
@@ -50,11 +51,25 @@ class Both:
     tier: QueueBounds | None
 
     @classmethod
-    def of(cls, policy: Policy, local: QueueBounds | None, tier: QueueBounds | None) -> Both:
-        """Leave out what is not to be used of the tier."""
+    def of(
+        cls,
+        policy: Policy,
+        local: QueueBounds | None,
+        tier: QueueBounds | None,
+        *,
+        is_same: bool = False,
+    ) -> Both:
+        """Leave out what is not to be used of the tier.
+
+        Args:
+            policy: Which.
+            local: What the broker's store has.
+            tier: What the tier has.
+            is_same: Both have a message in common.
+        """
         if policy is Policy.DISABLE or tier is None:
             return cls(local, None)
-        if parts_ways(local, tier):
+        if not is_same and parts_ways(local, tier):
             assert local is not None
             tier = QueueBounds(tier.min, max(tier.min, min(tier.end, local.min)))
         return cls(local, tier)
@@ -65,7 +80,7 @@ class Both:
         known = [side for side in (self.local, self.tier) if side is not None]
         if not known:
             return None
-        end = self.local.end if self.local is not None else known[0].end
+        end = max(side.end for side in known)
         starts = [side.min for side in known if side.min < side.end]
         return QueueBounds(min(starts, default=end), end)
 

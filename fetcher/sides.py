@@ -14,6 +14,7 @@ import numpy as np
 from fetcher.wire_ranges import WireRanges
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.log.by_time import Boundary, offset_by_time
+from tiered.log.marks import mark_of_item
 from tiered.model import QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ class LocalSide:
     ) -> RecordBatch | None:
         """See ``LocalStore.read``."""
         return self._store.read(queue, start, bytes_max=bytes_max, count_max=count_max)
+
+    def mark(self, queue: MessageQueue, offset: QueueOffset) -> int:
+        """Mark of a message; 0: it is not there."""
+        batch = self.read(queue, offset, 1, 1)
+        if batch is None or batch.base_offset != offset:
+            return 0
+        return mark_of_item(batch, 0)
 
     def first_message(self, queue: MessageQueue) -> tuple[QueueOffset, int] | None:
         """Queue offset and store time of the first message; None: there is none."""
@@ -151,6 +159,15 @@ class TierSide:
         if view is None:
             return None
         return QueueBounds(view.life.min_offset, view.life.commit_offset)
+
+    def last_mark(self, queue: MessageQueue, low: int, end: int) -> tuple[QueueOffset, int] | None:
+        """The last message of ``[low, end)`` of which the journal has a mark, and the mark."""
+        view = self.view(queue)
+        for part in reversed(view.parts if view is not None else []):
+            at = QueueOffset(part.queue_end - 1)
+            if low <= at < end and part.last:
+                return at, part.last
+        return None
 
     def refresh(self, deadline_s: float) -> None:
         """See what is new in the journal.

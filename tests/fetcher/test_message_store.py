@@ -54,7 +54,7 @@ TABLE: list[Row] = [
     # a stretch that neither has: moved over at once, and told
     ((150, 200), (0, 100), Policy.NOT_IN_DISK, 100, Is.FOUND, 182),
     ((150, 200), (0, 100), Policy.DISABLE, 100, Is.OFFSET_TOO_SMALL, 150),
-    # the broker begins anew where the tier does not know it yet
+    # the broker begins anew, or lost its tail within a part: the tier does not know it yet
     ((0, 20), (0, 100), None, 0, Is.FOUND, 20),
     ((0, 20), (0, 100), None, 20, Is.OFFSET_OVERFLOW_ONE, 20),
     ((0, 20), (0, 100), None, 50, Is.OFFSET_OVERFLOW_BADLY, 20),
@@ -107,6 +107,26 @@ def test_bounds_are_those_of_both_and_an_empty_local_store_hides_nothing():
     assert sides_of((150, 200), None).store.min_offset("t", 0) == 150
     assert BothSides().store.min_offset("t", 0) == -1
     assert BothSides().store.max_offset("t", 0) == -1
+
+
+def test_what_is_in_the_tier_and_not_proven_locally_is_read_if_both_have_a_message_in_common():
+    both = BothSides()
+    both.append(40)
+    for end in (10, 20, 40):
+        both.commit(end)
+    both.tier_side.refresh(1e9)
+    both.local.cut(QUEUE.topic, QUEUE.queue_id, 25)
+    for policy in set(Policy) - {Policy.DISABLE}:
+        assert both.get(25, policy=policy).next_begin == 40
+        assert both.get(40, policy=policy).status is Is.OFFSET_OVERFLOW_ONE
+    assert both.store.max_offset("t", 0) == 40
+    both.local.delete(QUEUE.topic, QUEUE.queue_id)
+    for _ in range(25):
+        both.local.append(QUEUE.topic, QUEUE.queue_id, b"of another life")
+    assert both.get(25).status is Is.OFFSET_OVERFLOW_ONE
+    for policy in Policy:
+        for _, raw in both.get(0, policy=policy).messages():
+            assert b"of another life" in bytes(raw)
 
 
 def test_a_gap_is_moved_over_and_told_and_so_is_the_message_behind_it():

@@ -110,6 +110,7 @@ def open_message_store(
             names = RocketMQOptions(cluster=cluster, broker=broker)
             local = RocketMQStore.open(directory, clock=clock, options=names)
             opened.callback(local.close)
+            local.refresh()
         stop = threading.Event()
         meter = open_metered(url, options or S3Options())
         opened.callback(meter.close)
