@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
 
 from backends.errors import BackendError
 from fetcher.policies import Both, Policy, Side, plan_sides
@@ -21,6 +23,7 @@ from tiered.model import QueueBounds, QueueOffset
 if TYPE_CHECKING:
     from fetcher.scanning import Scan
     from fetcher.sides import LocalSide, TierSide
+    from tiered.local.face import RecordBatch
     from tiered.model import MessageQueue
 
 NOWHERE: Final = "neither in the tier nor in the local store"
@@ -106,7 +109,8 @@ class Get:
             if self._plan(both):
                 return None
         if sides:
-            self._read(self._ordered(sides))
+            tier_end = both.tier.end if both.tier is not None and Side.TIER in sides else 0
+            self._read(self._ordered(sides), tier_end)
             return None
         at, judged = self.scan.at, judge_offset(self.scan.at, both.bounds)
         if judged is None and at == self._start:
@@ -156,8 +160,12 @@ class Get:
     def _ordered(self, sides: tuple[Side, ...]) -> tuple[Side, ...]:
         return (Side.LOCAL, Side.TIER) if len(sides) > 1 and self.means.is_tier_sick() else sides
 
-    def _read(self, sides: tuple[Side, ...]) -> None:
+    def _read(self, sides: tuple[Side, ...], tier_end: int) -> None:
         """Read from the first side that can.
+
+        Args:
+            sides: In order.
+            tier_end: Below this the tier may have what the local store has damaged.
 
         Raises:
             TieredStoreError: None can (likewise ``BackendError``): damage only if no side might have it later.
@@ -166,7 +174,7 @@ class Get:
         for side in sides:
             try:
                 if side is Side.LOCAL:
-                    self._read_local()
+                    self._read_local(tier_end)
                 else:
                     self._read_tier(has_local=side is not sides[-1])
             except ClosedError:
@@ -179,12 +187,12 @@ class Get:
         assert failure is not None
         raise failure
 
-    def _read_local(self) -> None:
+    def _read_local(self, tier_end: int) -> None:
         local, scan = self.means.local, self.scan
         assert local is not None
         batch = local.read(self.queue, scan.at, *scan.next_read())
         if batch is not None and batch.base_offset == scan.at:
-            scan.take(batch, Side.LOCAL)
+            scan.take(_before_hole(batch, tier_end), Side.LOCAL)
         # else it has expired since, and is looked for again
 
     def _read_tier(self, *, has_local: bool) -> None:
@@ -231,3 +239,28 @@ class Get:
         """Not now. What was looked at already need not be looked at again."""
         has_moved = self.scan.at != self._start
         return self._end(GetStatus.NO_MATCHED_MESSAGE if has_moved else GetStatus.TRY_AGAIN, error)
+
+
+def _before_hole(batch: RecordBatch, end: int) -> RecordBatch:
+    """What lies before the first hole below a queue offset.
+
+    Raises:
+        DataError: It begins with that hole.
+    """
+    holes = np.flatnonzero(batch.sizes[: max(end - batch.base_offset, 0)] <= 0)
+    if not len(holes):
+        return batch
+    count = int(holes[0])
+    if not count:
+        raise DataError(
+            f"the local store has no sound message at {batch.queue}, queue offset {batch.base_offset}"
+        )
+    return replace(
+        batch,
+        positions=batch.positions[:count],
+        sizes=batch.sizes[:count],
+        tag_codes=batch.tag_codes[:count],
+        store_timestamps_ms=batch.store_timestamps_ms[:count],
+        physical_offsets=batch.physical_offsets[:count],
+        quarantined=(),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from fetcher.statuses import GetStatus as Is
 from fetcher.ticker import Ticker
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
+from tiered.local.face import HoleReason
+from tiered.log.parts import Gap
 from tiered.log.state import queue_action
 from tiered.model import QueueOffset
 
@@ -214,6 +217,39 @@ def test_a_local_disk_that_fails_is_gone_around_by_way_of_the_tier():
     found = both.get(160)
     assert (found.status, found.next_begin) == (Is.TRY_AGAIN, 160)
     assert isinstance(found.error, InvalidError)
+
+
+@pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.FORCE])
+def test_what_is_damaged_locally_comes_from_the_tier_and_is_not_skipped_while_that_is_gone(
+    policy: Policy,
+):
+    both, gate = gated(policy)
+    whole = both.local.read
+    broken = {60, 61, 170}
+
+    def read(*args: Any, **more: Any) -> RecordBatch | None:
+        batch = whole(*args, **more)
+        if batch is not None:
+            offsets = np.arange(batch.count) + batch.base_offset
+            holes = np.isin(offsets, list(broken))
+            tags = np.where(holes, HoleReason.DAMAGED, batch.tag_codes)
+            return replace(batch, sizes=np.where(holes, 0, batch.sizes), tag_codes=tags)
+        return batch
+
+    both.local.read = read  # type: ignore[method-assign]
+    at, seen = 50, []
+    while at < 200:
+        found = both.get(at)
+        seen += [offset for offset, _ in found.messages()]
+        gap = (Gap(QueueOffset(170), QueueOffset(171), "hole: damaged"),)
+        assert found.missing == (gap if at <= 170 < found.next_begin else ())
+        at = found.next_begin
+    assert seen == [offset for offset in range(50, 200) if offset != 170]
+    gate.is_gone = True
+    both.fetcher._stock.cache.clear()
+    assert both.get(59).next_begin == 60
+    lost = both.get(60)
+    assert (lost.status, lost.next_begin) == (Is.TRY_AGAIN, 60)
 
 
 # -- limits and filters ---------------------------------------------------------------------------
