@@ -144,6 +144,15 @@ METRICS: tuple[Metric, ...] = (
         "Segments left as they are, because a part is damaged or gone. Above 0 run `tiered verify"
         " --deep`.",
     ),
+    Metric("tiered_index_objects_total", _C, "Objects of the key index made and named."),
+    Metric("tiered_index_keys_total", _C, "Keys in them."),
+    Metric("tiered_index_bytes_total", _C, "Their bytes."),
+    Metric(
+        "tiered_index_waiting_messages",
+        _G,
+        "Messages in the tier whose keys are neither indexed nor collected.",
+    ),
+    Metric("tiered_index_failures_total", _C, "Tries of the key index that failed."),
     Metric(
         "tiered_gaps_total",
         _C,

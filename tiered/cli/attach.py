@@ -165,15 +165,32 @@ def read_settings(call: Call) -> AttachSettings:
 
 
 def index_settings(call: Call) -> IndexSettings | None:
-    """Of the key index; None: none is wanted."""
+    """Of the key index; None: none is wanted.
+
+    Raises:
+        InvalidError: The work file would lie in the broker's store, or nowhere.
+    """
+    from pathlib import Path
+
     from tiered.plugin.index_settings import IndexSettings
 
     if call.flag("no-index"):
         return None
+    directory = call.text("index-dir")
+    if directory is not None:
+        place = Path(directory).resolve()
+        if place.is_relative_to(Path(call.argument("store")).resolve()):
+            raise InvalidError(
+                "--index-dir lies in the broker's store, into which nothing is ever written",
+                where=directory,
+                do="name a directory elsewhere",
+            )
+        if not place.is_dir():
+            raise InvalidError("--index-dir is no directory", where=directory, do="make it")
     return IndexSettings(
         items_max=call.whole("index-items"),
         age_s=call.number("index-age"),
-        directory=call.text("index-dir"),
+        directory=directory,
     )
 
 

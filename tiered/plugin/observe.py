@@ -27,6 +27,7 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
         Sample("tiered_up", is_well(attachment) == ""),
         *_lag(attachment, dispatcher, clock),
         *_counters(dispatcher),
+        *_index(attachment),
         *_requests(attachment),
         Sample("tiered_buffer_bytes", dispatcher.budget.used_bytes),
         Sample("tiered_buffer_bytes_max", dispatcher.budget.bytes_max),
@@ -81,6 +82,16 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_begun_anew_total", counters.begun_anew)
     yield Sample("tiered_ahead_queues", dispatcher.continuity.lagging)
     yield Sample("tiered_quarantined_records_total", counters.quarantined)
+
+
+def _index(attachment: Attachment) -> Iterator[Sample]:
+    index = attachment.index
+    if index is not None:
+        yield Sample("tiered_index_objects_total", index.objects)
+        yield Sample("tiered_index_keys_total", index.items)
+        yield Sample("tiered_index_bytes_total", index.size_bytes)
+        yield Sample("tiered_index_waiting_messages", index.waits)
+        yield Sample("tiered_index_failures_total", index.failures)
 
 
 def _requests(attachment: Attachment) -> Iterator[Sample]:
