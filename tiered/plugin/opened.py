@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
 from fetcher.settings import FetchSettings
@@ -278,7 +279,7 @@ class Tier:
             topic: Of the queue.
             queue_id: Its number.
             start: First queue offset; default: the end, so that only what is new comes.
-            stop: Ends the iterator soon after it is set; default: it never ends.
+            stop: Ends the iterator once it is set, amid a pause too; default: it never ends.
             tags: Filter, as of ``read``.
             sql: Likewise.
             pause_s_max: Longest pause between two looks at the journal (a listing each); pauses double while nothing comes.
@@ -287,8 +288,9 @@ class Tier:
             InvalidError: No such queue; see ``read``.
         """
         choice = Choice.of(tags, sql)
-        batches = self.follow_records(topic, queue_id, start, stop=stop, pause_s_max=pause_s_max)
-        return choice.messages(batches)
+        ended = stop or threading.Event()
+        batches = self.follow_records(topic, queue_id, start, stop=ended, pause_s_max=pause_s_max)
+        return takewhile(lambda _: not ended.is_set(), choice.messages(batches))
 
     def follow_records(
         self,

@@ -1,0 +1,21 @@
+"""Sums the bytes of bodies by tag, with Arrow: python read_arrow.py URL TOPIC"""
+
+import sys
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered.plugin import open as open_tier
+
+
+def main(url: str, topic: str) -> None:
+    with open_tier(url) as tier:
+        batches = list(tier.read_topic_arrow(topic, columns=["tags", "body"]))
+    table = pa.Table.from_batches(batches)
+    table = table.append_column("bytes", pc.binary_length(table["body"]))
+    for row in table.group_by("tags").aggregate([("bytes", "sum")]).sort_by("tags").to_pylist():
+        print(row["tags"], row["bytes_sum"])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,25 @@
+"""Counts the messages of every queue at once, with asyncio: python read_async.py URL TOPIC"""
+
+import asyncio
+import sys
+
+from tiered.plugin import AsyncTier, open_async
+
+
+async def count(tier: AsyncTier, topic: str, queue_id: int) -> int:
+    total = 0
+    async for batch in tier.read_records(topic, queue_id):
+        total += int((batch.records.sizes > 0).sum())
+    return total
+
+
+async def main(url: str, topic: str) -> None:
+    async with await open_async(url) as tier:
+        queues = tier.queues(topic)
+        counts = await asyncio.gather(*(count(tier, topic, q.queue_id) for q in queues))
+        for queue, number in zip(queues, counts, strict=True):
+            print(queue.queue_id, number)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:3]))

@@ -1,0 +1,93 @@
+"""The examples of docs/reading.md run, and the page names what there is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cli.program import attach, dump, unpack
+
+from tiered.plugin.aio import AsyncTier
+from tiered.plugin.arrow import COLUMNS
+from tiered.plugin.message import Message
+from tiered.plugin.tier import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "reading.md").read_text("utf-8")
+ORDERS = dump("s01-basic", "orders")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    store = unpack("s01-basic", tmp_path_factory.mktemp("stores"))
+    return attach(store, tmp_path_factory.mktemp("tiers") / "basic")
+
+
+def run(name: str, *arguments: str) -> list[str]:
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", str(DOCS / "examples" / name), *arguments],
+        capture_output=True, text=True, check=False, timeout=60, cwd=DOCS.parent,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert not ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_every_example_is_named_and_run_here():
+    names = {path.name for path in (DOCS / "examples").glob("*.py")}
+    assert set(re.findall(r"\(examples/(\w+\.py)\)", PAGE)) == names
+    assert names == {f"{name[5:]}.py" for name in globals() if f"{name[5:]}.py" in names}
+
+
+def test_read_messages(url: str):
+    lines = run("read_messages.py", url, "orders")
+    assert lines[0] == "orders/0: queue offsets 0 to 312"
+    assert len([line for line in lines if not line.startswith("orders/")]) == len(ORDERS)
+
+
+def test_read_arrow(url: str):
+    sums: dict[str, int] = {}
+    for message in ORDERS:
+        size = len(message["body_base64"]) * 3 // 4 - message["body_base64"].count("=")
+        sums[str(message["tags"])] = sums.get(str(message["tags"]), 0) + size
+    lines = run("read_arrow.py", url, "orders")
+    assert {line.split()[0]: int(line.split()[1]) for line in lines} == sums
+
+
+def test_find_messages(url: str):
+    wanted = next(message for message in ORDERS if message["keys"])
+    lines = run("find_messages.py", url, "orders", wanted["keys"].split()[0])
+    tagged = sum(message["tags"] in {"TagA", "TagB"} for message in ORDERS)
+    assert f"by tag: {tagged}" in lines
+    place = f"by key: {wanted['queue_id']} {wanted['queue_offset']} "
+    assert any(line.startswith(place) for line in lines)
+
+
+def test_follow_queue(url: str):
+    lines = run("follow_queue.py", url, "orders", "0", "5")
+    first = [message for message in ORDERS if message["queue_id"] == 0][:5]
+    assert lines == [f"{message['queue_offset']} {message['msg_id']}" for message in first]
+
+
+def test_read_async(url: str):
+    counts = dict(line.split() for line in run("read_async.py", url, "orders"))
+    assert sum(map(int, counts.values())) == len(ORDERS)
+
+
+def public(kind: type) -> Iterator[str]:
+    return (name for name in vars(kind) if not name.startswith("_"))
+
+
+def test_the_page_names_every_public_thing():
+    named = set(re.findall(r"`(\w+)", PAGE))
+    inner = {"state"}
+    assert {*public(Tier), *public(Message)} - named - inner - {"follow_records"} == set()
+    assert set(public(AsyncTier)) <= named
+    assert set(COLUMNS) <= named
