@@ -43,6 +43,7 @@ class Load(Generic[V]):
         size_bytes: Room that is reserved for it.
         future: Ends with the thing, or with why it cannot be had.
         requests: What brings its bytes.
+        is_over: It is here or will not come; set before the future ends, so that nobody waits for it once more.
     """
 
     stream: Hashable
@@ -50,6 +51,7 @@ class Load(Generic[V]):
     size_bytes: int
     future: Future[V] = field(default_factory=Future)
     requests: list[Future[bytes]] = field(default_factory=list)
+    is_over: bool = False
 
 
 Wanted = tuple["ObjectRange", int, int]
@@ -95,6 +97,7 @@ class Loader:
                     load.requests.append(asked)
         except BaseException as error:
             self.cancel(load)
+            load.is_over = True
             load.future.set_exception(error)
             end()
             if not isinstance(error, Exception):
@@ -178,16 +181,21 @@ class _Gathering(Generic[V]):
         self._finish()
 
     def _finish(self) -> None:
-        future = self._load.future
+        load, future = self._load, self._load.future
         try:
-            future.set_result(self._make(self._checked()))
+            made = self._make(self._checked())
         except CancelledError:
+            load.is_over = True
             future.cancel()
             future.set_running_or_notify_cancel()
-        except (TieredStoreError, BackendError) as error:
-            future.set_exception(error.with_traceback(None))  # whose frames would hold the bytes
         except BaseException as error:  # noqa: BLE001 (whoever waits for the future handles it)
+            load.is_over = True
+            if isinstance(error, (TieredStoreError, BackendError)):
+                error.__traceback__ = None  # its frames would hold the bytes
             future.set_exception(error)
+        else:
+            load.is_over = True
+            future.set_result(made)
         self._load.requests.clear()  # they hold the bytes, and their callbacks us
         self._end()
 

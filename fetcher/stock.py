@@ -111,7 +111,7 @@ class Stock:
 
     def is_known(self, key: Key) -> bool:
         """See ``fetcher.claims.Known``."""
-        return key in self._loads or self.cache.get(key) is not None
+        return self._load(key) is not None or self.cache.get(key) is not None
 
     def find(self, part: Part, start: QueueOffset) -> Entry[Thing] | None:
         """The run that holds a queue offset of a part, if it is here."""
@@ -127,7 +127,11 @@ class Stock:
         """The load that a reader of a queue offset has to wait for next, if there is one."""
         layout = self.layout(part)
         block = INDEX if layout is None else layout.block_of(start)
-        return self._loads.get(key_of(part, block))
+        return self._load(key_of(part, block))
+
+    def _load(self, key: Key) -> Load[Thing] | None:
+        load = self._loads.get(key)
+        return None if load is None or load.is_over else load
 
     def claim(
         self,
