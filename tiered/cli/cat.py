@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FOLLOW_S = 1.0
 """Pause between two looks at the journal: one listing each."""
+GROUP = "cat"
 MEMORY_BYTES = 32 << 20
 """What is read ahead, at most."""
 _BATCH_BYTES = 4 << 20
@@ -94,7 +95,7 @@ class Printer:
         """
         from tiered.log.state import Gap
 
-        at, end = self._start(reader), self._end(reader)
+        at, end = self.start(reader), self._end(reader)
         while not self.is_full and at < end:
             count = end - at
             if self.wish.filter is None and self.left is not None:
@@ -104,7 +105,7 @@ class Printer:
                 found = reader.read(at, bytes_max=_BATCH_BYTES, count_max=count)
             else:
                 found = self.engine.fetch(
-                    "cat",
+                    GROUP,
                     reader.queue,
                     at,
                     bytes_max=_BATCH_BYTES,
@@ -141,7 +142,8 @@ class Printer:
         if self.wish.form == _DOCUMENT:
             self.out.write(b'{"format": 1, "messages": [')
 
-    def _start(self, reader: QueueReader) -> QueueOffset:
+    def start(self, reader: QueueReader) -> QueueOffset:
+        """Where to go on in a life of a queue."""
         from tiered.model import QueueOffset
 
         incarnation, at = self.places.get(reader.queue, (None, QueueOffset(0)))
@@ -304,9 +306,16 @@ def check_queues(tier: Tier, topic: str, number: int | None) -> None:
 
 
 def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> None:
-    for queue in tier.queues(topic):
-        if number in {None, queue.queue_id} and not printer.is_full:
-            printer.print_queue(tier.reader.queue(queue))
+    from tiered.cli.queues_ahead import queues_ahead
+
+    queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
+    readers: Iterable[QueueReader] = [tier.reader.queue(queue) for queue in queues]
+    if printer.left is None and printer.wish.from_ms is None:
+        readers = queues_ahead(tier.engine, GROUP, list(readers), printer.start)
+    for reader in readers:
+        if printer.is_full:
+            break
+        printer.print_queue(reader)
 
 
 def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, which: str) -> None:
