@@ -206,11 +206,12 @@ class KeyFile:
         while low < high:
             middle = (low + high) // 2
             place = int(items["physical_offset"][middle])
-            is_kept = (place or int(items["hash"][middle])) and place < physical_offset
+            is_kept = (place or int(items["hash"][middle])) and 0 <= place < physical_offset
             low, high = (middle + 1, high) if is_kept else (low, middle)
         places = items["physical_offset"][:low].astype(np.int64)
-        falls = np.flatnonzero(np.diff(places) < 0)  # what was written last may be anything
-        return (int(falls[0]) + 1 if len(falls) else low) + 1
+        wrong = (places < 0) | (places >= physical_offset)  # what was written last may be anything
+        wrong[1:] |= np.diff(places) < 0
+        return (int(np.argmax(wrong)) if wrong.any() else low) + 1
 
     def _clear_behind(self, count: int) -> None:
         at = self._items_at + INDEX_ITEM_BYTES * count

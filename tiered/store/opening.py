@@ -86,7 +86,7 @@ def make_new(
     hold = StoreHold.of_new(directory)
     try:
         topics = TopicTable.make(hold.root, cluster=cluster, broker=broker)
-        return _assemble(hold, topics, options, StoreEnd(0, 0, {}), clock)
+        return _assemble(hold, topics, options, StoreEnd(0, 0, {}), clock, queue_rows=RowWriter())
     except BaseException:
         hold.close()
         raise
@@ -115,7 +115,7 @@ def open_existing(
                 end = read_end(layout)
             except DataError:
                 return _recover(hold, topics, options, layout, clock, anew=False)
-            return _assemble(hold, topics, options, end, clock)
+            return _assemble(hold, topics, options, end, clock, queue_rows=RowWriter())
     except BaseException:
         hold.close()
         raise
@@ -130,12 +130,12 @@ def _recover(
     *,
     anew: bool,
 ) -> Parts:
-    cache = FileCache()
+    cache, rows = FileCache(), RowWriter()
     try:
         log = open_log(layout, cache)
         if not log.bases:
-            queues = cut_queues(layout, cache, -1)
-            parts = _assemble(hold, topics, options, StoreEnd(0, 0, queues), clock)
+            queues = cut_queues(rows, layout, cache, -1)
+            parts = _assemble(hold, topics, options, StoreEnd(0, 0, queues), clock, queue_rows=rows)
             parts.index.cut(0)
             parts.recovered = Recovered(0, 0, 0, 0)
             return parts
@@ -144,12 +144,14 @@ def _recover(
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
         covered = min(checkpoint.logics_physical_offset, log.end)
         end, store_ms = find_log_end(log, begin, covered)
-        cut_row(layout.log, log.file_bytes, end)
-        queues = cut_queues(layout, cache, begin)
+        cut_row(rows, layout.log, log.file_bytes, end)
+        queues = cut_queues(rows, layout, cache, begin)
     finally:
         cache.close()
     store_ms = max(store_ms, checkpoint.physical_timestamp_ms)
-    parts = _assemble(hold, topics, options, StoreEnd(end, store_ms, queues), clock)
+    parts = _assemble(
+        hold, topics, options, StoreEnd(end, store_ms, queues), clock, queue_rows=rows
+    )
     try:
         parts.index.cut(begin)
         records = replay(parts.log, begin, end, parts.listing)
@@ -163,7 +165,13 @@ def _recover(
 
 
 def _assemble(
-    hold: StoreHold, topics: TopicTable, options: StoreOptions, end: StoreEnd, clock: Clock
+    hold: StoreHold,
+    topics: TopicTable,
+    options: StoreOptions,
+    end: StoreEnd,
+    clock: Clock,
+    *,
+    queue_rows: RowWriter,
 ) -> Parts:
     cache = FileCache()
     layout = inspect(hold.root) if end.log_end else None
@@ -174,7 +182,6 @@ def _assemble(
         else FileRow(cache, folder, options.commitlog_file_bytes)
     )
     index = KeyIndex(hold.root, options.index_slots, options.index_items, clock)
-    queue_rows = RowWriter()
     listing = Listing(
         hold.root, end.queues, queue_rows, index, options.layout().consumequeue_file_bytes
     )

@@ -6,9 +6,9 @@ question                     answer
 where to begin               with the log file that holds the checkpoint's logics physical offset: what
                              lies below it was on the disk when the checkpoint was written. Without one,
                              or without consume queues, with the first file
-where the log ends           at the first record, from there, that fails: magic, sizes, CRC, or its own
-                             physical offset. Behind the end everything becomes zero, later files go: no
-                             stale record can come back
+where the log ends           at the first record, from there, that fails: magic, sizes, CRC, its own
+                             physical offset, or sectors that were never written. Behind the end
+                             everything becomes zero, later files go: no stale record can come back
 consume queues, key index    cut back to where we began, then listed again from the log, as a running
                              store does. Entries behind the end become zero
 damage below the checkpoint  is no torn tail: it is an error, and nothing is changed
@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.errors import DataError
+from tiered.format.block import properties_bytes
 from tiered.format.checkpoint import Checkpoint, decode_checkpoint
 from tiered.format.consume_queue import ITEM_BYTES, is_filler
 from tiered.local.configs import read_text
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.files import FileCache, FileRow
 from tiered.local.layout import check_contiguous, list_queues, queue_file_bytes
-from tiered.local.pieces import LogPieces, Next
+from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import count_sound
 from tiered.local.writer.startup import CHECKPOINT_FILE, QueueEnd
 from tiered.store.rows import cut_row
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
     from tiered.local.layout import Layout
     from tiered.model import MessageQueue
     from tiered.store.listing import Listing
+    from tiered.store.rows import RowWriter
 
 _PIECE_BYTES: Final = 8 << 20
+_LOST: Final = bytes(256)
 _HEAD_BYTES: Final = 1 << 16
 _FAR: Final = 1 << 62
 
@@ -88,7 +91,7 @@ def find_log_end(log: FileRow, begin: int, covered: int) -> tuple[int, int]:
     pieces, position, store_ms = LogPieces(log), begin, 0
     while True:
         piece = pieces.read(position, _FAR, _PIECE_BYTES)
-        sound = count_sound(piece)
+        sound = count_whole(piece, covered)
         if sound:
             store_ms = int(piece.block.store_timestamps_ms[sound - 1])
         if sound < len(piece.block):
@@ -114,7 +117,27 @@ def find_log_end(log: FileRow, begin: int, covered: int) -> tuple[int, int]:
     return position, store_ms
 
 
-def cut_queues(layout: Layout, cache: FileCache, limit: int) -> dict[MessageQueue, QueueEnd]:
+def count_whole(piece: Piece, covered: int) -> int:
+    """How many records, from the first, pass every check.
+
+    No CRC covers topic and properties. Where sectors of them were not written yet they are zero; that is looked for in
+    records that the checkpoint does not cover.
+    """
+    sound, block = count_sound(piece), piece.block
+    view = memoryview(block.buffer)
+    first = int(np.searchsorted(block.positions[:sound], covered - piece.start))
+    for number in range(first, sound):
+        start = int(block.topic_positions[number])
+        topic = bytes(view[start : start + int(block.topic_sizes[number])])
+        raw = properties_bytes(block, number)
+        if b"\0" in topic or raw[:1] == b"\0" or raw[-1:] == b"\0" or _LOST in raw:
+            return number
+    return sound
+
+
+def cut_queues(
+    rows: RowWriter, layout: Layout, cache: FileCache, limit: int
+) -> dict[MessageQueue, QueueEnd]:
     """Cut every consume queue back to the records below ``limit``; where each ends then.
 
     Raises:
@@ -129,7 +152,7 @@ def cut_queues(layout: Layout, cache: FileCache, limit: int) -> dict[MessageQueu
         if not index.row.bases:
             continue
         end = queue_end(index, limit)
-        cut_row(folder, index.row.file_bytes, end * ITEM_BYTES)
+        cut_row(rows, folder, index.row.file_bytes, end * ITEM_BYTES)
         if end > index.unit_span()[0]:
             ends[queue] = QueueEnd(end, index.row.file_bytes)
     return ends

@@ -75,6 +75,16 @@ class RowWriter:
         if descriptor is not None:
             os.close(descriptor)
 
+    def mark(self, path: str) -> None:
+        """Have the next ``sync`` cover a file that was changed otherwise."""
+        with self._lock:
+            self._dirty.add(path)
+
+    def mark_folder(self, folder: str) -> None:
+        """Likewise for the names in a folder."""
+        with self._lock:
+            self._dirty_folders.add(folder)
+
     def close(self) -> None:
         """Close all files, without ``sync``."""
         while self._open:
@@ -116,8 +126,8 @@ class RowWriter:
             self._dirty_folders.add(os.fspath(folder.parent))
 
 
-def cut_row(folder: str, file_bytes: int, end: int) -> None:
-    """Make a row zero from byte ``end`` on: its file's rest is a hole, later files are gone.
+def cut_row(rows: RowWriter, folder: str, file_bytes: int, end: int) -> None:
+    """Make a row zero from byte ``end`` on: its file's rest is a hole, later files are gone. ``rows.sync`` covers it.
 
     Raises:
         OSError: Not all of it was done.
@@ -129,9 +139,8 @@ def cut_row(folder: str, file_bytes: int, end: int) -> None:
         elif base + file_bytes > end:
             os.truncate(path, end - base)
             os.truncate(path, file_bytes)
-            _sync_file(path)
-    if list_bases(folder) or Path(folder).is_dir():
-        sync_folder(folder)
+            rows.mark(path)
+    rows.mark_folder(folder)
 
 
 def _sync_file(path: str) -> None:

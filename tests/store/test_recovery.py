@@ -1,0 +1,255 @@
+"""A crash at any byte: all that was on the disk is there, lists and index are exact, nothing is invented."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from local_writer.reading import check_same, read_all
+from store.harness import SMALL, create, reopen
+
+from tiered.errors import DataError
+from tiered.format.consume_queue import ITEM
+from tiered.local.layout import list_queues
+from tiered.local.writer.messages import Appended, Message
+from tiered.model import MessageQueue
+from tiered.store.keyindex import index_paths
+from tiered.store.options import INDEX_HEADER_BYTES
+
+RNG = random.Random(1)
+MESSAGES = [
+    Message(
+        f"t{RNG.randrange(3)}",
+        RNG.randrange(2),
+        RNG.randbytes(RNG.randrange(1500)),
+        tags=f"tag{at}",
+        keys=f"k{at} s{at % 7}",
+    )
+    for at in range(260)
+]
+CHECKPOINT_AT, CRASH_AT = 90, 250
+
+
+class Crashed:
+    """A store as it stood when its process was killed."""
+
+    def __init__(self, root: Path, put: list[tuple[Message, Appended]], covered: int) -> None:
+        """``covered``: the physical offset up to which the last checkpoint says that all is on the disk."""
+        self.root = root
+        self.put = put
+        self.covered = covered
+
+    def __repr__(self) -> str:
+        return f"Crashed({self.root})"
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
+    folder = tmp_path_factory.mktemp("crashed")
+    store = create(folder / "running")
+    put: list[tuple[Message, Appended]] = []
+    for start in range(0, CRASH_AT, 10):
+        batch = MESSAGES[start : start + 10]
+        put += zip(batch, store.append_batch(batch), strict=True)
+        if len(put) == CHECKPOINT_AT:
+            assert store.wait_listed()
+            store._upkeep.write_checkpoint()
+            covered = store.log_end
+            store._upkeep.write_checkpoint = lambda: None
+    assert store.wait_listed()
+    shutil.copytree(folder / "running", folder / "crashed")
+    store.close()
+    return Crashed(folder / "crashed", put, covered)
+
+
+def zero(path: Path, at: int, size: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(size))
+
+
+def zero_or_noise(path: Path, at: int, size: int, rng: random.Random) -> None:
+    data = bytes(size) if rng.random() < 0.5 else rng.randbytes(size)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def damage_lists(root: Path, covered: int, rng: random.Random) -> None:
+    """Anything may stand in items of records that the checkpoint does not cover."""
+    for path in (root / "consumequeue").glob("*/*/0*"):
+        items = np.fromfile(path, ITEM)
+        for at in np.flatnonzero(items["physical_offset"] >= covered).tolist():
+            if rng.random() < 0.3:
+                zero_or_noise(path, at * 20, 20, rng)
+
+
+def damage_index(root: Path, covered: int, rng: random.Random) -> None:
+    """Likewise in the index; and its slots may be older or newer than its items."""
+    slots, items = SMALL.index_slots, SMALL.index_items
+    for path in map(Path, index_paths(str(root))):
+        data = path.read_bytes()
+        at = INDEX_HEADER_BYTES + 4 * slots
+        found = np.frombuffer(
+            data, [("h", ">i4"), ("at", ">i8"), ("s", ">i4"), ("p", ">i4")], items, at
+        )
+        for slot in range(slots):
+            if rng.random() < 0.3:
+                zero_or_noise(path, INDEX_HEADER_BYTES + 4 * slot, 4, rng)
+        for number in np.flatnonzero(found["at"] >= covered).tolist():
+            if rng.random() < 0.3:
+                zero_or_noise(path, at + 20 * number, 20, rng)
+
+
+def check_exact(root: Path, put: list[tuple[Message, Appended]]) -> None:
+    """The store (stopped) holds exactly ``put``; lists and index say so, and nothing more."""
+    found = read_all(root)
+    assert sum(map(len, found.values())) == len(put)
+    for message, where in put:
+        record = found[MessageQueue(message.topic, message.queue_id)][where.queue_offset]
+        check_same(message, where, record)
+    listed = sum(
+        int((np.fromfile(path, ITEM)["size"] > 0).sum())
+        for path in (root / "consumequeue").glob("*/*/0*")
+    )
+    assert listed == len(put)
+    with reopen(root) as store:
+        assert store.recovered is None
+        assert store._parts.index.item_count == 3 * len(put)
+        for message, where in put[::9]:
+            topic, (own, _, shared) = message.topic, message.keys.partition(" ")
+            for key in (own, where.msg_id):
+                (record,) = store.reader.by_key(topic, key)
+                assert record.physical_offset == where.physical_offset
+            wanted = [
+                other.physical_offset
+                for one, other in reversed(put)
+                if one.topic == topic and shared in (one.keys or "").split()
+            ]
+            answer = store.reader.by_key(topic, shared)
+            assert [record.physical_offset for record in answer] == wanted
+
+
+@settings(deadline=None, max_examples=5, phases=[Phase.explicit, Phase.generate])
+@given(share=st.floats(0, 1), seed=st.integers(0, 2**32))
+def test_cut_or_damaged_at_any_byte(crashed: Crashed, share: float, seed: int):
+    rng = random.Random(seed)
+    is_lossy, lists, index = (rng.random() < 0.5 for _ in range(3))
+    end = crashed.put[-1][1].physical_offset + crashed.put[-1][1].size_bytes
+    cut = crashed.covered + round(share * (end - crashed.covered))
+    file_bytes = SMALL.commitlog_file_bytes
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "s")
+        shutil.copytree(crashed.root, root)
+        if is_lossy:  # sectors that were not written yet, and others behind them that were
+            for log in (root / "commitlog").iterdir():
+                for at in range(max(0, -(-(cut - int(log.name)) // 512)), file_bytes // 512):
+                    if rng.random() < 0.2:
+                        zero(log, at * 512, 512)
+        else:
+            for log in (root / "commitlog").iterdir():
+                keep = min(file_bytes, max(0, cut - int(log.name)))
+                os.truncate(log, keep)
+                os.truncate(log, file_bytes)
+        if lists:
+            damage_lists(root, crashed.covered, rng)
+        if index:
+            damage_index(root, crashed.covered, rng)
+        kept = [
+            (message, where)
+            for message, where in crashed.put
+            if where.physical_offset + where.size_bytes <= cut
+        ]
+        with reopen(root) as store:
+            assert store.recovered is not None
+            assert store.log_end >= sum(where.size_bytes for _, where in kept)
+            survived = sum(end for end in store.queues().values())
+        if not is_lossy:
+            assert survived == len(kept)
+        assert len(kept) <= survived
+        check_exact(root, crashed.put[:survived])
+        with reopen(root) as store:
+            more = [(m, store.append(m)) for m in MESSAGES[CRASH_AT:]]
+        check_exact(root, crashed.put[:survived] + more)
+
+
+def test_lists_and_index_from_the_log_alone(crashed: Crashed, tmp_path: Path):
+    for name, gone in (("a", ["consumequeue", "index", "checkpoint"]), ("b", ["checkpoint"])):
+        root = tmp_path / name
+        shutil.copytree(crashed.root, root)
+        for part in gone:
+            path = root / part
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        reopen(root).close()
+        check_exact(root, crashed.put)
+    queue = next(iter(list_queues(str(root))))
+    shutil.rmtree(root / "consumequeue" / queue.topic)
+    reopen(root, anew=True).close()
+    check_exact(root, crashed.put)
+
+
+def test_damage_below_the_checkpoint_is_told_and_changes_nothing(crashed: Crashed, tmp_path: Path):
+    root = tmp_path / "s"
+    shutil.copytree(crashed.root, root)
+    where = crashed.put[CHECKPOINT_AT - 2][1]
+    base = where.physical_offset // 65_536 * 65_536
+    with (root / "commitlog" / f"{base:020d}").open("r+b") as file:
+        file.seek(where.physical_offset - base + 4)
+        file.write(b"oops")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(DataError, match=f"a record at {where.physical_offset} is damaged"):
+        reopen(root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+SCRIPT = """
+import json, sys, threading
+from pathlib import Path
+from store.harness import SYNC, create
+from tiered.local.writer.messages import Message
+store = create(Path(sys.argv[1]), SYNC)
+def work(number):
+    for at in range(100_000):
+        where = store.append(Message("t", number, b"x" * (at * 97 % 900), keys=f"{number}-{at}"))
+        line = [number, at, where.queue_offset, where.physical_offset, where.msg_id]
+        sys.stdout.write(json.dumps(line) + chr(10)); sys.stdout.flush()
+for number in range(4):
+    threading.Thread(target=work, args=(number,)).start()
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 30, 200])
+def test_kill_9(tmp_path: Path, lines: int):
+    """Killed while four threads append under sync: every receipt that was printed holds."""
+    root = tmp_path / "s"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, root], stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        told = [process.stdout.readline() for _ in range(lines)]
+        process.send_signal(signal.SIGKILL)
+        told += process.stdout.readlines()
+    assert (root / "abort").exists()
+    with reopen(root) as store:
+        assert store.recovered is not None
+        for line in told:
+            if not line.endswith(b"\n"):
+                continue
+            number, at, offset, place, msg_id = json.loads(line)
+            (record,) = store.reader.get(MessageQueue("t", number), offset, count_max=1).records
+            assert record.physical_offset == place
+            assert record.properties["KEYS"] == f"{number}-{at}"
+            (same,) = store.reader.by_key("t", msg_id)
+            assert same.physical_offset == place
