@@ -15,7 +15,7 @@ Threads: one.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 from backends.errors import BackendError, ObjectNotFoundError
@@ -48,14 +48,6 @@ class _Reading:
     ) -> None:
         self.life = life
         self.reader = QueueReader(store, prefix, queue, life)
-        self._parts = life.parts()
-        self._starts = [part.queue_offset for part in self._parts]
-
-    def part_at(self, offset: int) -> Part | None:
-        """The part that begins there."""
-        number = bisect_left(self._starts, offset)
-        found = self._parts[number] if number < len(self._parts) else None
-        return found if found and found.queue_offset == offset else None
 
 
 class Indexer:
@@ -152,15 +144,15 @@ class Indexer:
 
     def _take(self, queue: MessageQueue, life: QueueLife, at: int, end: int) -> tuple[int, int]:
         """Take one piece; where it ends, and how many bytes it had. The same place: it cannot be read now."""
-        if self._reading is None or self._reading.life is not life:
-            self._reading = _Reading(self._store, self._prefix, queue, life)
-        part = self._reading.part_at(at)
+        part = _part_at(life, at)
         try:
             if self._feed and part and part.queue_end <= end:
                 found = self._feed.take(part.log.key)
                 if found is not None:
                     self.builder.add(queue, life.incarnation, at, part.queue_end, found)
                     return part.queue_end, part.log.size_bytes or 1
+            if self._reading is None or self._reading.life is not life:
+                self._reading = _Reading(self._store, self._prefix, queue, life)
             return self._read(self._reading, queue, at, end)
         except BackendError:
             raise  # nothing was added
@@ -188,6 +180,14 @@ class Indexer:
             return min(found.end, end), 0
         self.builder.add_batch(queue, number, found.records, found.log_offset)
         return found.records.end_offset, memoryview(found.records.data).nbytes or 1
+
+
+def _part_at(life: QueueLife, offset: int) -> Part | None:
+    """The part that begins there; found without looking at every part of a long life."""
+    number = bisect_right(life.segments, offset, key=lambda segment: segment.base_queue_offset) - 1
+    parts = life.segments[number].parts if number >= 0 else ()
+    at = bisect_left(parts, offset, key=lambda part: part.queue_offset)
+    return parts[at] if at < len(parts) and parts[at].queue_offset == offset else None
 
 
 def _last(state: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
