@@ -149,7 +149,7 @@ class TieredMessageStore:
     def message_at(
         self, topic: str, queue_id: int, offset: int, *, timeout_s: float | None = None
     ) -> GetResult:
-        """One message by its queue offset: ``get_message`` with a count of 1. Its own read-ahead stream is not grown."""
+        """One message by its queue offset: ``get_message`` with a count of 1, as a group of its own."""
         return self.get_message("", topic, queue_id, offset, max_count=1, timeout_s=timeout_s)
 
     def message_by_time(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from fetcher.policies import Both, Policy
-from tiered.errors import InvalidError, StoreUnavailableError
+from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.log.by_time import Boundary
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class TimeLookup:
         if self.policy is Policy.FORCE and both.tier is not None:
             try:
                 return self._forced(both, local, tier)
-            except (StoreUnavailableError, BackendError):
+            except (StoreUnavailableError, DataError, BackendError):
                 if not self._is_local(first_ms):
                     raise
         if self._is_local(first_ms):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from tiered.errors import InvalidError
 from tiered.log.by_time import Boundary
 from tiered.model import MessageQueue
 from tiered.plugin.message_store import OpenMessageStore, open_message_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = ("s04-batch-compress", "s06-expired", "s11-lmq-batchcq")
 Tiered = tuple[str, "Path", str]
@@ -146,6 +144,21 @@ def test_keys_are_found_on_both_sides(tiered: Tiered):
                 assert {(hit.queue.queue_id, hit.queue_offset) for hit in found.hits} == wanted
                 times = [hit.store_ms for hit in found.hits]
                 assert times == sorted(times, reverse=True)
+
+
+def test_the_documented_example_reads_a_queue_whole(
+    tiered: Tiered, capsys: pytest.CaptureFixture[str]
+):
+    name, directory, url = tiered
+    queue, messages = next(iter(by_queue(name).items()))
+    page = (Path(__file__).parents[2] / "docs" / "reading.md").read_text("utf-8")
+    code = page.partition("## Policies and statuses")[2].partition("```python\n")[2]
+    code = code.partition("```")[0].replace("/data/store", str(directory))
+    code = code.replace("s3://bucket/prefix", url).replace('"orders", 0', f'"{queue.topic}", {queue.queue_id}')  # fmt: skip
+    exec(compile(code, "docs/reading.md", "exec"), {})
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0]) for line in lines] == [m["queue_offset"] for m in messages]
+    assert last == "GetStatus.OFFSET_OVERFLOW_ONE"
 
 
 def test_a_store_directory_of_another_broker_is_refused(

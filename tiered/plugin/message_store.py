@@ -16,13 +16,13 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from backends.errors import BackendError
 from backends.s3_options import S3Options
 from fetcher.fetcher import TieredMessageFetcher
 from fetcher.message_store import MessageStoreSettings, TieredMessageStore
-from fetcher.policies import Policy
 from fetcher.settings import FetchSettings
 from fetcher.sides import LocalSide, TierSide
 from fetcher.ticker import Ticker
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backends.base import ObjectStore
+    from fetcher.policies import Policy
 
 _LOG = logging.getLogger("tiered.read")
 REFRESH_SECONDS = 5.0
@@ -72,7 +73,7 @@ def open_message_store(
     directory: str | os.PathLike[str] | None,
     url: str,
     *,
-    policy: Policy = Policy.NOT_IN_DISK,
+    policy: Policy | None = None,
     cluster: str | None = None,
     broker: str | None = None,
     options: S3Options | None = None,
@@ -86,11 +87,11 @@ def open_message_store(
     Args:
         directory: The broker's ``storePathRootDir``, only read; None: there is none on this machine.
         url: Of the tier.
-        policy: When the tier is read; a request may name another.
+        policy: When the tier is read; default: as ``settings`` say, else ``NOT_IN_DISK``. A request may name another.
         cluster: Name of the cluster; needed only when several brokers have their data there.
         broker: Name of the broker; likewise. Default: as the store directory says.
         options: Endpoint, region and the like; default: from the environment.
-        settings: Limits of requests; ``policy`` above rules.
+        settings: Limits of requests.
         fetch: Limits of reading the tier.
         refresh_s: How often journal and store are looked at.
         clock: For tests.
@@ -100,10 +101,9 @@ def open_message_store(
         StoreUnavailableError: The tier cannot be reached or refuses us.
     """
     clock, fetch = clock or SystemClock(), fetch or FetchSettings()
-    given = settings or MessageStoreSettings()
-    settings = MessageStoreSettings(
-        policy, given.timeout_s, given.tier_share, given.tier_pause_s, given.scan
-    )
+    settings = settings or MessageStoreSettings()
+    if policy is not None:
+        settings = replace(settings, policy=policy)
     with ExitStack() as opened:
         local = None
         if directory is not None:
