@@ -54,9 +54,9 @@ def rows(batch: TierBatch) -> dict[int, bytes]:
     return {records.base_offset + n: data[p : p + s] for n, (p, s) in enumerate(spans)}
 
 
-def expected(base: int, items: list[Any]) -> dict[int, bytes]:
+def expected(base: int, items: list[Any], *, queue: MessageQueue = QUEUE) -> dict[int, bytes]:
     """What a reader gets of these items."""
-    batch = batch_of(base, items)
+    batch = batch_of(base, items, queue=queue)
     data = bytes(memoryview(batch.data))
     spans = zip(batch.positions.tolist(), batch.sizes.tolist(), strict=True)
     return {base + n: data[p : p + s] for n, (p, s) in enumerate(spans)}
