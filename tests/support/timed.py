@@ -6,10 +6,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.examples import HOST_V4, HOST_V6, make
 from support.journals import PREFIX
-from support.tiers import QUEUE, record_of
+from support.tiers import QUEUE
 
 from tiered.format.part import build_object
+from tiered.format.record import encode_record
+from tiered.format.sysflag import BORN_HOST_V6
 from tiered.log.consume_queue import ITEM
 from tiered.log.parts import ObjectRange, Part, QueueLife, Segment
 from tiered.log.view import LifeView
@@ -32,13 +35,28 @@ def put_object(store: ObjectStore, key: str, payload: bytes) -> ObjectRange:
     return ObjectRange(key, 0, size, size, made.trailer_bytes, made.payload_crc)
 
 
+def _record(offset: int, time_ms: int, body_bytes: int) -> bytes:
+    """A record; of every third the producer has an IPv6 address, which stands before the store time."""
+    is_v6 = offset % 3 == 0
+    record = make(
+        queue_id=QUEUE.queue_id,
+        queue_offset=offset,
+        sys_flag=BORN_HOST_V6 if is_v6 else 0,
+        born_host=HOST_V6 if is_v6 else HOST_V4,
+        born_timestamp_ms=1,
+        store_timestamp_ms=time_ms,
+        body=b"x" * body_bytes,
+        topic=QUEUE.topic,
+    )
+    return encode_record(record)
+
+
 def put_part(
     store: ObjectStore, messages: Sequence[Timed], queue_offset: int, log_offset: int
 ) -> Part:
     """One part; its messages need not be in the order of their times."""
     raws = [
-        b"" if one is None else record_of(QUEUE, queue_offset + n, b"x" * one[1], time_ms=one[0])
-        for n, one in enumerate(messages)
+        b"" if one is None else _record(queue_offset + n, *one) for n, one in enumerate(messages)
     ]
     sizes = [len(raw) for raw in raws]
     begins = list(accumulate(sizes, initial=log_offset))[:-1]
