@@ -61,6 +61,9 @@ def test_the_same_answers():
             assert found == list(range(3, 9))
             rows = [b.num_rows async for b in opened.read_arrow("orders", 0, columns=["body"])]
             assert sum(rows) == 20
+            assert len([m async for m in opened.read_topic("orders", sql="TAGS = 'a'")]) == 20
+            rows = [b.num_rows async for b in opened.read_topic_arrow("orders", columns=["keys"])]
+            assert sum(rows) == 20
             counts = [b.records.count async for b in opened.read_records("orders", 0)]
             assert sum(counts) == 20
             assert await opened.offset_for_time("orders", 0, 0) == 0

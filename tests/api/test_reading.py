@@ -13,9 +13,11 @@ from support.tiers import TIME_MS
 
 from tiered.errors import ClosedError, DataError, ExpiredError, InvalidError
 from tiered.model import MessageQueue, QueueBounds
+from tiered.plugin.reading import interleave
 from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -281,3 +283,22 @@ def test_queues_of_several_topics():
         assert opened.topics() == ["orders", "other"]
         assert opened.queues("other") == [MessageQueue("other", 2)]
         assert len(opened.queues()) == 2
+
+
+def test_sources_take_turns_and_the_first_error_ends_all():
+    def numbers(base: int, count: int, *, fails: bool = False) -> Iterator[int]:
+        yield from range(base, base + count)
+        if fails:
+            raise DataError("made so")
+
+    sources = [numbers(0, 3), numbers(10, 1), numbers(20, 2), numbers(30, 2)]
+    assert list(interleave(sources, at_once=2)) == [0, 10, 1, 2, 20, 21, 30, 31]
+    assert list(interleave([], at_once=2)) == []
+    got = []
+    with pytest.raises(DataError):
+        got.extend(interleave([numbers(0, 9), numbers(10, 1, fails=True)], at_once=2))
+    begun = interleave([numbers(0, 9)], at_once=2)
+    assert next(begun) == 0
+    begun.close()
+    names = [t.name for t in threading.enumerate() if t.name.startswith("tiered-read")]
+    assert not names

@@ -122,6 +122,27 @@ class AsyncTier:
         async for batch in self._each(self.tier.read_records(topic, queue_id, start, stop)):
             yield batch
 
+    async def read_topic(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        queues_at_once: int = 16,
+    ) -> AsyncIterator[Message]:
+        """See ``Tier``."""
+        batches = self.tier.read_topic_records(
+            topic, queues_at_once=queues_at_once, batch_bytes=MESSAGE_BATCH_BYTES
+        )
+        async for found in self._each(Choice.of(tags, sql).lists(batches)):
+            for message in found:
+                yield message
+
+    async def read_topic_arrow(self, topic: str, **more: Any) -> AsyncIterator[pa.RecordBatch]:  # noqa: ANN401 (those of Tier.read_topic_arrow)
+        """See ``Tier``."""
+        async for batch in self._each(self.tier.read_topic_arrow(topic, **more)):
+            yield batch
+
     async def follow(
         self,
         topic: str,

@@ -230,7 +230,9 @@ class Tier:
             InvalidError: No such topic; see ``read``.
         """
         choice = Choice.of(tags, sql)
-        batches = self._turns(topic, queues_at_once, MESSAGE_BATCH_BYTES)
+        batches = self.read_topic_records(
+            topic, queues_at_once=queues_at_once, batch_bytes=MESSAGE_BATCH_BYTES
+        )
         return choice.messages(batches)
 
     def read_topic_arrow(
@@ -245,10 +247,15 @@ class Tier:
     ) -> Iterator[pa.RecordBatch]:
         """All messages of a topic as Arrow record batches, each of one queue; see ``read_topic`` and ``read_arrow``."""
         choice = Choice.of(tags, sql)
-        batches = self._turns(topic, queues_at_once, batch_bytes)
+        batches = self.read_topic_records(
+            topic, queues_at_once=queues_at_once, batch_bytes=batch_bytes
+        )
         return choice.arrow(batches, columns)
 
-    def _turns(self, topic: str, at_once: int, batch_bytes: int) -> Iterator[TierBatch]:
+    def read_topic_records(
+        self, topic: str, *, queues_at_once: int = 16, batch_bytes: int = ARROW_BATCH_BYTES
+    ) -> Iterator[TierBatch]:
+        """All of a topic in batches of stored records, each of one queue; see ``read_topic`` and ``read_records``."""
         queues = self.queues(topic)
         if not queues:
             raise InvalidError(
@@ -257,7 +264,7 @@ class Tier:
                 do="`tiered ls URL` lists the topics",
             )
         sources = (self.read_records(topic, q.queue_id, batch_bytes=batch_bytes) for q in queues)
-        return interleave(sources, at_once=at_once)
+        return interleave(sources, at_once=queues_at_once)
 
     def follow(
         self,
