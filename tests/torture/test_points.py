@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 QUARANTINE = "quarantine-stored"
-OF_OTHER_COMMANDS = OF_RECLAIM
+OF_OTHER_COMMANDS = OF_RECLAIM | {"archive-writing", "archive-written"}
 """Points that `attach` never reaches; their command's own tests end a process there."""
 
 

@@ -40,6 +40,10 @@ COMMANDS: Mapping[str, Entry] = {
     "cat": Entry("tiered.cli.cat", "Prints the messages of a topic, queue after queue."),
     "query": Entry("tiered.cli.query", "Finds messages by key or unique id, newest first."),
     "verify": Entry("tiered.cli.verify", "Checks that a tier is whole, or equal to a local store."),
+    "archive": Entry(
+        "tiered.cli.archive", "Rewrites sealed segments as Parquet, or verifies them."
+    ),
+    "sql": Entry("tiered.cli.sql", "Answers a question in SQL from an archive."),
     "gc": Entry("tiered.cli.gc", "Deletes what no reader can reach any more: plan, then apply."),
     "expire": Entry(
         "tiered.cli.expire:EXPIRE",

@@ -13,6 +13,7 @@ from tiered.cli.parsers import (
     start,
     whole,
 )
+from tiered.cli.settings_archive import ARCHIVES
 from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, DEMO, MAKE_STORE
 from tiered.cli.settings_index import ATTACH_INDEX, QUERY, REBUILD_INDEX
 from tiered.cli.settings_mend import MEND
@@ -362,6 +363,7 @@ def all_settings() -> tuple[Setting, ...]:
         *VERIFY,
         *QUERY,
         *REBUILD_INDEX,
+        *ARCHIVES,
         *MEND,
         *RECLAIM,
         *STORE,

@@ -1,0 +1,209 @@
+"""From records of a tier to the columns of an archive (docs/formats/archive.md), by the columns of the Python API.
+
+No Python code runs for each message, but where ``tiered.plugin.arrow`` says so. A record that cannot be unpacked does not
+stop the others: its batch is halved until it is alone, and then it is set aside with its reason and its bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiered.errors import DataError
+from tiered.format.block import parse_records
+from tiered.format.properties import UNIQ_KEY, split_keys
+from tiered.format.sysflag import INNER_BATCH
+from tiered.local.face import HoleReason
+from tiered.log.messages import items, raw_bytes
+from tiered.plugin.arrow import ArrowMaker, load_pyarrow
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from tiered.archive.model import Lane
+    from tiered.log.decode import TierBatch
+
+_TAKEN = {
+    "topic": "topic",
+    "queue_id": "queue_id",
+    "queue_offset": "queue_offset",
+    "msg_key": "keys",
+    "tag": "tags",
+    "born_ts": "born_timestamp",
+    "store_ts": "store_timestamp",
+    "born_host": "born_host",
+    "store_host": "store_host",
+    "sys_flag": "sys_flag",
+    "flag": "flag",
+    "reconsume_times": "reconsume_times",
+    "prepared_tx_offset": "prepared_transaction_offset",
+    "properties": "properties",
+    "body": "body",
+    "physical_offset": "physical_offset",
+}
+"""Columns of ours that the Python API has under another name."""
+
+
+def schema() -> pa.Schema:
+    """The columns of every file, in order. All may be null for readers that add columns later; the first three never are."""
+    arrow = load_pyarrow()
+    text, time = arrow.string(), arrow.timestamp("us", "UTC")
+    small, large = arrow.int32(), arrow.int64()
+    return arrow.schema(
+        [
+            ("topic", text),
+            ("queue_id", small),
+            ("queue_offset", large),
+            ("uniq_key", text),
+            ("msg_key", text),
+            ("keys", arrow.list_(text)),
+            ("tag", text),
+            ("born_ts", time),
+            ("store_ts", time),
+            ("born_host", text),
+            ("store_host", text),
+            ("sys_flag", small),
+            ("flag", small),
+            ("body_crc", large),
+            ("reconsume_times", small),
+            ("prepared_tx_offset", large),
+            ("properties", arrow.map_(text, text)),
+            ("body", arrow.binary()),
+            ("physical_offset", large),
+            ("broker", text),
+            ("incarnation", small),
+        ]
+    )
+
+
+def side_schema() -> pa.Schema:
+    """The columns of a side file."""
+    arrow = load_pyarrow()
+    fields = [("topic", arrow.string()), ("queue_id", arrow.int32()), ("broker", arrow.string())]
+    fields += [("incarnation", arrow.int32()), ("queue_offset", arrow.int64())]
+    return arrow.schema([*fields, ("reason", arrow.string()), ("record", arrow.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """What did not become a row.
+
+    Attributes:
+        queue_offset: Of it.
+        reason: Why.
+        record: The stored bytes; None of a hole, which has none in the tier's log.
+    """
+
+    queue_offset: int
+    reason: str
+    record: bytes | None
+
+
+class Columns:
+    """Makes record batches with the columns of an archive. For any thread."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.schema = schema()
+        self._arrow: Any = load_pyarrow()
+        self._maker = ArrowMaker(tuple(_TAKEN.values()))
+        self._lane = lane
+
+    def make(self, batch: TierBatch) -> tuple[list[pa.RecordBatch], list[Aside]]:
+        """The messages of a batch in order, and what is none.
+
+        Args:
+            batch: Records of the lane's queue.
+
+        Returns:
+            Batches of rows; holes and records that cannot be unpacked, each once.
+        """
+        records = batch.records
+        aside = [
+            Aside(records.base_offset + at, _hole(int(records.tag_codes[at])), None)
+            for at in np.flatnonzero(records.sizes <= 0).tolist()
+        ]
+        rows: list[pa.RecordBatch] = []
+        self._take(batch, np.flatnonzero(records.sizes > 0), rows, aside)
+        return rows, aside
+
+    def _take(
+        self,
+        batch: TierBatch,
+        numbers: npt.NDArray[np.int64],
+        rows: list[pa.RecordBatch],
+        aside: list[Aside],
+    ) -> None:
+        if not len(numbers):
+            return
+        try:
+            rows.append(self._rows(batch, numbers))
+        except (DataError, self._arrow.ArrowInvalid) as error:
+            if len(numbers) == 1:
+                raw = b"".join(raw_bytes(batch.records, numbers))
+                aside.append(Aside(batch.records.base_offset + int(numbers[0]), str(error), raw))
+                return
+            middle = len(numbers) // 2
+            self._take(batch, numbers[:middle], rows, aside)
+            self._take(batch, numbers[middle:], rows, aside)
+
+    def _rows(self, batch: TierBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        arrow = self._arrow
+        made = self._maker.make(batch, numbers)
+        count = made.num_rows
+        found = {name: made.column(source) for name, source in _TAKEN.items()}
+        found["born_ts"] = found["born_ts"].cast(self.schema.field("born_ts").type)
+        found["store_ts"] = found["store_ts"].cast(self.schema.field("store_ts").type)
+        found["uniq_key"] = arrow.compute.map_lookup(found["properties"], UNIQ_KEY, "first")
+        found["keys"] = self._keys(found["msg_key"])
+        found["body_crc"] = arrow.array(_crcs(batch, numbers))
+        found["broker"] = arrow.repeat(arrow.scalar(_utf8(self._lane.broker)), count)
+        incarnation = arrow.scalar(self._lane.incarnation, arrow.int32())
+        found["incarnation"] = arrow.repeat(incarnation, count)
+        columns = [found[name] for name in self.schema.names]
+        return arrow.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _keys(self, texts: Any) -> Any:  # noqa: ANN401 (pyarrow has no types)
+        """Each text divided at its blanks."""
+        arrow = self._arrow
+        divided = arrow.compute.split_pattern(texts, " ")
+        if arrow.compute.any(arrow.compute.equal(divided.flatten(), "")).as_py():
+            found = [None if text is None else split_keys(text) for text in texts.to_pylist()]
+            return arrow.array(found, arrow.list_(arrow.string()))
+        return divided
+
+
+def side_table(lane: Lane, aside: list[Aside]) -> pa.Table:
+    """A side file's rows."""
+    count = len(aside)
+    columns = {
+        "topic": [_utf8(lane.topic)] * count,
+        "queue_id": [lane.queue_id] * count,
+        "broker": [_utf8(lane.broker)] * count,
+        "incarnation": [lane.incarnation] * count,
+        "queue_offset": [one.queue_offset for one in aside],
+        "reason": [one.reason for one in aside],
+        "record": [one.record for one in aside],
+    }
+    return load_pyarrow().table(columns, schema=side_schema())
+
+
+def _crcs(batch: TierBatch, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The CRC that each message says of its body as stored."""
+    records = batch.records
+    block = parse_records(records.data, records.positions[numbers], records.sizes[numbers])
+    if not (block.sys_flags & INNER_BATCH).any():
+        return block.body_crcs.astype(np.int64)
+    found = (item.record.body_crc for item in items(records, numbers))
+    return np.fromiter(found, np.int64, len(numbers))
+
+
+def _hole(code: int) -> str:
+    known = {reason.value: reason.name.lower() for reason in HoleReason}
+    return f"hole: {known.get(code, code)}"
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

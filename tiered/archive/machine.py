@@ -1,0 +1,192 @@
+"""The state machine of an archive's log: what is archived, replayed from entries of the same journal that a tier has.
+
+============= ============================================================================================
+action        fields besides ``do`` and ``lane``
+============= ============================================================================================
+archive       those of ``Archived``: queue offsets of a lane and the files that hold them from now on;
+              ``tails``: how many marks of the lane the archiver knew of: with another number it is refused
+forget        ``starts``: the stretches that begin at these offsets are no longer part of the archive;
+              ``tail``: mark of what the broker took back, the reason; see ``tiered.archive.plan``
+============= ============================================================================================
+
+An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
+and counted: of two jobs that did the same work, the first one's entry counts. Nobody reigns over an archive, so its
+generation is always 0. States are immutable.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tiered.archive.model import Archived, Lane
+from tiered.errors import DataError, InvalidError
+from tiered.journal.entry import json_text
+from tiered.log.wellformed import check_ints, check_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tiered.journal.entry import Action, Entry
+
+ARCHIVE = "archive"
+FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveState:
+    """Everything that an archive's log says.
+
+    Attributes:
+        lanes: Stretches of each lane, in order of offset, apart from one another.
+        tails: Marks of what brokers took back and the archive has dealt with, by lane.
+        refused: Entries' actions that came too late or did not fit.
+        updated_ms: Time of the last entry.
+    """
+
+    lanes: Mapping[Lane, tuple[Archived, ...]] = field(default_factory=dict)
+    tails: Mapping[Lane, tuple[str, ...]] = field(default_factory=dict)
+    refused: int = 0
+    updated_ms: int = 0
+
+    def overlapping(self, lane: Lane, start: int, end: int) -> list[Archived]:
+        """What is archived of offsets ``[start, end)`` of a lane, in order."""
+        found = self.lanes.get(lane, ())
+        at = max(bisect_left(found, start, key=lambda one: one.start) - 1, 0)
+        return [one for one in found[at:] if one.start < end and one.end > start]
+
+
+class ArchiveMachine:
+    """What the actions mean. Stateless; see ``tiered.journal.reader.Machine``."""
+
+    def initial(self) -> ArchiveState:
+        """An empty archive."""
+        return ArchiveState()
+
+    def generation(self, state: ArchiveState) -> int:  # noqa: ARG002 (the protocol's)
+        """Nobody reigns."""
+        return 0
+
+    def apply(self, state: ArchiveState, entry: Entry) -> ArchiveState:
+        """One step of history.
+
+        Raises:
+            InvalidError: An action of a newer version.
+            DataError: An action that no archiver of ours can have made.
+        """
+        work = _Work(dict(state.lanes), dict(state.tails))
+        for action in entry.actions:
+            handler = _HANDLERS.get(action.get("do", ""))
+            if handler is None:
+                raise InvalidError(
+                    f"entry {entry.number} of the archive has the action {action.get('do')!r:.80}",
+                    do="use a newer version of tiered",
+                )
+            try:
+                handler(work, action)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise DataError(
+                    f"entry {entry.number} of the archive makes no sense: {error!r:.200}"
+                ) from error
+        return replace(
+            state,
+            lanes=work.lanes,
+            tails=work.tails,
+            refused=state.refused + work.refused,
+            updated_ms=entry.time_ms,
+        )
+
+    def dump(self, state: ArchiveState) -> Any:  # noqa: ANN401 (JSON values)
+        """For a checkpoint."""
+        return {
+            "refused": state.refused,
+            "updated_ms": state.updated_ms,
+            "tails": [[lane_row(lane), list(marks)] for lane, marks in state.tails.items()],
+            "lanes": [
+                [lane_row(lane), [one.document() for one in found]]
+                for lane, found in state.lanes.items()
+            ],
+        }
+
+    def dump_pieces(self, state: ArchiveState) -> Iterator[bytes]:
+        """For a checkpoint, a lane at a time."""
+        rest = json_text(self.dump(replace(state, lanes={})))
+        head, found, tail = rest.partition(b'"lanes":[]')
+        assert found
+        yield head + b'"lanes":['
+        for number, (lane, stretches) in enumerate(state.lanes.items()):
+            row = [lane_row(lane), [one.document() for one in stretches]]
+            yield (b"," if number else b"") + json_text(row)
+        yield b"]" + tail
+
+    def load(self, document: Any) -> ArchiveState:  # noqa: ANN401 (JSON values)
+        """Undo ``dump``.
+
+        Raises:
+            ValueError: It is no dump (likewise ``LookupError`` and ``TypeError``).
+        """
+        check_ints((document["refused"], document["updated_ms"]), "a state")
+        return ArchiveState(
+            {Lane.of(row): tuple(map(Archived.of, found)) for row, found in document["lanes"]},
+            {Lane.of(row): _marks(marks) for row, marks in document["tails"]},
+            document["refused"],
+            document["updated_ms"],
+        )
+
+
+def lane_row(lane: Lane) -> list[Any]:
+    """A lane as JSON; ``Lane.of`` undoes it."""
+    return [lane.cluster, lane.broker, lane.topic, lane.queue_id, lane.incarnation]
+
+
+def archive_action(lane: Lane, archived: Archived, tails: int) -> Action:
+    """The action that adds a stretch."""
+    return {"do": ARCHIVE, "lane": lane_row(lane), "tails": tails, **archived.document()}
+
+
+def forget_action(lane: Lane, starts: list[int], tail: str) -> Action:
+    """The action that takes stretches out, since the broker took their messages back."""
+    return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail}
+
+
+@dataclass(slots=True)
+class _Work:
+    """A state under construction, private to one ``apply``."""
+
+    lanes: dict[Lane, tuple[Archived, ...]]
+    tails: dict[Lane, tuple[str, ...]]
+    refused: int = 0
+
+
+def _archive(work: _Work, action: Action) -> None:
+    lane, new = Lane.of(action["lane"]), Archived.of(action)
+    found = work.lanes.get(lane, ())
+    at = bisect_left(found, new.start, key=lambda one: one.start)
+    before, behind = found[:at], found[at:]
+    overlaps = (before and before[-1].end > new.start) or (behind and behind[0].start < new.end)
+    is_late = action["tails"] != len(work.tails.get(lane, ()))
+    if overlaps or is_late or new.start >= new.end or not new.is_whole:
+        work.refused += 1
+        return
+    work.lanes[lane] = (*before, new, *behind)
+
+
+def _forget(work: _Work, action: Action) -> None:
+    lane, starts = Lane.of(action["lane"]), set(action["starts"])
+    check_ints(starts, "a stretch")
+    (mark,) = _marks([action["tail"]])
+    if mark in work.tails.get(lane, ()):
+        work.refused += 1
+        return
+    kept = tuple(one for one in work.lanes.get(lane, ()) if one.start not in starts)
+    work.lanes[lane] = kept
+    work.tails[lane] = (*work.tails.get(lane, ()), mark)
+
+
+def _marks(marks: list[Any]) -> tuple[str, ...]:
+    check_texts(marks, "a mark")
+    return tuple(marks)
+
+
+_HANDLERS = {ARCHIVE: _archive, FORGET: _forget}

@@ -1,0 +1,200 @@
+"""The values of an archive: whose messages they are, which files hold them, and what proves that they are the right ones.
+
+All are immutable. Their JSON rows are what the archive's log and its checkpoints hold (docs/formats/archive.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tiered.log.wellformed import check_ints, check_texts
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOG = "_log/"
+"""Prefix of the archive's journal. Readers of directories pass over names that begin with an underscore."""
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lane:
+    """One incarnation of one queue of one broker.
+
+    Attributes:
+        cluster: Name of the cluster.
+        broker: Name of the broker.
+        topic: As the tier has it.
+        queue_id: Number of the queue.
+        incarnation: Which life of the queue.
+    """
+
+    cluster: str
+    broker: str
+    topic: str
+    queue_id: int
+    incarnation: int
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue."""
+        return MessageQueue(self.topic, self.queue_id)
+
+    @classmethod
+    def of(cls, row: list[Any]) -> Lane:
+        """From JSON.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        cluster, broker, topic, queue_id, incarnation = row
+        check_texts((cluster, broker, topic), "a queue of an archive")
+        check_ints((queue_id, incarnation), "a queue of an archive")
+        return cls(cluster, broker, topic, queue_id, incarnation)
+
+    def __str__(self) -> str:
+        return f"{self.cluster}/{self.broker} {self.queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """One file of messages, all of one UTC day of store time, in order of queue offset.
+
+    Attributes:
+        key: Relative to the archive.
+        low: Queue offset of the first row.
+        high: One past that of the last.
+        rows: How many.
+        size_bytes: Of the object.
+        crc: CRC-32 of the object.
+        store_min_ms: Smallest store time, UTC.
+        store_max_ms: Greatest.
+        body_crc_sum: Sum of the records' own body CRCs.
+        body_bytes: Sum of the bodies' sizes, unpacked.
+    """
+
+    key: str
+    low: int
+    high: int
+    rows: int
+    size_bytes: int
+    crc: int
+    store_min_ms: int
+    store_max_ms: int
+    body_crc_sum: int
+    body_bytes: int
+
+    def row(self) -> list[Any]:
+        """As JSON: the fields in order."""
+        return list(astuple(self))
+
+    @classmethod
+    def of(cls, row: list[Any]) -> ParquetFile:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        key, *numbers = row
+        check_texts((key,), "a file of an archive")
+        check_ints(numbers, "a file of an archive")
+        return cls(key, *numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """A file of what could not become rows: holes of the source and records that cannot be unpacked, each with its reason.
+
+    Attributes:
+        key: Relative to the archive.
+        rows: How many.
+        size_bytes: Of the object.
+        crc: CRC-32 of the object.
+    """
+
+    key: str
+    rows: int
+    size_bytes: int
+    crc: int
+
+    @classmethod
+    def of(cls, row: list[Any]) -> SideFile:
+        """From JSON.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        key, *numbers = row
+        check_texts((key,), "a side file")
+        check_ints(numbers, "a side file")
+        return cls(key, *numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """Queue offsets ``[start, end)`` of a lane, archived: every one is a row, a hole or a bad record.
+
+    Attributes:
+        start: First queue offset.
+        end: One past the last.
+        holes: Offsets that the source knows to have no message.
+        bad: Records that could not be unpacked.
+        source_bytes: Bytes of the source's commit log.
+        files: In order of day and offset; none when there is no row.
+        side: Holes and bad records; None when there are none.
+        sources: Key below the broker's prefix and version (ETag) of each commit-log object read, in order.
+        schema: Version of the files' schema.
+    """
+
+    start: int
+    end: int
+    holes: int
+    bad: int
+    source_bytes: int
+    files: tuple[ParquetFile, ...]
+    side: SideFile | None
+    sources: tuple[tuple[str, str], ...]
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def rows(self) -> int:
+        """Messages in its files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every offset is accounted for, and nothing beside."""
+        side = self.side.rows if self.side else 0
+        inside = all(self.start <= file.low < file.high <= self.end for file in self.files)
+        counted = self.rows + self.holes + self.bad == self.end - self.start
+        return counted and inside and side == self.holes + self.bad
+
+    def document(self) -> dict[str, Any]:
+        """As JSON, without a lane."""
+        return {
+            **asdict(self),
+            "files": [file.row() for file in self.files],
+            "side": list(astuple(self.side)) if self.side else [],
+            "sources": [list(pair) for pair in self.sources],
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Archived:
+        """Undo ``document``.
+
+        Raises:
+            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+        """
+        names = ("start", "end", "holes", "bad", "source_bytes", "schema")
+        numbers = {name: document[name] for name in names}
+        check_ints(numbers.values(), "what is archived")
+        sources = tuple((key, version) for key, version in document["sources"])
+        check_texts((text for pair in sources for text in pair), "a source")
+        return cls(
+            **numbers,
+            files=tuple(ParquetFile.of(row) for row in document["files"]),
+            side=SideFile.of(document["side"]) if document["side"] else None,
+            sources=sources,
+        )

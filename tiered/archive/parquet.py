@@ -1,0 +1,224 @@
+"""Writes Parquet files in memory, and reads them back to see that they say what they were told to.
+
+Settings, each measured (docs/formats/archive.md): zstd level 1, row groups of 32,768 rows, a page index, dictionaries for
+columns of few values only, bloom filters of the keys.
+
+Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` at most, and the file so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zlib_ng import zlib_ng
+
+from tiered.archive.columns import schema
+from tiered.errors import DataError, InternalError
+from tiered.plugin.arrow import load_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+GROUP_ROWS = 32_768
+GROUP_BYTES = 64 << 20
+"""A row group is ended when its columns take so many bytes, even with fewer rows."""
+_DICTIONARIES = [
+    *("topic", "queue_id", "tag", "born_host", "store_host", "sys_flag", "flag"),
+    *("reconsume_times", "prepared_tx_offset", "broker", "incarnation"),
+    *("properties.key_value.key",),
+]
+_KEYS = ("uniq_key", "msg_key", "keys.list.element")
+_FALSE_HITS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A finished file and what is in it.
+
+    Attributes:
+        data: Its bytes.
+        crc: CRC-32 of them.
+        low: Queue offset of the first row.
+        high: One past that of the last.
+        rows: How many.
+        store_min_ms: Smallest store time.
+        store_max_ms: Greatest.
+        body_crc_sum: Sum of the records' own body CRCs.
+        body_bytes: Sum of the bodies' sizes.
+    """
+
+    data: Any
+    crc: int
+    low: int
+    high: int
+    rows: int
+    store_min_ms: int
+    store_max_ms: int
+    body_crc_sum: int
+    body_bytes: int
+
+
+@dataclass(slots=True)
+class FileWriter:
+    """One file under way. One thread.
+
+    Attributes:
+        size_bytes: Bytes that the columns took so far, before they were packed.
+    """
+
+    size_bytes: int = 0
+    _sink: Any = None
+    _writer: Any = None
+    _waiting: list[Any] = field(default_factory=list)
+    _waiting_rows: int = 0
+    _waiting_bytes: int = 0
+    _offsets: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _crcs: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _times: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _body_bytes: int = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows, of greater queue offsets than those before."""
+        compute = load_pyarrow().compute
+        self._offsets.append(rows.column("queue_offset").to_numpy())
+        self._crcs.append(rows.column("body_crc").to_numpy())
+        self._times.append(_millis(rows.column("store_ts")))
+        self._body_bytes += compute.sum(compute.binary_length(rows.column("body"))).as_py() or 0
+        size = rows.get_total_buffer_size()
+        self.size_bytes += size
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += size
+        while self._waiting_rows >= GROUP_ROWS:
+            self._write_group(GROUP_ROWS)
+        if self._waiting_bytes >= GROUP_BYTES:
+            self._write_group(self._waiting_rows)
+
+    def finish(self, metadata: Mapping[str, str]) -> Written:
+        """End the file, and hold what it says against what it was given.
+
+        Args:
+            metadata: Where it comes from; the proof is added.
+
+        Raises:
+            InternalError: It says something else. Nothing of it may be kept.
+        """
+        if self._waiting_rows:
+            self._write_group(self._waiting_rows)
+        offsets, crcs = np.concatenate(self._offsets), np.concatenate(self._crcs)
+        times = np.concatenate(self._times)
+        bounds = int(offsets[0]), int(offsets[-1]) + 1
+        proof = (
+            len(offsets),
+            int(times.min()),
+            int(times.max()),
+            int(crcs.sum()),
+            self._body_bytes,
+        )
+        names = ("rows", "store_min_ms", "store_max_ms", "body_crc_sum", "body_bytes")
+        known = {f"tiered.{name}": str(value) for name, value in zip(names, proof, strict=True)}
+        known |= {"tiered.low": str(bounds[0]), "tiered.high": str(bounds[1])}
+        self._writer.add_key_value_metadata({**metadata, **known})
+        self._writer.close()
+        data = self._sink.getvalue()
+        require_equal(data, offsets, crcs)
+        return Written(data, zlib_ng.crc32(data), *bounds, *proof)
+
+    def _write_group(self, count: int) -> None:
+        arrow = load_pyarrow()
+        table = arrow.Table.from_batches(self._waiting)
+        if self._writer is None:
+            self._sink = arrow.BufferOutputStream()
+            self._writer = _open(self._sink, table.schema, count)
+        self._writer.write_table(table.slice(0, count), row_group_size=count)
+        rest = table.slice(count)
+        self._waiting = rest.to_batches()
+        self._waiting_rows, self._waiting_bytes = rest.num_rows, rest.nbytes
+
+
+def _open(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa: ANN401 (pyarrow has no types)
+    """A writer whose filters fit row groups like the first; a small file has small ones."""
+    from pyarrow import parquet  # noqa: PLC0415 (heavy; only who writes)
+
+    return parquet.ParquetWriter(
+        sink,
+        columns,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=_DICTIONARIES,
+        write_page_index=True,
+        bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},
+        sorting_columns=[parquet.SortingColumn(columns.get_field_index("queue_offset"))],
+    )
+
+
+def require_equal(
+    data: Any,  # noqa: ANN401 (a buffer)
+    offsets: npt.NDArray[np.int64],
+    crcs: npt.NDArray[np.int64],
+) -> None:
+    """See that a file has exactly these rows, in this order.
+
+    Raises:
+        InternalError: It does not reconcile with its source.
+    """
+    found = read_columns(data, ["queue_offset", "body_crc"])
+    same = found.num_rows == len(offsets) and np.array_equal(found["queue_offset"], offsets)
+    if not (same and np.array_equal(found["body_crc"], crcs)):
+        raise InternalError("a file does not reconcile with its source, and is not published")
+
+
+def read_columns(data: Any, columns: list[str] | None = None) -> pa.Table:  # noqa: ANN401
+    """Columns of a file in memory.
+
+    Raises:
+        DataError: It is no whole Parquet file.
+    """
+    arrow = load_pyarrow()
+    from pyarrow import parquet  # noqa: PLC0415 (heavy)
+
+    try:
+        return parquet.read_table(arrow.BufferReader(data), columns=columns)
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"this is no whole Parquet file: {error}") from error
+
+
+def read_metadata(data: Any) -> dict[str, str]:  # noqa: ANN401 (a buffer)
+    """What a file says of itself.
+
+    Raises:
+        DataError: It is no whole Parquet file.
+    """
+    arrow = load_pyarrow()
+    from pyarrow import parquet  # noqa: PLC0415 (heavy)
+
+    try:
+        found = parquet.ParquetFile(arrow.BufferReader(data)).metadata.metadata or {}
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"this is no whole Parquet file: {error}") from error
+    return {
+        name.decode(): value.decode() for name, value in found.items() if name[:7] == b"tiered."
+    }
+
+
+def write_small(table: pa.Table) -> bytes:
+    """A side file."""
+    arrow = load_pyarrow()
+    from pyarrow import parquet  # noqa: PLC0415 (heavy)
+
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def _millis(times: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
+    micros: npt.NDArray[np.int64] = times.view(load_pyarrow().int64()).to_numpy()
+    return micros // 1000
+
+
+__all__ = ["FileWriter", "Written", "read_columns", "read_metadata", "schema", "write_small"]

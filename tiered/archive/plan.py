@@ -1,0 +1,175 @@
+"""What is to be archived: sealed segments, minus what the archive's log has. Pure.
+
+Planning goes by queue offsets, not by the names of segments, since sealing joins segments afterwards: of a segment that is
+archived in part only the rest becomes a task. What the broker took back after it was archived is forgotten first (its files
+are no longer part of the archive), and what stays of their offsets is archived anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tiered.archive.model import Lane
+from tiered.log.parts import QueueLife, Segment
+from tiered.log.ranges import Ranges, without
+from tiered.log.takeback import is_tail
+from tiered.model import LogOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tiered.archive.machine import ArchiveState
+    from tiered.log.parts import Part, TierState
+    from tiered.plugin.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Queue offsets ``[start, end)`` of one sealed segment, to be made Parquet.
+
+    Attributes:
+        lane: Whose.
+        start: First queue offset.
+        end: One past the last.
+        parts: Those that hold them, in order, without a gap.
+        tails: How many ends that were taken back the archive has dealt with, once the plan's are.
+    """
+
+    lane: Lane
+    start: int
+    end: int
+    parts: tuple[Part, ...]
+    tails: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the commit log, at most."""
+        return sum(part.log.size_bytes for part in self.parts)
+
+    @property
+    def life(self) -> QueueLife:
+        """These offsets as a life of their own, for a reader."""
+        first, last = self.parts[0], self.parts[-1]
+        segment = Segment(LogOffset(first.log_offset), first.queue_offset, 0, True, self.parts)
+        bounds = QueueOffset(self.start), QueueOffset(self.end)
+        return QueueLife(self.lane.incarnation, *bounds, last.log_end, (segment,))
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Offsets that are not sealed yet, and so not archived."""
+
+    lane: Lane
+    start: int
+    end: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """Stretches of the archive whose messages the broker took back.
+
+    Attributes:
+        lane: Whose.
+        starts: Of the stretches.
+        mark: Of what was taken back; the archive deals with each once.
+    """
+
+    lane: Lane
+    starts: tuple[int, ...]
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a job is to do.
+
+    Attributes:
+        tasks: In order of topic, queue and offset.
+        opened: What is not sealed.
+        overtaken: What has to be forgotten before.
+        archived_segments: Sealed segments that are archived already.
+    """
+
+    tasks: tuple[Task, ...]
+    opened: tuple[Open, ...]
+    overtaken: tuple[Overtaken, ...]
+    archived_segments: int
+
+
+def plan_archive(
+    tier: TierState, place: Place, archive: ArchiveState, *, takes: Callable[[str], bool]
+) -> Plan:
+    """Decide.
+
+    Args:
+        tier: Of the broker.
+        place: Which broker.
+        archive: What the log says.
+        takes: Whether a topic is wanted.
+    """
+    tasks: list[Task] = []
+    opened: list[Open] = []
+    overtaken: list[Overtaken] = []
+    archived = 0
+    for queue in sorted(queue for queue in tier.queues if takes(queue.topic)):
+        lives = tier.queues[queue]
+        for number, life in enumerate(lives):
+            lane = Lane(
+                *(place.cluster, place.broker), *(queue.topic, queue.queue_id), life.incarnation
+            )
+            if is_tail(lives, number):
+                overtaken += _overtaken(archive, lane, life)
+                continue
+            gone = {start for one in overtaken if one.lane == lane for start in one.starts}
+            tails = len(archive.tails.get(lane, ())) + sum(o.lane == lane for o in overtaken)
+            found = list(_tasks(archive, lane, life, gone, tails))
+            archived += sum(not rest for rest in found)
+            tasks += [task for rest in found for task in rest]
+            opened += _open(lane, life)
+    return Plan(tuple(tasks), tuple(opened), tuple(overtaken), archived)
+
+
+def _tasks(
+    archive: ArchiveState, lane: Lane, life: QueueLife, gone: set[int], tails: int
+) -> Iterator[list[Task]]:
+    """For each sealed segment what is left of it."""
+    for segment in life.segments:
+        if not (segment.sealed or life.ended) or not segment.parts:
+            continue
+        start = max(segment.parts[0].queue_offset, life.min_offset)
+        end = segment.parts[-1].queue_end
+        if start >= end:
+            continue
+        left: Ranges = ((int(start), int(end)),)
+        for one in archive.overlapping(lane, start, end):
+            if one.start not in gone:
+                left = without(left, one.start, one.end)
+        yield [
+            Task(lane, low, high, _holding(segment.parts, low, high), tails) for low, high in left
+        ]
+
+
+def _holding(parts: Sequence[Part], low: int, high: int) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.queue_offset < high and part.queue_end > low)
+
+
+def _open(lane: Lane, life: QueueLife) -> list[Open]:
+    segment = life.segments[-1] if life.segments else None
+    if segment is None or segment.sealed or life.ended or not segment.parts:
+        return []
+    start, end = segment.parts[0].queue_offset, segment.parts[-1].queue_end
+    return [Open(lane, start, end, segment.size_bytes)]
+
+
+def _overtaken(archive: ArchiveState, lane: Lane, tail: QueueLife) -> list[Overtaken]:
+    parts = tail.parts()
+    if not parts:
+        return []
+    last = parts[-1]
+    mark = f"{tail.commit_offset}-{last.last}-{last.store_max_ms}"
+    if mark in archive.tails.get(lane, ()):
+        return []
+    found = archive.overlapping(lane, tail.min_offset, tail.commit_offset)
+    return [Overtaken(lane, tuple(one.start for one in found), mark)]

@@ -1,0 +1,66 @@
+"""Options of the commands that make and read an archive."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tiered.cli.parsers import whole
+from tiered.config import Setting, Shape
+
+_flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
+
+ARCHIVE: tuple[Setting, ...] = (
+    Setting(
+        section="archive", name="to", help="URL of the archive", metavar="URL", is_required=True
+    ),
+    Setting(
+        section="archive",
+        name="engine",
+        help="what does the work: this process",
+        default="local",
+        metavar="ENGINE",
+        choices=("local",),
+    ),
+    Setting(
+        section="archive",
+        name="jobs",
+        help="segments at once",
+        default_text="one for each processor",
+        metavar="N",
+        parse=partial(whole, low=1),
+    ),
+    Setting(
+        section="archive",
+        name="topics",
+        help="topics to archive, as globs",
+        default_text="all",
+        default=(),
+        metavar="GLOB,...",
+        shape=Shape.LIST,
+    ),
+    _flag(
+        section="archive",
+        name="verify",
+        help="archive nothing: read every file of the archive and hold it against its log and the tier",
+    ),
+)
+
+SQL: tuple[Setting, ...] = (
+    Setting(
+        section="sql",
+        name="engine",
+        help="what answers: DuckDB in this process",
+        default="duckdb",
+        metavar="ENGINE",
+        choices=("duckdb",),
+    ),
+    Setting(
+        section="sql",
+        name="to",
+        help="write the result to this file, as Parquet",
+        default_text="print it",
+        metavar="FILE",
+    ),
+)
+
+ARCHIVES: tuple[Setting, ...] = (*ARCHIVE, *SQL)
