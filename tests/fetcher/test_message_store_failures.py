@@ -186,7 +186,8 @@ def test_damage_is_told_and_stepped_over_one_by_one_and_served_locally_where_tha
     assert found.pieces[0].side is Side.LOCAL
 
 
-def test_what_expires_while_it_is_read_is_being_removed_and_the_rest_goes_on():
+def expired_and_deleted() -> BothSides:
+    """[0, 30) in the tier alone, of which [0, 20) has expired and is deleted; the reader does not know yet."""
     both = BothSides(Policy.FORCE, has_local=False)
     both.append(30)
     for end in (10, 20, 30):
@@ -198,10 +199,21 @@ def test_what_expires_while_it_is_read_is_being_removed_and_the_rest_goes_on():
     for part in life.parts()[:2]:
         both.builder.store.delete(PREFIX + part.log.key)
         both.builder.store.delete(PREFIX + part.index.key)
+    return both
+
+
+def test_what_expires_while_it_is_read_is_being_removed_and_the_rest_goes_on():
+    both = expired_and_deleted()
     found = both.get(3)
     assert (found.status, found.next_begin) == (Is.MESSAGE_WAS_REMOVING, 20)
     assert both.get(3).status is Is.OFFSET_TOO_SMALL
     assert both.get(20).status is Is.FOUND
+
+
+def test_a_time_in_what_has_expired_meanwhile_is_that_of_the_first_message_left():
+    both = expired_and_deleted()
+    assert both.store.offset_by_time("t", 0, 1_700_000_000_005) == 20
+    assert both.store.min_offset("t", 0) == 20
 
 
 def test_a_local_disk_that_fails_is_gone_around_by_way_of_the_tier():

@@ -21,7 +21,7 @@ import numpy as np
 
 from backends.errors import InvalidRangeError, ShortReadError
 from tiered.errors import DataError
-from tiered.format.record import RECORD_BYTES_MIN
+from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
 from tiered.log.decode import PartItems, decode_items
 from tiered.log.objects import plan_range, read_range
@@ -42,8 +42,7 @@ UNIT_BYTES: Final = 128 * 1024
 _UNITS_BACK: Final = 2
 """With disorder of at most a unit, the first late message is in the unit found or in one of these before it."""
 _SYS_FLAG_AT: Final = 36
-_STORE_TIME_AT: Final = 56
-_HEAD_BYTES: Final = _STORE_TIME_AT + V6_EXTRA_BYTES + 8
+_HEAD_BYTES: Final = STORE_TIME_AT + V6_EXTRA_BYTES + 8
 """Size, magic, ids and times stand in the first bytes of a record, however large it is."""
 
 
@@ -263,7 +262,7 @@ class PartTimes:
         if (_gather(heads, positions, 4) != self._items.sizes[self._real[low:high]]).any():
             raise self._damaged("an item points at something that is no record of this queue")
         is_v6 = _gather(heads, positions + _SYS_FLAG_AT, 4) & BORN_HOST_V6 != 0
-        return _gather(heads, positions + _STORE_TIME_AT + np.where(is_v6, V6_EXTRA_BYTES, 0), 8)
+        return _gather(heads, positions + STORE_TIME_AT + np.where(is_v6, V6_EXTRA_BYTES, 0), 8)
 
     def _damaged(self, what: str) -> DataError:
         return DataError(
