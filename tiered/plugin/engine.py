@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from backends.errors import BackendError
 from fetcher.fetcher import TieredMessageFetcher
 from fetcher.ticker import Ticker
 from tiered.errors import ClosedError
@@ -82,8 +83,9 @@ class Engine:
         incarnation: int | None = None,
     ) -> TierBatch | Gap | None:
         """See ``TieredMessageFetcher.read``; what the store says comes as an error of ours."""
-        fetcher = self.fetcher
-        with backend_errors():
+        made = self._made
+        fetcher = self.fetcher if made is None else made[0]
+        try:
             return fetcher.read(
                 group,
                 queue,
@@ -92,6 +94,9 @@ class Engine:
                 count_max=count_max,
                 incarnation=incarnation,
             )
+        except BackendError:
+            with backend_errors():
+                raise
 
     @contextmanager
     def group(self) -> Iterator[str]:
