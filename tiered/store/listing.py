@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.block import RecordBlock, group_by_queue, tag_hashes
+from tiered.format.block import RecordBlock, group_by_queue
 from tiered.format.consume_queue import ITEM_BYTES, encode_items, fillers
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from tiered.local.batches import cut_records
@@ -22,7 +22,7 @@ from tiered.local.face import RecordBatch
 from tiered.local.layout import QUEUE_DIRECTORY
 from tiered.local.writer.startup import QueueEnd
 from tiered.model import MessageQueue, QueueOffset
-from tiered.store.keyhash import hashes_of
+from tiered.store.spans import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,33 +76,36 @@ class Listing:
         Raises:
             OSError: The disk refused it; taking the same piece again does the rest.
         """
-        hashes: list[Longs] = []
-        owners: list[Longs] = []
+        groups = group_by_queue(block, among=among)
+        described = describe(block, groups)
         batches: list[RecordBatch] = []
-        for queue, indices in group_by_queue(block, among=among):
-            found = hashes_of(block, indices, queue.topic)
-            hashes.append(found[0])
-            owners.append(found[1])
-            batch = self._list(queue, block, indices, is_offered=bool(dispatchers))
+        for queue, indices in groups:
+            batch = self._list(
+                queue, block, indices, described.tag_codes, is_offered=bool(dispatchers)
+            )
             if batch is not None:
                 batches.append(batch)
-        if owners:
-            self._put_keys(block, np.concatenate(hashes), np.concatenate(owners))
+        owners = described.owners
+        if len(owners):
+            self._index.put(
+                described.hashes,
+                block.physical_offsets[owners],
+                block.store_timestamps_ms[owners],
+            )
         if len(block):
             self.last_ms = max(self.last_ms, int(block.store_timestamps_ms.max()))
         for dispatch in dispatchers:
             for batch in batches:
                 dispatch(batch)
 
-    def _put_keys(self, block: RecordBlock, hashes: Longs, owners: Longs) -> None:
-        order = np.argsort(owners, kind="stable")
-        owners = owners[order]
-        self._index.put(
-            hashes[order], block.physical_offsets[owners], block.store_timestamps_ms[owners]
-        )
-
     def _list(
-        self, queue: MessageQueue, block: RecordBlock, indices: Longs, *, is_offered: bool
+        self,
+        queue: MessageQueue,
+        block: RecordBlock,
+        indices: Longs,
+        tag_codes: Longs,
+        *,
+        is_offered: bool,
     ) -> RecordBatch | None:
         """Write a queue's items; the batch of them where it is wanted."""
         kinds = block.sys_flags[indices] & TRANSACTION_MASK
@@ -119,7 +122,7 @@ class Listing:
         indices, offsets = indices[fresh], offsets[fresh]
         if not len(indices):
             return None
-        tags = _tag_codes(block, indices)
+        tags = tag_codes[indices]
         items = encode_items(block.physical_offsets[indices], block.sizes[indices], tags)
         self._write(queue, end, offsets, items)
         end.next_offset = int(offsets[-1]) + 1
@@ -147,11 +150,6 @@ def _rising(offsets: Longs, start: int) -> npt.NDArray[np.bool_]:
     before = np.maximum.accumulate(np.concatenate(([start - 1], offsets[:-1])))
     found: npt.NDArray[np.bool_] = offsets > before
     return found
-
-
-def _tag_codes(block: RecordBlock, indices: Longs) -> Longs:
-    columns = {name: getattr(block, name)[indices] for name in block.__slots__ if name != "buffer"}
-    return tag_hashes(RecordBlock(buffer=block.buffer, **columns))
 
 
 def _batch(

@@ -1,0 +1,69 @@
+"""The fast way to tags and keys says what the plain one says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered.format.block import group_by_queue, split_records
+from tiered.format.record import Record, encode_record
+from tiered.store.spans import _describe_plainly, describe
+
+if TYPE_CHECKING:
+    from tiered.format.parse import RecordBlock
+
+TEXT = st.text(st.sampled_from("ab 1é"), max_size=5)
+NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "XKEYS", "KEYSX", "a", ""])
+PIECE = st.one_of(
+    st.builds(lambda name, value: f"{name}\x01{value}\x02", NAMES, TEXT),
+    st.sampled_from(["\x02", "\x01", "KEYS", "\x01\x02", "KEYS\x01a\x01b\x02", "TAGS\x01end"]),
+)
+
+
+def block_of(properties: list[str], topics: list[str]) -> RecordBlock:
+    data = bytearray()
+    for number, (text, topic) in enumerate(zip(properties, topics, strict=True)):
+        raw = text.encode()
+        data += encode_record(
+            Record(
+                size=91 + len(topic) + len(raw),
+                version=1,
+                body_crc=0,
+                queue_id=number % 2,
+                flag=0,
+                queue_offset=number,
+                physical_offset=len(data),
+                sys_flag=0,
+                born_timestamp_ms=0,
+                born_host="1.2.3.4:5",
+                store_timestamp_ms=number,
+                store_host="1.2.3.4:5",
+                reconsume_times=0,
+                prepared_transaction_offset=0,
+                body=b"",
+                topic=topic,
+                properties_raw=raw,
+            )
+        )
+    block, _ = split_records(bytes(data), 0, len(data), physical_offset=0, size_max=1 << 20)
+    assert block.is_sound
+    return block
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.lists(PIECE, max_size=6).map("".join), st.sampled_from(["t", "other"])),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_both_ways_are_equal(records: list[tuple[str, str]]):
+    block = block_of([text for text, _ in records], [topic for _, topic in records])
+    groups = group_by_queue(block)
+    fast, plain = describe(block, groups), _describe_plainly(block, groups)
+    assert fast.tag_codes.tolist() == plain.tag_codes.tolist()
+    assert fast.owners.tolist() == plain.owners.tolist()
+    assert fast.hashes.tolist() == plain.hashes.tolist()
