@@ -19,8 +19,11 @@ class FetchSettings:
     """Limits of a ``TieredMessageFetcher``.
 
     Attributes:
-        cache_bytes: Everything that is cached or on its way: records, their arrays, indexes. Never exceeded, but for one
-            record that is larger. What a caller still holds of a batch is the caller's.
+        cache_bytes: Everything that is cached or on its way: records, their arrays, indexes, and what each of these takes
+            however small it is. Never exceeded, but for one record that is larger. Not in it: what a caller still holds
+            of a batch (a slice keeps the run that it is of, up to ``piece_bytes``); requests under way that nobody wants
+            any more (``transfers.bytes_in_flight_max``); and an object that is read whole since it is damaged. Each
+            reader needs a block or two here, or readers drop what others are about to read.
         block_bytes: Step in which a part's records are cached and asked for; a multiple of 64 KiB.
         piece_bytes: Largest request for records; a window is read in so many at once.
         gap_bytes: Blocks that are here already are read again when no more than this lies between two that are not.
