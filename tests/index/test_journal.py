@@ -21,6 +21,7 @@ from tiered.log.parts import Cover, IndexObject, ObjectRange
 from tiered.log.ranges import clipped, joined, ranges_of, without
 from tiered.log.state import TierMachine
 from tiered.log.verify import verify_tier
+from tiered.log.verify_index import check_indexes
 from tiered.log.verify_listing import named_objects
 from tiered.model import MessageQueue
 
@@ -190,3 +191,22 @@ def test_what_is_not_indexed_is_counted_and_an_unnamed_object_is_an_orphan(tier:
     tier.index()
     report = verify_tier(tier.store, PREFIX, deep=True)
     assert (report.recorded.unindexed_messages, report.recorded.orphans) == (0, 1)
+
+
+def test_a_state_that_claims_more_than_its_objects_cover_is_told(tier: KeyedTier):
+    tier.index()
+    state = tier.journal.state
+    assert not list(check_indexes(state))
+    assert [p.detail for p in check_indexes(replace(state, indexes=()))] == [
+        "no index object covers [0, 10)",
+        "no index object covers [0, 4)",
+    ]
+    life = replace(state.queues[A][-1], indexed=((0, 11),))
+    beyond = replace(state, queues={**state.queues, A: (life,)})
+    assert [p.detail for p in check_indexes(beyond)] == [
+        "no index object covers [10, 11)",
+        "more is indexed than committed",
+    ]
+    place = replace(state.indexes[0].place, key="queue/x")
+    strange = replace(state, indexes=(replace(state.indexes[0], place=place),))
+    assert [p.where for p in check_indexes(strange)] == ["queue/x"]

@@ -162,7 +162,9 @@ class KeyedTier(TierBuilder):
         end = ends[-1 - parts]
         fields = {"end": end, "was": life.commit_offset, "part": None, "reason": "made so"}
         self.say(queue_action("take_back", queue, life.incarnation, **fields))
-        self._files.pop(queue)
+        self._files.pop(queue, None)
+        if self.journal.state.life(queue) is life:
+            return  # nothing of it was left to be taken back
         number = len(self.journal.state.queues[queue]) - 2  # the tail, and what goes on behind it
         self.mails = [
             ((q, n + 1, at, ms), keys)

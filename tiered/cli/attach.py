@@ -191,6 +191,7 @@ def index_settings(call: Call) -> IndexSettings | None:
         items_max=call.whole("index-items"),
         age_s=call.number("index-age"),
         directory=directory,
+        upload_rate_bytes_s=call.whole("max-upload-rate"),
     )
 
 

@@ -73,6 +73,7 @@ class IndexBuilder:
         next_id: Callable[[], keys.ObjectId],
         *,
         directory: str | None = None,
+        pace: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """Wire it; the work file is made when something is added.
 
@@ -81,7 +82,9 @@ class IndexBuilder:
             prefix: Of the broker, ending in a slash.
             next_id: Id of an object that is about to be begun.
             directory: For the work file; None: the system's for temporary files.
+            pace: Called with the bytes of an upload before it begins; may wait.
         """
+        self._pace = pace
         self._store = store
         self._prefix = prefix
         self._next_id = next_id
@@ -193,6 +196,7 @@ class IndexBuilder:
         if len(items):
             data.insert(0, items.view(np.uint8).data)
         made = build_object(data, description, block_bytes=INDEX_BLOCK_BYTES)
+        self._pace(made.size_bytes)
         key = keys.index_key("", max(0, low), self._next_id())
         self._store.put_if_absent(self._prefix + key, made.buffers)
         size = made.payload_bytes

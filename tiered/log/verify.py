@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tiered.errors import DataError
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.takeback import is_tail
-from tiered.log.verify_index import IndexCheck, unindexed_messages
+from tiered.log.verify_index import IndexCheck, check_indexes, unindexed_messages
 from tiered.log.verify_journal import check_journal, check_lease
 from tiered.log.verify_listing import compare_listing, named_objects, record_listing
 from tiered.log.verify_local import QueueComparison
@@ -105,7 +105,7 @@ class _Run:
             self.report.add(Problem("missing", self._prefix + key, "an entry names this object"))
         if whole:
             record_listing(listing, now_named, self._reader.state.generation, self.report)
-        for problem in check_state(state):
+        for problem in (*check_state(state), *check_indexes(state)):
             self.report.add(problem)
         self._count(state, listing)
         if listing.has_lease:

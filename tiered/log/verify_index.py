@@ -8,13 +8,19 @@ from zlib_ng import zlib_ng
 
 from tiered.errors import DataError
 from tiered.format.key_index import check_payload
+from tiered.keys import parse_index_key
 from tiered.log.indexed import uncovered
+from tiered.log.ranges import Ranges, clipped, joined, without
 from tiered.log.verify_objects import check_object, read_object
-from tiered.log.verify_report import Finding
+from tiered.log.verify_report import Finding, Problem
+from tiered.log.wellformed import INT_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from backends.base import ObjectStore
     from tiered.log.parts import IndexObject, TierState
+    from tiered.model import MessageQueue
 
 
 class IndexCheck:
@@ -64,6 +70,27 @@ class IndexCheck:
             check_payload(payload, self._index.count, lengths, where=key)
         except DataError as error:
             found.problem("index", key, error.what)
+
+
+def check_indexes(state: TierState) -> Iterator[Problem]:
+    """Every contradiction between what lives call covered and what index objects cover. Pure."""
+    covered: dict[tuple[MessageQueue, int], Ranges] = {}
+    for index in state.indexes:
+        if parse_index_key("", index.place.key) is None:
+            yield Problem("state", index.place.key, "it is no key of an index object")
+        for cover in index.covers:
+            mine = covered.get((cover.queue, cover.incarnation), ())
+            covered[cover.queue, cover.incarnation] = joined((*mine, (cover.start, cover.end)))
+    for queue, lives in state.queues.items():
+        for life in lives:
+            left = clipped(life.indexed, life.min_offset, INT_MAX)
+            for start, end in covered.get((queue, life.incarnation), ()):
+                left = without(left, start, end)
+            where = f"{queue} incarnation {life.incarnation}"
+            for start, end in left:
+                yield Problem("state", where, f"no index object covers [{start}, {end})")
+            if life.indexed and life.indexed[-1][1] > life.commit_offset:
+                yield Problem("state", where, "more is indexed than committed")
 
 
 def unindexed_messages(state: TierState) -> int:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from backends.errors import AlreadyExistsError, BackendError
 from tiered.crashpoints import reached
 from tiered.dispatch.rounds import Fact
+from tiered.dispatch.throttle import Throttle
 from tiered.errors import DataError
 from tiered.index.builder import IndexBuilder
 from tiered.index.feed import KeyFeed
@@ -85,7 +86,10 @@ class IndexThread:
             stop: Ends everything here.
         """
         self._feed = KeyFeed(clock)
-        self._builder = IndexBuilder(store, prefix, next_id, directory=settings.directory)
+        throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
+        self._builder = IndexBuilder(
+            store, prefix, next_id, directory=settings.directory, pace=throttle.take
+        )
         self._indexer = Indexer(self._builder, store, prefix, self._feed)
         self._state = state
         self._say = say

@@ -14,8 +14,10 @@ class IndexSettings:
             once more by half while it is made.
         age_s: Or when the first of them was collected so long ago.
         directory: Of the local work file (at most 40 bytes a key); None: the system's for temporary files.
+        upload_rate_bytes_s: Bytes uploaded in a second, at most, beside those of dispatch; 0: no limit.
     """
 
     items_max: int = 1 << 20
     age_s: float = 3600.0
     directory: str | None = None
+    upload_rate_bytes_s: int = 0
