@@ -138,7 +138,7 @@ def read_rows(work: Path, runs: int) -> Iterator[str]:
     mine, theirs = alternate(runs, ours, java)
     speed = median(mine, "mib_per_second")
     line = (f"| read back {name}, bytes checked | {speed:.0f} MiB/s, {median(mine, 'cpu_seconds_per_gib'):.2f} CPU s/GiB "
-            f"| {median(mine, 'copy_mib_per_second'):.0f} (cp + fsync) ")  # fmt: skip
+            f"| {median(mine, 'copy_mib_per_second'):.0f} (plain GETs) ")  # fmt: skip
     if has_java():
         cold, warm = median(theirs, "mib_per_s"), median(theirs, "warm")
         line += f"| {cold:.0f} (warm {warm:.0f}) MiB/s | {speed / cold:.1f} x (warm {speed / warm:.1f} x) |"

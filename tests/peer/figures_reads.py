@@ -41,8 +41,8 @@ CASES = (
     Case(ONE, 20, 1),
     Case(ONE, 0, 1),
     Case(SIXTEEN, 0, 2),
-    Case(SIXTEEN, 20, 4),
-    Case(MANY, 0, 4),
+    Case(SIXTEEN, 20, 2),
+    Case(MANY, 0, 1),
 )
 
 
