@@ -25,13 +25,13 @@ After a crash nothing is left: it holds no state of its own.
 from __future__ import annotations
 
 from concurrent.futures import CancelledError, Executor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
 from fetcher.loading import Loader
 from fetcher.runs import Run
 from fetcher.settings import FetchSettings
+from fetcher.stats import FetchStats
 from fetcher.stock import NOTHING, Begun, Stock, Thing, Waiting
 from fetcher.streams import Stream
 from fetcher.transfers import Transfers
@@ -62,31 +62,6 @@ CAREFUL_BYTES = 64 * 1024
 
 def _sleep_on() -> None:
     """Nobody listens."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchStats:
-    """Counters since the fetcher was made.
-
-    Attributes:
-        delivered_bytes: Of records handed out.
-        delivered_items: Likewise, holes included.
-        hits: Reads that were served at once.
-        waits: Reads that had to wait.
-        unread_bytes: Read ahead, and dropped before anybody had it.
-        cached_bytes: Held now.
-        reserved_bytes: On its way now.
-        streams: Readers now.
-    """
-
-    delivered_bytes: int
-    delivered_items: int
-    hits: int
-    waits: int
-    unread_bytes: int
-    cached_bytes: int
-    reserved_bytes: int
-    streams: int
 
 
 class TieredMessageFetcher:
