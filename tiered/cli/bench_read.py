@@ -68,7 +68,6 @@ COMMAND = make_command(
     section="bench.read",
     arguments=[click.Argument(["url"])],
     examples=[
-        "tiered bench read file:///tmp/tier",
         "tiered bench read file:///tmp/tier --latency-ms 20 --threads 4 --json",
         "tiered bench read s3://bucket/bench --pattern seeks --topic bench-0 --reads 1000",
     ],
