@@ -40,7 +40,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sealed]:
     def tier(name: str) -> Sealed:
         if name not in made:
             store, url = harness.unpack(name, folder), f"file://{folder}/{name}-tier"
-            options = ("--to", url, "--once", "--seal", *harness.SMALL)
+            options = ("--to", url, "--once", "--seal")
             assert here("attach", store, *options).code in {0, 1}
             made[name] = Sealed(name, url, harness.captured(name))
         return made[name]

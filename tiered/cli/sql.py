@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,6 +55,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401 (a value of a table)
             return {str(k): plain(v) for k, v in value.items()}
         case None | bool() | int() | float() | str():
             return value
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
         case _:
             return value.isoformat() if hasattr(value, "isoformat") else str(value)
 

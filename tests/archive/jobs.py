@@ -1,0 +1,63 @@
+"""Archive jobs on small tiers in memory."""
+
+from __future__ import annotations
+
+import io
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from support.journals import PREFIX
+
+from backends.memory import MemoryStore
+from tiered.archive.job import Workshop, local_engine, run_job
+from tiered.archive.verify import verify_archive
+from tiered.clock import ManualClock
+from tiered.plugin.place import Place
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.archive.job import Result
+    from tiered.archive.verify import Report
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPlace(Place):
+    """Where ``TierBuilder`` builds."""
+
+    @property
+    def prefix(self) -> str:
+        return PREFIX
+
+
+def workshop(tier: ObjectStore, archive: ObjectStore | None = None, seed: int = 0) -> Workshop:
+    store = MemoryStore("archive") if archive is None else archive
+    place = BuiltPlace("c", "b")
+    return Workshop(tier, place, store, store, ManualClock(), random.Random(seed))
+
+
+def archive(at: Workshop, jobs: int = 1) -> Result:
+    return run_job(at, local_engine(at, jobs))
+
+
+def check(at: Workshop) -> Report:
+    report = verify_archive(at)
+    assert report.findings == []
+    return report
+
+
+def keys(at: Workshop, prefix: str = "topic=") -> list[str]:
+    return [info.key for info in at.archive.list(prefix)]
+
+
+def rows(at: Workshop, prefix: str = "topic=") -> list[dict[str, Any]]:
+    """Of all files that lie there, in order of key."""
+    found = []
+    for key in keys(at, prefix):
+        found += pq.read_table(io.BytesIO(at.archive.get(key))).to_pylist()
+    return found
+
+
+def bodies(at: Workshop) -> dict[int, bytes]:
+    return {row["queue_offset"]: row["body"] for row in rows(at)}

@@ -1,0 +1,89 @@
+"""A real process is killed at each moment of an archive job, or beside another; the archive has each message once."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import use_server
+
+from tests.archive.reading import files, read_all, said_by_archive, said_by_java
+from tests.e2e.harness import command, environment, here, program
+from tiered.crashpoints import EXIT_CODE, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.servers import S3Server
+
+    from tests.archive.conftest import Sealed
+
+MATRIX = {
+    "before write": "archive-writing:3",
+    "after write": "archive-written:3",
+    "before commit": "entry-begun",
+    "after commit": "entry-put",
+}
+
+
+@pytest.mark.parametrize("point", MATRIX.values(), ids=MATRIX.keys())
+def test_killed(point: str, sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    tier = sealed("s04-batch-compress")
+    ran = program("archive", tier.url, "--to", archive_url, "--jobs", "2", env={VARIABLE: point})
+    assert ran.code == EXIT_CODE
+    planned = here("archive", tier.url, "--to", archive_url, "--json").good().document["planned"]
+    assert bool(planned) == (point != MATRIX["after commit"])
+    check(tier, archive_url)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    tier = sealed("s04-batch-compress")
+    for point in MATRIX.values():
+        code = program("archive", tier.url, "--to", archive_url, env={VARIABLE: point}).code
+        assert code == EXIT_CODE
+    check(tier, archive_url)
+
+
+def test_two_jobs_at_once(sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    tier = sealed("s01-basic")
+    words = command(("archive", tier.url, "--to", archive_url, "--json"))
+
+    def job(_number: int) -> int:
+        done = subprocess.run(
+            words, env=environment(), capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.returncode
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(job, range(2))) == [0, 0]
+    check(tier, archive_url)
+
+
+def test_on_a_server(
+    sealed: Callable[[str], Sealed], ministack: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = sealed("s04-batch-compress")
+    use_server(ministack, monkeypatch)
+    url = f"s3://{ministack.bucket()}/parquet"
+    said = here("archive", tier.url, "--to", url, "--json").good().document
+    assert (said["rows"], said["entries"]) == (tier.dump.count, 1)
+    assert here("archive", tier.url, "--to", url, "--verify").good().err.endswith("0 findings\n")
+    for topic, messages in tier.dump.messages.items():
+        question = f'SELECT count(*) AS n, sum(body_crc) AS crcs FROM "{topic}"'
+        (row,) = here("sql", url, question, "-o", "jsonl").good().rows
+        assert row == {"n": len(messages), "crcs": sum(m["body_crc"] for m in messages)}
+
+
+def check(tier: Sealed, url: str) -> None:
+    """After whatever happened one more run leaves nothing to do, and the archive is what Java found, each message once."""
+    here("archive", tier.url, "--to", url).good()
+    verified = here("archive", tier.url, "--to", url, "--verify", "--json").good().document
+    assert (verified["rows"], verified["findings"]) == (tier.dump.count, [])
+    assert verified["files"] == len(files(url)), "files that no entry names"
+    wanted = {t: [said_by_java(m) for m in found] for t, found in tier.dump.messages.items()}
+    found = {t: [said_by_archive(row) for row in rows] for t, rows in read_all(url).items()}
+    assert found == wanted
