@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from reclaim.aged import GRACE_S, Tier, keys_of, seal_all
 from support.journals import PREFIX
-from support.tiers import QUEUE
+from support.tiers import QUEUE, batch_of, put_index, put_log
 
 from tiered.clock import ManualClock
 from tiered.errors import FencedError, InvalidError
 from tiered.journal.lease import Holder, Lease
+from tiered.log.state import part_json, queue_action
 from tiered.log.verify import verify_tier
+from tiered.plugin import gc
 from tiered.plugin.expire import apply_steps, plan_delete_topic
 from tiered.plugin.gc import apply_gc, plan_gc
-from tiered.plugin.reign import WATCH_S
+from tiered.plugin.reign import WATCH_S, reign_and
 
 if TYPE_CHECKING:
     import threading
+
+    from tiered.plugin.workplace import Workplace
 
 
 def leased(tier: Tier, *, seconds: float = 1000, host: str | None = None) -> Lease:
@@ -142,3 +146,34 @@ def test_a_lease_that_has_really_expired_is_taken_after_a_while():
     begin_s = tier.clock.monotonic_s()
     assert tier.apply(tier.plan())["deleted"] == 2
     assert tier.clock.monotonic_s() - begin_s >= WATCH_S
+
+
+def test_i11_what_a_writer_names_in_the_last_moment_stays_whatever_batch_it_is_in(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A writer that had lost its lease named its object while gc took a reign. The first batch of deletions met that
+    entry, and held only itself against it. (Simulation, seed 99143.)"""
+    tier = Tier()
+    tier.builder.add([b"a"])
+    tier.litter(1)  # its indexes are the first batch
+    file = tier.builder.file()
+    file.append(batch_of(file.append_offset, [b"late"]), 0.0)
+    commit = file.take(0)
+    stored = put_log(tier.builder.uploader, commit)
+    tier.clock.advance(GRACE_S + 1)
+    plan = tier.plan()
+    late = stored.log.key
+    assert plan["takes_reign"]
+    assert late in keys_of(plan)
+
+    def named_before(at: Workplace) -> Any:
+        part = put_index(tier.builder.uploader, stored)
+        fields = {"segment": commit.segment, "part": part_json(part)}
+        tier.builder.say(queue_action("part", QUEUE, commit.incarnation, **fields))
+        return reign_and(at)
+
+    monkeypatch.setattr(gc, "reign_and", named_before)
+    with pytest.raises(InvalidError, match="has just been named"):
+        tier.apply(plan)
+    assert late in tier.data()
+    assert verify_tier(tier.store, PREFIX, deep=True).problems == []

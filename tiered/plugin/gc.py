@@ -138,6 +138,7 @@ class _Run:
         self._plan = plan
         self._journal = journal
         self._deletions = [Deletion(**one) for one in plan["deletions"]]
+        self._named: set[str] = set()
         self._done = dict.fromkeys(("deleted", "deleted_bytes", "already_gone", "left_young"), 0)
 
     def run(self, executor: Executor | None, told: Callable[[int, int], None]) -> dict[str, Any]:
@@ -210,9 +211,9 @@ class _Run:
         return history, due
 
     def _require_unnamed(self, history: TierHistory, batch: list[Deletion]) -> None:
-        named = history.follow()
+        self._named |= history.follow()  # all since the look: an earlier batch may have met what this one has to mind
         for one in batch:
-            if one.key[len(self._at.prefix) :] in named:
+            if one.key[len(self._at.prefix) :] in self._named:
                 raise moved_on(f"{one.key} has just been named")
 
     def _delete(self, batch: list[Deletion], executor: Executor | None) -> None:
