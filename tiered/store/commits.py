@@ -2,8 +2,9 @@
 
 **Contract.** Callers hand in a place in the log and get a future. The flush thread swaps the list of requests for an
 empty one, syncs the log once for all of them, and releases together those that lie below both the synced end and (where
-asked for) the replica's. Before it syncs it waits a little for as many requests as the last group had, at most half as
-long as the last sync took: so that threads which were released together are answered together again. A sync that fails
+asked for) the replica's. Before it syncs it waits for as many requests as there were callers at the last one (those it
+answered, and those that came meanwhile), at most as long as that sync took, so that all are answered together.
+A sync that fails
 fails all waiting futures, and the store takes nothing more: what a failed sync leaves on the disk is not known.
 """
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
 
-_GATHER_SHARE: Final = 0.5
 _GATHER_S_MAX: Final = 0.01
 _GATHER_STEP_S: Final = 0.0002
 
@@ -46,7 +46,7 @@ class GroupCommits:
         self._incoming: list[Request] = []
         self._held: list[Request] = []
         self._synced = 0
-        self._last_group = 1
+        self._callers = 1
         self._last_sync_s = 0.0
         self.wake = threading.Event()
 
@@ -83,7 +83,7 @@ class GroupCommits:
             self.fail(error)
             raise
         self._last_sync_s = self._clock.monotonic_s() - begin_s
-        self._last_group = len(requests)
+        self._callers = len(requests) + len(self._incoming)
         self.groups += 1
         self._release(synced)
 
@@ -101,8 +101,8 @@ class GroupCommits:
             future.set_exception(error)
 
     def _gather(self) -> None:
-        wanted = self._last_group
-        left_s = min(_GATHER_S_MAX, self._last_sync_s * _GATHER_SHARE)
+        wanted = self._callers
+        left_s = min(_GATHER_S_MAX, self._last_sync_s)
         pause = threading.Event()
         while 0 < len(self._incoming) < wanted and left_s > 0:
             self._clock.wait(pause, _GATHER_STEP_S)

@@ -30,7 +30,7 @@ from tiered.store.commitlog import CommitLog
 from tiered.store.commits import GroupCommits
 from tiered.store.encoding import Encoder, KeyMaker, Prepared
 from tiered.store.opening import Parts, make_new, open_existing
-from tiered.store.options import Flush, StoreOptions
+from tiered.store.options import Expiry, Flush, StoreOptions
 from tiered.store.reading import StoreReader
 from tiered.store.receipts import Receipts
 from tiered.store.reput import Reput
@@ -38,11 +38,12 @@ from tiered.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from tiered.clock import Clock
     from tiered.local.writer.messages import Appended, Message
+    from tiered.store.expiry import Expired
     from tiered.store.listing import Dispatch
     from tiered.store.recovery import Recovered
 
@@ -267,6 +268,21 @@ class MessageStore:
         self._check_open()
         with Disk(self.root, self._upkeep.fail):
             self._log.sync()
+
+    def hold_expiry(self, held_from: Callable[[], int] | None) -> None:
+        """Have expiry keep what is at or above the physical offset that is told (see ``tiered.store.expiry``)."""
+        self._upkeep.held_from = held_from
+
+    def expire(self) -> Expired:
+        """Delete now what is old enough (with the settings of ``options.expiry``, or the default ones).
+
+        Raises:
+            ClosedError: The store has been closed.
+            StoreUnavailableError: The disk refused it.
+        """
+        self._check_open()
+        with Disk(self.root):
+            return self._upkeep.expire(self.options.expiry or Expiry(), by_hand=True)
 
     def wait_listed(self, end: int | None = None, timeout_s: float = _DRAIN_S) -> bool:
         """Wait until everything below ``end`` (default: all that was appended) is listed; whether it is."""

@@ -24,6 +24,27 @@ class Flush(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Expiry:
+    """What expires: whole files from the oldest on, never the last one, nor what is not listed yet.
+
+    Attributes:
+        reserve_s: A file is kept so long after its last change (``fileReservedTime``).
+        hour: Of the local day, in which files that are old enough go; at other times only when the disk is full.
+        used_ratio_max: Above it files that are old enough go at any hour.
+        used_ratio_forced: Above it the oldest go whatever their age.
+        files_max: How many go in one round.
+        interval_s: Between two rounds.
+    """
+
+    reserve_s: float = 72 * 3600.0
+    hour: int = 4
+    used_ratio_max: float = 0.75
+    used_ratio_forced: float = 0.85
+    files_max: int = 10
+    interval_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOptions:
     """Sizes default to a broker's own, so that one with default settings starts on the store (files are sparse).
 
@@ -42,6 +63,7 @@ class StoreOptions:
         sync_timeout_s: How long ``append`` waits for its flush, and for a replica where one is asked for.
         checkpoint_interval_s: Between two checkpoints: what recovery must read again.
         needs_replica: An append is answered only when ``acknowledge_replica`` has passed it, and only then dispatched.
+        expiry: What expires, and when; None: nothing does.
         preallocate: Take a log file's whole room when it is made, so that a full disk is met there.
     """
 
@@ -58,6 +80,7 @@ class StoreOptions:
     checkpoint_interval_s: float = 1.0
     needs_replica: bool = False
     preallocate: bool = False
+    expiry: Expiry | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no store can have.

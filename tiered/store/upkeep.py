@@ -15,6 +15,7 @@ from tiered.errors import TieredStoreError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.writer.files import replace_file
 from tiered.local.writer.startup import CHECKPOINT_FILE
+from tiered.store.expiry import Expired, delete_files, look, plan_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from tiered.store.commitlog import CommitLog
     from tiered.store.commits import GroupCommits
     from tiered.store.opening import Parts
+    from tiered.store.options import Expiry
     from tiered.store.reput import Reput
 
 _REST_S: Final = 0.01
+_COLLECT_S: Final = 0.002
+"""What comes within it is listed in one go: a piece of the log costs as much as some hundred messages."""
 _LOOK_S: Final = 0.001
 
 
@@ -35,6 +39,7 @@ class Upkeep:
     Attributes:
         failure: Why nothing more is taken; empty while all is well.
         work: Set when there may be something to list.
+        held_from: Tells the physical offset from which expiry is held back; None: it is not.
     """
 
     def __init__(
@@ -47,6 +52,8 @@ class Upkeep:
         self._commits = commits
         self._reput = reput
         self._clock = clock
+        self.held_from: Callable[[], int] | None = None
+        self._expiry_lock = threading.Lock()
         self._stop = threading.Event()
         self._checkpointed = -1
         self._threads = [
@@ -104,6 +111,25 @@ class Upkeep:
         replace_file(Path(self._parts.hold.root, CHECKPOINT_FILE), encode_checkpoint(reached))
         self._checkpointed = listed
 
+    def expire(self, settings: Expiry, *, by_hand: bool) -> Expired:
+        """One round of expiry; rounds exclude one another.
+
+        Raises:
+            OSError: Not all of it was done.
+        """
+        with self._expiry_lock:
+            files, used_ratio = look(self._parts)
+            bases = plan_expiry(
+                files,
+                settings,
+                now_ms=int(self._clock.now_ms()),
+                used_ratio=used_ratio,
+                end=self._reput.position,
+                held_from=self.held_from() if self.held_from is not None else None,
+                by_hand=by_hand,
+            )
+            return delete_files(self._parts, bases) if bases else Expired()
+
     def _guard(self, body: Callable[[], None]) -> None:
         try:
             body()
@@ -118,11 +144,12 @@ class Upkeep:
                 if self._stop.is_set():
                     return
             self.work.wait(_REST_S)
+            self._stop.wait(_COLLECT_S)
 
     def _run_flush(self) -> None:
         options = self._parts.options
         rest_s = min(options.flush_interval_s, options.checkpoint_interval_s)
-        flushed_s = checkpoint_s = self._clock.monotonic_s()
+        flushed_s = checkpoint_s = expired_s = self._clock.monotonic_s()
         while not self._stop.is_set():
             self._commits.wake.wait(rest_s)
             self._commits.wake.clear()
@@ -135,3 +162,6 @@ class Upkeep:
             if now_s >= checkpoint_s + options.checkpoint_interval_s:
                 self.write_checkpoint()
                 checkpoint_s = now_s
+            if options.expiry is not None and now_s >= expired_s + options.expiry.interval_s:
+                self.expire(options.expiry, by_hand=False)
+                expired_s = now_s
