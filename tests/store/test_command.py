@@ -75,6 +75,28 @@ def test_put_reads_stdin(tmp_path: Path):
     assert len(read_all(tmp_path / "s")[MessageQueue("t", 1)]) == 2
 
 
+def test_tail_prints_the_last_and_copies_without_a_tier(tmp_path: Path, tiered: CommandLine):
+    root, copy = unpack("s01-basic", tmp_path / "from"), tmp_path / "copy"
+    kept = read_all(root)
+    lines = tiered.good("store", "tail", str(root), "orders", "--count", "3").lines
+    wanted = {
+        (queue.queue_id, offset)
+        for queue, records in kept.items()
+        if queue.topic == "orders"
+        for offset in sorted(records)[-3:]
+    }
+    assert {(line["queue_id"], line["queue_offset"]) for line in lines} == wanted
+    out = tiered.good("store", "tail", str(root), "orders", "--count", "100000").out
+    (tmp_path / "lines").write_bytes(out)
+    tiered.good("store", "create", str(copy), *SMALL)
+    tiered.good("store", "put", str(copy), str(tmp_path / "lines"))
+    again = read_all(copy)
+    for queue, records in kept.items():
+        if queue.topic == "orders":
+            bodies = [record.body for record in again[queue].values()]
+            assert bodies == [record.body for record in records.values()]
+
+
 def test_recover(tmp_path: Path, tiered: CommandLine):
     root = unpack("s05-crash", tmp_path)
     found = tiered.good("store", "recover", str(root), "--json").document

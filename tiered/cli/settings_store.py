@@ -37,6 +37,15 @@ STORE: tuple[Setting, ...] = (
         name="keep-offsets",
         help="a queue that is new begins at the queue offset of its first message, and gaps are refused",
     ),
+    Setting(
+        section="store.tail",
+        name="count",
+        help="how many messages of each queue, at most",
+        default=10,
+        metavar="N",
+        parse=partial(whole, low=0),
+    ),
+    _flag(section="store.tail", name="follow", help="go on with what is stored from now on"),
     _flag(
         section="store.recover",
         name="anew",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ENTRIES = {
     "create": Entry("tiered.cli.store:CREATE", "Makes an empty store directory."),
     "put": Entry("tiered.cli.store:PUT", "Appends the messages that JSON lines describe."),
+    "tail": Entry("tiered.cli.store:TAIL", "Prints the last messages of a store directory."),
     "info": Entry("tiered.cli.store:INFO", "Says what a store directory holds."),
     "recover": Entry(
         "tiered.cli.store:RECOVER", "Makes a store whole that was not stopped cleanly."
@@ -33,6 +35,8 @@ ENTRIES = {
 }
 CLUSTER, BROKER = "DefaultCluster", "broker"
 _BATCH = 64
+_WINDOW_BYTES = 4 << 20
+_FOLLOW_S = 0.2
 
 
 def create(call: Call) -> int:
@@ -64,6 +68,32 @@ def put(call: Call) -> int:
             count += len(batch)
         store.flush()
     return _tell(call, {"store": store.root, "messages": count, "log_end": store.log_end})
+
+
+def tail(call: Call) -> int:
+    """Print what was stored last, each queue in its order, and go on with what comes."""
+    from tiered.local.rocketmq import RocketMQStore
+    from tiered.log.messages import messages_lines
+    from tiered.model import QueueOffset
+
+    topic, count = call.arguments["topic"], call.whole("count")
+    store = RocketMQStore.open(call.argument("dir"), clock=call.clock)
+    with contextlib.closing(store):
+        starts = {
+            queue: QueueOffset(max(found.min, found.end - count))
+            for queue, found in store.queues().items()
+        }
+        with contextlib.closing(store.follow(starts)) as follower:
+            while True:
+                for batch in follower.poll(_WINDOW_BYTES):
+                    if topic is None or batch.queue.topic == topic:
+                        lines = messages_lines(batch, None, raw_body=False)
+                        call.stdout.writelines(line + b"\n" for line in lines)
+                if follower.is_idle:
+                    call.stdout.flush()
+                    if not call.flag("follow"):
+                        return DONE
+                    call.clock.wait(threading.Event(), _FOLLOW_S)
 
 
 def info(call: Call) -> int:
@@ -245,6 +275,17 @@ PUT = make_command(
     examples=[
         "tiered store put /tmp/store messages.jsonl",
         "tiered store put /tmp/store --keep-offsets messages.jsonl",
+    ],
+)
+TAIL = make_command(
+    "tail",
+    tail,
+    section="store.tail",
+    summary=ENTRIES["tail"].summary,
+    arguments=[_DIR, click.Argument(["topic"], required=False)],
+    examples=[
+        "tiered store tail /tmp/store orders --count 5",
+        "tiered store tail /tmp/store --follow",
     ],
 )
 INFO = make_command(
