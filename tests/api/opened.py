@@ -54,6 +54,14 @@ class Made:
         self.builder.say(queue_action("incarnation", queue, number, start=0, reason="made so"))
         self.builder._files.pop(queue)
 
+    def take_back(self, end: int, queue: MessageQueue = ORDERS) -> None:
+        """As when a broker comes back with less: what is behind ``end``, where a part ends, is taken back."""
+        life = self.builder.journal.state.life(queue)
+        assert life
+        why = {"end": end, "was": life.commit_offset, "part": None, "reason": "made so"}
+        self.builder.say(queue_action("take_back", queue, life.incarnation, **why))
+        self.builder._files.pop(queue)
+
     def expire(self, start: int, end: int, queue: MessageQueue = ORDERS) -> None:
         """Messages ``[start, end)`` expire, and their objects are deleted."""
         life = self.builder.journal.state.life(queue)

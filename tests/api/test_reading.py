@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from tiered.plugin.tier import open as open_tier
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from support.servers import S3Server
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +210,20 @@ def test_follow_begins_at_the_end_and_goes_into_a_new_life():
     assert found == [(0, b"first again")]
 
 
+def test_follow_gives_what_came_in_place_of_what_was_taken_back():
+    tier, stop, found = made(1, 1, 1), threading.Event(), []
+    with tier.open() as opened:
+        for message in opened.follow("orders", 0, 0, stop=stop, pause_s_max=0.01):
+            found.append((message.queue_offset, message.body))
+            if len(found) == 3:
+                tier.take_back(1)
+                tier.add(b"other 1", b"other 2", b"other 3")
+            if len(found) == 6:
+                stop.set()
+    assert found[:3] == [(n, b"body %d" % n) for n in range(3)]
+    assert found[3:] == [(n, b"other %d" % n) for n in (1, 2, 3)]
+
+
 def test_follow_with_a_start_to_come_waits_for_it():
     tier, stop, found = made(3), threading.Event(), []
     with tier.open() as opened:
@@ -274,6 +291,23 @@ def test_what_expires_while_it_is_read_says_where_to_go_on():
             4,
             5,
         ]
+
+
+def test_a_tier_in_s3(s3_environment: S3Server, tmp_path: Path):
+    from cli.program import run
+
+    from tiered.cli.call import Surroundings
+
+    bucket = s3_environment.bucket()
+    store, url = str(tmp_path / "store"), f"s3://{bucket}/tier"
+    make = ["bench", "make-store", store, "--messages", "60", "--queues", "3", "--quiet"]
+    for arguments in (make, ["attach", store, "--to", url, "--once", "--quiet", "--nice", "0"]):
+        assert run(arguments, Surroundings(dict(os.environ))) == 0
+    with open_tier(url) as tier:
+        found = [(m.queue_id, m.queue_offset, m.body) for m in tier.read_topic("bench-0")]
+        rows = [row for b in tier.read_topic_arrow("bench-0") for row in b.to_pylist()]
+        assert len({place[:2] for place in found}) == 60
+        assert sorted((r["queue_id"], r["queue_offset"], r["body"]) for r in rows) == sorted(found)
 
 
 def test_queues_of_several_topics():

@@ -17,7 +17,7 @@ from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from tiered.log.decode import TierBatch
@@ -138,15 +138,12 @@ def follow_queue(
     """
     life = find_life(reader.state, queue, where=reader.store.url)
     at, pause_s = life.commit_offset if start is None else QueueOffset(start), FOLLOW_S_MIN
-    incarnation, end = life.incarnation, life.commit_offset
+    incarnation, known = life.incarnation, len(reader.state.queues[queue])
     with engine.group() as group:
         while not stop.is_set():
-            now = reader.state.life(queue) or life
-            if now.incarnation != incarnation:
-                incarnation, at = now.incarnation, now.min_offset
-            elif now.commit_offset < end:
-                at = min(at, now.commit_offset)
-            end, at = now.commit_offset, max(at, now.min_offset)
+            lives = reader.state.queues[queue]
+            at = plan_going_on(lives, known, at, incarnation)
+            incarnation, known = lives[-1].incarnation, len(lives)
             found = engine.fetch(
                 group,
                 queue,
@@ -162,6 +159,24 @@ def follow_queue(
             else:
                 at, pause_s = found.end_offset, FOLLOW_S_MIN
                 yield found
+
+
+def plan_going_on(
+    lives: Sequence[QueueLife], known: int, at: QueueOffset, incarnation: int
+) -> QueueOffset:
+    """Where a follower goes on: at the beginning of a new life, or where the broker took back what it has read.
+
+    Args:
+        lives: Of the queue, as they are now; what was taken back is one of them.
+        known: How many there were when it last looked.
+        at: Where it would go on.
+        incarnation: Of the life that it was in.
+    """
+    now = lives[-1]
+    if now.incarnation != incarnation:
+        return now.min_offset
+    taken_back = [life.min_offset for life in lives[known - 1 : -1]]
+    return max(min([at, *taken_back]), now.min_offset)
 
 
 def _await_news(engine: Engine, stop: threading.Event, pause_s: float, pause_s_max: float) -> float:
