@@ -12,6 +12,7 @@ from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.metered import MeteredStore
 from tiered.clock import SystemClock
+from tiered.index.indexer import Indexer
 from tiered.index.reader import IndexReader, Wish
 from tiered.log.indexed import indexed_to
 from tiered.log.reader import TierReader
@@ -180,3 +181,22 @@ def test_what_the_feed_had_no_room_for_is_read(monkeypatch: pytest.MonkeyPatch):
         assert thread.flush(20)
         assert thread._feed.refused
     check(store)
+
+
+def test_an_end_names_what_is_collected_and_does_not_go_on(monkeypatch: pytest.MonkeyPatch):
+    inner = Indexer.step
+
+    def slowly(self: Indexer, state: TierState, **_: Any) -> int:
+        threading.Event().wait(0.1)
+        return inner(self, state, bytes_max=1)
+
+    monkeypatch.setattr(Indexer, "step", slowly)
+    store, local = MemoryStore(), filled()
+    run_once(store, local)
+    with dispatching(store, local, seed=2) as dispatcher, indexing(store, dispatcher) as thread:
+        assert not thread.flush(0.6, is_ending=True)
+        assert thread.objects == 1
+    lives = [lives[-1] for lives in state_of(store).queues.values()]
+    assert any(indexed_to(life) for life in lives)
+    assert any(indexed_to(life) < life.commit_offset for life in lives)
+    assert verify_tier(store, PREFIX, deep=True).is_clean

@@ -308,7 +308,7 @@ class Attachment:
             self._drained = dispatcher.drain(self._settings.drain_s)
             left_s = self._settings.drain_s - (self._clock.monotonic_s() - began_s)
             if self._drained and self.index and left_s > 0:
-                self.index.flush(left_s)
+                self.index.flush(left_s, is_ending=True)
         return self._drained
 
     @property

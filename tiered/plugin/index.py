@@ -20,6 +20,7 @@ After a crash: what was collected is gone, and is collected again by whoever com
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,7 @@ class IndexThread:
         self._wanted = threading.Event()  # everything is to be named now
         self._flushed = threading.Event()
         self._since_s = 0.0
+        self._late_s = math.inf
         self._done: TierState | None = None  # the state of which nothing was left
         self._is_failing = self._has_ended = False
         self.objects = 0
@@ -154,24 +156,31 @@ class IndexThread:
         """Have the thread look at ``stop``."""
         self._wake.set()
 
-    def flush(self, timeout_s: float) -> bool:
+    def flush(self, timeout_s: float, *, is_ending: bool = False) -> bool:
         """Have everything that is committed now indexed and named; for at most so long. From any thread.
+
+        Args:
+            timeout_s: How long to wait.
+            is_ending: After half of that time, name what is collected by then instead of going on.
 
         Returns:
             Whether it was; what was not is indexed by the next writer.
         """
         self._flushed.clear()
+        until_s = self._clock.monotonic_s() + timeout_s / 2
+        self._late_s = until_s if is_ending else math.inf
         self._wanted.set()
         self._wake.set()
         self._clock.wait(self._flushed, timeout_s)
         self._wanted.clear()
-        return self._flushed.is_set() and not self._stop.is_set()
+        return self._flushed.is_set() and not self._stop.is_set() and self._state() is self._done
 
     def _pass(self) -> bool:
         """Take a step, and make an object if it is time; whether there may be more to do at once."""
         state = self._state()
         taken = 0
-        if state is not self._done:
+        is_late = self._wanted.is_set() and self._clock.monotonic_s() >= self._late_s
+        if state is not self._done and not is_late:
             was_empty = self._builder.is_empty
             taken = self._indexer.step(state, items_max=self._settings.items_max)
             if was_empty:
@@ -181,7 +190,7 @@ class IndexThread:
         if self._is_due(is_all=not taken):
             self._publish()
             return True
-        if not taken and self._wanted.is_set() and self._state() is self._done:
+        if not taken and self._wanted.is_set() and (is_late or self._state() is self._done):
             self._flushed.set()
         return taken > 0
 
