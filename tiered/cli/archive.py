@@ -16,7 +16,7 @@ from tiered.cli.output import Output
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
-    from tiered.archive.job import Result, Workshop
+    from tiered.archive.job import Engine, Result, Workshop
     from tiered.cli.call import Call
 
 _COLUMNS = ["segments", "files", "rows", "holes", "bad", "source_bytes", "size_bytes", "entries"]
@@ -56,10 +56,11 @@ def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
 
 
 def _archive(call: Call, at: Workshop) -> int:
-    from tiered.archive.job import first_error, local_engine, run_job
+    from tiered.archive.job import first_error, run_job
 
-    jobs = call.whole_or_none("jobs") or os.cpu_count() or 1
-    result = run_job(at, local_engine(at, jobs), told=lambda now: _tell(call, now))
+    with contextlib.ExitStack() as stack:
+        engine = _engine(call, at, stack)
+        result = run_job(at, engine, told=lambda now: _tell(call, now))
     document = _document(at, result)
     Output(call).emit(document, [document], _COLUMNS)
     _say_open(call, result)
@@ -67,6 +68,20 @@ def _archive(call: Call, at: Workshop) -> int:
     if error is not None:
         raise error
     return NEEDS_A_PERSON if result.bad else DONE
+
+
+def _engine(call: Call, at: Workshop, stack: contextlib.ExitStack) -> Engine:
+    if call.words("engine") == "local":
+        from tiered.archive.job import local_engine
+
+        return local_engine(at, call.whole_or_none("jobs") or os.cpu_count() or 1)
+    from tiered.archive.spark import Order, open_session, spark_engine
+
+    conf = dict(text.split("=", 1) for text in call.texts("spark-conf"))
+    session = open_session(call.text("master"), conf)
+    stack.callback(session.stop)
+    urls = call.argument("url"), call.words("to")
+    return spark_engine(session, Order(urls[0], at.place.prefix, urls[1], call.s3_options()))
 
 
 def _tell(call: Call, result: Result) -> None:

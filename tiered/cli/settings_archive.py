@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import whole
+from tiered.cli.parsers import pair, whole
 from tiered.config import Setting, Shape
 
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
@@ -16,15 +16,32 @@ ARCHIVE: tuple[Setting, ...] = (
     Setting(
         section="archive",
         name="engine",
-        help="what does the work: this process",
+        help="what does the work: this process, or Spark",
         default="local",
         metavar="ENGINE",
-        choices=("local",),
+        choices=("local", "spark"),
+    ),
+    Setting(
+        section="archive",
+        name="master",
+        help="where Spark runs, as local[2] or spark://host:7077",
+        default_text="as spark-submit says, else this machine's processors",
+        metavar="MASTER",
+    ),
+    Setting(
+        section="archive",
+        name="spark-conf",
+        help="a setting of Spark; may be repeated (in a variable: one a line)",
+        metavar="NAME=VALUE",
+        shape=Shape.LIST,
+        default=(),
+        parse=pair,
+        separator="\n",
     ),
     Setting(
         section="archive",
         name="jobs",
-        help="segments at once",
+        help="with the local engine: segments at once",
         default_text="one for each processor",
         metavar="N",
         parse=partial(whole, low=1),

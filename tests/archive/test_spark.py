@@ -1,0 +1,109 @@
+"""The same job by Spark: one session for all tests."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from backends.registry import open_store
+from backends.s3_options import S3Options
+from tests.archive.reading import read_all
+from tests.e2e.harness import here
+from tiered.archive import spark
+from tiered.archive.job import Workshop, run_job
+from tiered.clock import SystemClock
+from tiered.errors import DataError, InvalidError
+from tiered.plugin.place import choose_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.archive.conftest import Sealed
+    from tiered.archive.plan import Task
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = spark.open_session("local[2,3]", conf)
+        yield made
+        made.stop()
+
+
+def job(tier: str, archive: str, session: Any) -> Any:
+    options = S3Options()
+    source, target = open_store(tier, options), open_store(archive, options)
+    place = choose_place(source, None, None)
+    at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
+    engine = spark.spark_engine(session, spark.Order(tier, place.prefix, archive, options), wave=64)
+    try:
+        return run_job(at, engine)
+    finally:
+        source.close()
+        target.close()
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_spark_makes_the_same_archive(
+    sealed: Callable[[str], Sealed], archive_url: str, tmp_path: Path, session: Any
+) -> None:
+    tier, local = sealed("s04-batch-compress"), f"file://{tmp_path}/local"
+    result = job(tier.url, archive_url, session)
+    assert (result.rows, result.failed) == (tier.dump.count, [])
+    here("archive", tier.url, "--to", local).good()
+    assert read_all(archive_url) == read_all(local)
+    assert here("archive", tier.url, "--to", archive_url, "--json").document["planned"] == 0
+    assert here("archive", tier.url, "--to", archive_url, "--verify").good()
+
+
+def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> None:
+    tier = sealed("s04-batch-compress")
+    seen: list[Task] = []
+    store = open_store(tier.url, S3Options())
+    place = choose_place(store, None, None)
+    target = open_store("memory://", S3Options())
+    at = Workshop(store, place, target, target, SystemClock(), random.Random(1))
+    run_job(at, lambda tasks: iter(seen.extend(tasks) or ()))
+    assert seen
+    assert [spark.task_of(spark.task_text(task)) for task in seen] == seen
+    order = spark.Order(tier.url, place.prefix + "x", "memory://", S3Options())
+    assert isinstance(spark.outcome_of(spark.do_task(order, spark.task_text(seen[0]))), Exception)
+    error = spark.outcome_of('{"kind": "data", "said": ["damaged", "here", "mend it"]}')
+    assert isinstance(error, DataError)
+    assert str(error) == "damaged (here); mend it"
+
+
+def test_without_java_the_message_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(InvalidError, match="needs Java 17, and there is none"):
+        spark.require_java()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with pytest.raises(InvalidError, match="--engine local"):
+        spark.require_java()
+
+
+def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.stderr.write('openjdk version \"1.8.0_392\"')\n"
+    )
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(InvalidError, match="this is 8"):
+        spark.require_java()

@@ -1,0 +1,218 @@
+"""Tasks of an archive job as Spark tasks: one segment each, the same function as without Spark.
+
+Overview: the driver sends a wave of tasks as a table of numbers, one partition each; ``mapInArrow`` has each worker read its
+segment, write its Parquet objects and give one row back, which says what it made. No message enters the JVM. The driver's
+memory is that of one wave, however many segments there are; each wave is committed before the next begins.
+
+Retries: what a task meets (damage, a store that does not answer after all its own tries) comes back as a row, so one bad
+segment does not end the others. What kills a worker is Spark's to try again; a second try, or a speculative one beside the
+first, makes the same objects and adopts them.
+
+Workers need this package and pyarrow: in local mode they run this very Python; on a cluster pack the environment
+(docs/archive.md).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.errors import BackendError, ObjectNotFoundError
+from tiered.archive.machine import lane_row
+from tiered.archive.model import Archived, Lane
+from tiered.archive.plan import Task
+from tiered.archive.task import archive_segment
+from tiered.clock import SystemClock
+from tiered.errors import (
+    DataError,
+    InternalError,
+    InvalidError,
+    StoreUnavailableError,
+    TieredStoreError,
+)
+from tiered.log.parts import life_json, life_of
+from tiered.plugin.arrow import load_pyarrow
+from tiered.plugin.stores import open_metered, with_retries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from backends.s3_options import S3Options
+    from tiered.archive.job import Engine, Outcome
+
+MASTER = "local[*,4]"
+"""All processors of this machine, and a failed task is tried again as on a cluster."""
+JAVA_MIN = 17
+WAVE = 256
+_ROW = "number long, text string"
+_KINDS = {
+    error.kind: error for error in (DataError, InternalError, InvalidError, StoreUnavailableError)
+}
+_QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What workers have to know of the job.
+
+    Attributes:
+        tier: URL.
+        prefix: Of the broker.
+        archive: URL.
+        options: How to reach S3.
+    """
+
+    tier: str
+    prefix: str
+    archive: str
+    options: S3Options
+
+
+def require_java() -> None:
+    """See that there is a Java that Spark can use.
+
+    Raises:
+        InvalidError: There is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    do = f"install a JDK {JAVA_MIN} and set JAVA_HOME, or use --engine local"
+    if not java or not Path(java).exists():
+        raise InvalidError(
+            f"Spark needs Java {JAVA_MIN}, and there is none", where=home or "PATH", do=do
+        )
+    said = subprocess.run(  # noqa: S603 (the user's own Java)
+        [java, "-version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    if found and int(found[1]) < JAVA_MIN:
+        raise InvalidError(
+            f"Spark needs Java {JAVA_MIN}, and this is {found[1]}", where=java, do=do
+        )
+
+
+def open_session(master: str | None, conf: Mapping[str, str]) -> Any:  # noqa: ANN401 (pyspark has no types)
+    """A Spark session; ours, or the one that ``spark-submit`` has prepared.
+
+    Args:
+        master: Where Spark runs; None: as ``spark-submit`` says, else ``MASTER``.
+        conf: Settings of Spark.
+
+    Raises:
+        InvalidError: pyspark, pandas or Java is missing.
+    """
+    for name in ("pyspark", "pandas", "pyarrow"):
+        if importlib.util.find_spec(name) is None:
+            raise InvalidError(
+                f"--engine spark needs {name}, which is not installed",
+                do="pip install 'tieredmq[spark]', or use --engine local",
+            )
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not is_submitted:
+        require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (heavy; only who uses it)
+
+    builder = SparkSession.builder.appName("tiered-archive")
+    if master is not None or not is_submitted:
+        builder = builder.master(master or MASTER)
+    for name, value in {**_QUIET, **conf}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def spark_engine(session: Any, order: Order, *, wave: int = WAVE) -> Engine:  # noqa: ANN401
+    """Tasks by Spark.
+
+    Args:
+        session: Of Spark.
+        order: Where tier and archive are, as workers see them.
+        wave: Tasks at once, at most; all of them are done before the next.
+    """
+
+    def run(tasks: list[Task]) -> Iterator[Outcome]:
+        for start in range(0, len(tasks), wave):
+            some = tasks[start : start + wave]
+            numbers = session.range(0, len(some), 1, len(some))
+            texts = [task_text(task) for task in some]
+            for row in numbers.mapInArrow(worker(order, texts), _ROW).collect():
+                yield some[row["number"]], outcome_of(row["text"])
+
+    return run
+
+
+def worker(
+    order: Order, texts: list[str]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a worker does with numbers of tasks."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        arrow = load_pyarrow()
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            done = [do_task(order, texts[number]) for number in numbers]
+            columns = [arrow.array(numbers, arrow.int64()), arrow.array(done, arrow.string())]
+            yield arrow.RecordBatch.from_arrays(columns, ["number", "text"])
+
+    return work
+
+
+def do_task(order: Order, text: str) -> str:
+    """One task; what it came to, as ``outcome_of`` reads it."""
+    task, stop, clock = task_of(text), threading.Event(), SystemClock()
+    rng = random.SystemRandom()
+    tier = with_retries(open_metered(order.tier, order.options), clock, rng, stop)
+    archive = with_retries(open_metered(order.archive, order.options), clock, rng, stop)
+    try:
+        return json.dumps({"done": archive_segment(tier, order.prefix, archive, task).document()})
+    except ObjectNotFoundError as error:
+        return json.dumps({"moved": str(error)})
+    except TieredStoreError as error:
+        return json.dumps({"kind": error.kind, "said": [error.what, error.where, error.do]})
+    except BackendError as error:
+        return json.dumps({"kind": StoreUnavailableError.kind, "said": [str(error), "", ""]})
+    finally:
+        tier.close()
+        archive.close()
+
+
+def outcome_of(text: str) -> Archived | Exception:
+    """What a worker said."""
+    said = json.loads(text)
+    if "done" in said:
+        return Archived.of(said["done"])
+    if "moved" in said:
+        return ObjectNotFoundError(said["moved"])
+    what, where, do = said["said"]
+    return _KINDS.get(said["kind"], InternalError)(what, where=where, do=do)
+
+
+def task_text(task: Task) -> str:
+    """A task as JSON."""
+    life = life_json(task.life)
+    return json.dumps({"lane": lane_row(task.lane), "life": life, "tails": task.tails})
+
+
+def task_of(text: str) -> Task:
+    """Undo ``task_text``."""
+    said = json.loads(text)
+    life = life_of(said["life"])
+    parts = tuple(life.parts())
+    return Task(Lane.of(said["lane"]), life.min_offset, life.commit_offset, parts, said["tails"])
