@@ -214,14 +214,12 @@ class KeyFile:
         return (int(np.argmax(wrong)) if wrong.any() else low) + 1
 
     def _clear_behind(self, count: int) -> None:
-        at = self._items_at + INDEX_ITEM_BYTES * count
-        page = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = len(self._map)
-        self._map[at : min(page, end)] = bytes(min(page, end) - at)
-        for start in range(page, end, _ROOM_BYTES):  # only where something is: holes stay holes
-            stop = min(end, start + _ROOM_BYTES)
-            if any(self._map[start:stop]):
-                self._map[start:stop] = bytes(stop - start)
+        """Make what stands behind the items a hole."""
+        size, at = len(self._map), self._items_at + INDEX_ITEM_BYTES * count
+        os.ftruncate(self._descriptor, at)
+        os.ftruncate(self._descriptor, size)
+        self._room_end = 0
+        self._take_room(at)
 
     def _take_room(self, end: int) -> None:
         if end > self._room_end:

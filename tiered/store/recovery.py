@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.errors import DataError
-from tiered.format.block import properties_bytes
+from tiered.format.block import properties_bytes, topic_bytes
 from tiered.format.checkpoint import Checkpoint, decode_checkpoint
 from tiered.format.consume_queue import ITEM_BYTES, is_filler
 from tiered.local.configs import read_text
@@ -38,6 +38,7 @@ from tiered.local.writer.startup import CHECKPOINT_FILE, QueueEnd
 from tiered.store.rows import cut_row
 
 if TYPE_CHECKING:
+    from tiered.format.block import RecordBlock
     from tiered.format.consume_queue import Flags, Items
     from tiered.local.layout import Layout
     from tiered.model import MessageQueue
@@ -124,15 +125,24 @@ def count_whole(piece: Piece, covered: int) -> int:
     records that the checkpoint does not cover.
     """
     sound, block = count_sound(piece), piece.block
-    view = memoryview(block.buffer)
     first = int(np.searchsorted(block.positions[:sound], covered - piece.start))
-    for number in range(first, sound):
-        start = int(block.topic_positions[number])
-        topic = bytes(view[start : start + int(block.topic_sizes[number])])
-        raw = properties_bytes(block, number)
-        if b"\0" in topic or raw[:1] == b"\0" or raw[-1:] == b"\0" or _LOST in raw:
-            return number
+    view = memoryview(block.buffer)
+    for starts, sizes in (
+        (block.topic_positions, block.topic_sizes),
+        (block.properties_positions, block.properties_sizes),
+    ):
+        begins = starts[first:sound]
+        parts = map(slice, begins.tolist(), (begins + sizes[first:sound]).tolist())
+        if b"\0" in b"".join(map(view.__getitem__, parts)):
+            lost = (number for number in range(first, sound) if _has_lost(block, number))
+            return next(lost, sound)
     return sound
+
+
+def _has_lost(block: RecordBlock, number: int) -> bool:
+    raw = properties_bytes(block, number)
+    ends = (raw[:1], raw[-1:])
+    return b"\0" in topic_bytes(block, number) or b"\0" in ends or _LOST in raw
 
 
 def cut_queues(
