@@ -28,6 +28,7 @@ from concurrent.futures import CancelledError, Executor
 from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
+from fetcher.careful import CarefulReader
 from fetcher.loading import Loader
 from fetcher.runs import Run
 from fetcher.settings import FetchSettings
@@ -38,7 +39,6 @@ from fetcher.transfers import Transfers
 from fetcher.views import Views
 from tiered.errors import ClosedError, DataError, StoreUnavailableError
 from tiered.log.parts import Gap
-from tiered.log.reader import QueueReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ if TYPE_CHECKING:
 
 STREAM_IDLE_SECONDS = 60.0
 """A stream that was not read for so long is forgotten; it begins again with the smallest window."""
-
-
-CAREFUL_BYTES = 64 * 1024
-"""How much is read at once where something is damaged."""
 
 
 def _sleep_on() -> None:
@@ -90,8 +86,8 @@ class TieredMessageFetcher:
         )
         loader = Loader(reader.store, reader.prefix, self.transfers)
         self._stock = Stock(loader, clock, self.settings, self._ahead)
-        self._store = reader.store
         self._prefix = reader.prefix
+        self._careful = CarefulReader(reader.store, reader.prefix)
         self._clock = clock
         self._streams: dict[tuple[str, MessageQueue, int | None], Stream] = {}
         self._is_closed = False
@@ -162,6 +158,7 @@ class TieredMessageFetcher:
         if run is None:
             found = view.locate(start, where=self._prefix)
             if found is None:
+                self._drop([(group, view.queue, incarnation)])
                 return None
             if isinstance(found, Gap):
                 with self._stock.lock:
@@ -170,7 +167,7 @@ class TieredMessageFetcher:
             try:
                 run = self._fetch_warily(stream, view, found, start, bytes_max, deadline_s)
             except DataError:
-                batch = self._read_carefully(view, start, bytes_max, count_max)
+                batch = self._careful(view, start, bytes_max, count_max)
                 self._deliver(stream, batch)
                 return batch
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
@@ -197,18 +194,6 @@ class TieredMessageFetcher:
                 with self._stock.lock:
                     stream.wary = range(part.queue_offset, part.queue_end)
         return self._fetch(stream, view, part, start, 1, deadline_s)
-
-    def _read_carefully(
-        self, view: LifeView, start: QueueOffset, bytes_max: int, count_max: int
-    ) -> TierBatch:
-        """Something that would have come with this read is damaged: what is sound before it is given out yet."""
-        reader = QueueReader(self._store, self._prefix, view.queue, view.life)
-        found: TierBatch | Gap | None
-        try:
-            found = reader.read(start, bytes_max=min(bytes_max, CAREFUL_BYTES), count_max=count_max)
-        except DataError:
-            found = reader.read(start, bytes_max=1, count_max=1)
-        return cast("TierBatch", found)  # a part holds it
 
     def _deliver(self, stream: Stream, batch: TierBatch) -> None:
         now_s = self._clock.monotonic_s()
@@ -336,6 +321,21 @@ class TieredMessageFetcher:
         if stream.asked >= view.life.log_end or not stream.wants_more(window):
             return []
         return self._stock.claim(stream, view, QueueOffset(stream.next_offset), window)
+
+    def forget(self, group: str) -> None:
+        """A reader has done: what was read ahead for it makes room, and the others may read further ahead.
+
+        Readers that have come to the end of their queue, or have not read for a minute, are forgotten by themselves.
+        """
+        with self._stock.lock:
+            keys = [key for key in self._streams if key[0] == group]
+        self._drop(keys)
+
+    def _drop(self, keys: list[tuple[str, MessageQueue, int | None]]) -> None:
+        with self._stock.lock:
+            streams = [stream for key in keys if (stream := self._streams.pop(key, None))]
+        for stream in streams:
+            self._stock.forsake(stream)
 
     # Upkeep
 

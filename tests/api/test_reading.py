@@ -243,8 +243,9 @@ def test_several_iterators_at_once_have_read_ahead_of_their_own():
         assert opened.engine.fetcher.stats().streams == 2
         one.close()
         two.close()
+        assert opened.engine.fetcher.stats().streams == 0
         assert len(list(opened.read("orders", 0))) == 50
-        assert opened.engine.fetcher.stats().streams == 2  # a group that is free is used again
+        assert opened.engine.fetcher.stats().streams == 0  # it has come to the end
 
 
 def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):

@@ -222,6 +222,21 @@ def test_a_reader_that_goes_elsewhere_begins_small_again():
     assert stream.window == 64 * KIB
 
 
+def test_a_reader_at_the_end_and_one_that_has_done_take_no_share_of_the_window():
+    fetcher = fetcher_of(big(parts=1, each=100).store)
+    read_all(fetcher, group="reads all")
+    assert fetcher.stats().streams == 0
+    pieces = batches(fetcher, group="stops", bytes_max=128 * KIB)
+    for _ in range(9):
+        next(pieces)
+    assert fetcher.stats().streams == 1
+    fetcher.forget("other")
+    assert fetcher.stats().streams == 1
+    fetcher.forget("stops")
+    assert fetcher.stats().streams == 0
+    assert len([*pieces]) == 91
+
+
 def test_a_forgotten_reader_leaves_nothing():
     clock = ManualClock()
     fetcher = fetcher_of(big().store, clock=clock)

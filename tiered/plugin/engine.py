@@ -110,6 +110,9 @@ class Engine:
         try:
             yield name
         finally:
+            made = self._made
+            if made is not None:
+                made[0].forget(name)
             with self._lock:
                 self._free_groups.append(name)
 
