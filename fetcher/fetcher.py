@@ -164,8 +164,9 @@ class TieredMessageFetcher:
                 with self._stock.lock:
                     stream.pass_over(start, found.end)
                 return found
+            wanted = min(bytes_max, count_max * (found.log.size_bytes // found.count + 1))
             try:
-                run = self._fetch_warily(stream, view, found, start, bytes_max, deadline_s)
+                run = self._fetch_warily(stream, view, found, start, wanted, deadline_s)
             except DataError:
                 batch = self._careful(view, start, bytes_max, count_max)
                 self._deliver(stream, batch)

@@ -209,6 +209,14 @@ def test_what_expires_unread_halves_the_window():
     assert len([*pieces]) == 80
 
 
+def test_who_asks_for_one_message_gets_no_more_than_a_block_ahead():
+    fetcher = fetcher_of(big(parts=1, each=400, size=10 * KIB).store)
+    for start in (300, 100, 200):
+        fetcher.read("g", QUEUE, QueueOffset(start), count_max=1)
+    index_bytes = 400 * 20 + 2000
+    assert fetcher.transfers.stats.received_bytes <= 3 * (2 * 256 + 64) * KIB + index_bytes
+
+
 def test_a_reader_that_goes_elsewhere_begins_small_again():
     fetcher = fetcher_of(big(parts=1, each=100).store, window=WindowLimits(bytes_min=64 * KIB))
     pieces = batches(fetcher, bytes_max=64 * KIB)
