@@ -14,14 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from local.harness import unpack
 from local_writer.reading import check_same, read_all
 from store.harness import SMALL, create, reopen
 
-from tiered.errors import DataError
+from tiered.clock import ManualClock
+from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM
 from tiered.local.layout import list_queues
+from tiered.local.rocketmq import RocketMQStore
 from tiered.local.writer.messages import Appended, Message
 from tiered.model import MessageQueue
 from tiered.store.keyindex import index_paths
@@ -143,6 +146,7 @@ def check_exact(root: Path, put: list[tuple[Message, Appended]]) -> None:
 
 @settings(deadline=None, max_examples=5, phases=[Phase.explicit, Phase.generate])
 @given(share=st.floats(0, 1), seed=st.integers(0, 2**32))
+@example(share=0.7180957237054778, seed=506450498)  # a blank with nothing behind it
 def test_cut_or_damaged_at_any_byte(crashed: Crashed, share: float, seed: int):
     rng = random.Random(seed)
     is_lossy, lists, index = (rng.random() < 0.5 for _ in range(3))
@@ -253,3 +257,31 @@ def test_kill_9(tmp_path: Path, lines: int):
             assert record.properties["KEYS"] == f"{number}-{at}"
             (same,) = store.reader.by_key("t", msg_id)
             assert same.physical_offset == place
+
+
+@pytest.mark.parametrize("name", ["s11-lmq-batchcq", "s02-delay-timer", "s10-consumers"])
+def test_lists_that_only_a_broker_makes_are_left_to_it(name: str, tmp_path: Path):
+    root = unpack(name, tmp_path)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    (root / "abort").touch()
+    with pytest.raises(InvalidError, match="only a broker can recover it"):
+        reopen(root)
+    after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    after.pop(root / "abort")
+    assert {path: data for path, data in after.items() if path.name != "lock"} == {
+        path: data for path, data in before.items() if path.name != "lock"
+    }
+
+
+@pytest.mark.parametrize("name", ["s05-crash", "s08-crash-continue"])
+def test_a_brokers_crashed_store_is_gone_on_with(name: str, tmp_path: Path):
+    """What our reader finds in it as a broker would recover it is what we recover."""
+    root = unpack(name, tmp_path)
+    store = RocketMQStore.open(root, clock=ManualClock())
+    wanted = {queue: found.end for queue, found in store.queues().items()}
+    end = store.report().log_end
+    store.close()
+    with reopen(root) as writer:
+        assert writer.log_end == end
+        mine = writer.queues()
+        assert {queue: mine[queue] for queue in wanted} == wanted

@@ -30,6 +30,9 @@ _QUEUE_ID_MAX: Final = 65_535
 _PROPERTIES_BYTES_MAX: Final = 0x7FFF
 _RECORD_ROOM_BYTES: Final = 64 << 10
 _TAIL_ROOM_BYTES: Final = 2
+_TAGS_KNOWN_MAX: Final = 10_000
+_STORES_OWN: Final = frozenset({names.TAGS, names.KEYS, names.UNIQ_KEY, names.CLUSTER})
+"""Properties that are also given otherwise, or that the store adds."""
 _SHORT: Final = Struct(">h")
 _HEADS: Final = {
     (born, stored): Struct(f">iIIiiqqiq{born}sq{stored}siqi")
@@ -100,6 +103,7 @@ class Encoder:
         self._cluster_pair = f"{names.CLUSTER}\x01{cluster}\x02"
         self._keys = keys
         self._topics: dict[str, bytes] = {}
+        self._tags: dict[str, str] = {}
         self._hosts: dict[str | None, tuple[bytes, int]] = {}
         self.store_host = pack_host(settings.store_host)
         self._body_max = settings.message_bytes_max
@@ -158,23 +162,38 @@ class Encoder:
 
     def _properties(self, message: Message, fresh: str) -> tuple[str, str]:
         """The stored text (``UNIQ_KEY`` and ``CLUSTER`` last), and the unique id."""
-        found = message.properties
-        pairs = [f"{name}\x01{value}\x02" for name, value in found.items()] if found else []
-        if message.tags is not None:
-            if found and names.TAGS in found:
-                return self._slow_properties(message, fresh)
-            pairs.append(f"TAGS\x01{message.tags}\x02")
-        if message.keys is not None:
-            if found and names.KEYS in found:
-                return self._slow_properties(message, fresh)
-            pairs.append(f"KEYS\x01{message.keys}\x02")
-        if found and (names.CLUSTER in found or names.UNIQ_KEY in found):
+        found, tags, keys = message.properties, message.tags, message.keys
+        if found:
+            return self._with_properties(message, fresh)
+        text = "" if tags is None else self._tags.get(tags) or self._tag(message, tags, fresh)
+        if keys is not None:
+            if not keys or "\x01" in keys or "\x02" in keys:
+                self._refuse(message, fresh)
+            text = f"{text}KEYS\x01{keys}\x02"
+        return f"{text}UNIQ_KEY\x01{fresh}\x02{self._cluster_pair}", fresh
+
+    def _tag(self, message: Message, tags: str, fresh: str) -> str:
+        """The pair of a tag that was not met yet."""
+        if not tags or "\x01" in tags or "\x02" in tags:
+            self._refuse(message, fresh)
+        if len(self._tags) >= _TAGS_KNOWN_MAX:
+            self._tags.clear()
+        pair = self._tags[tags] = f"TAGS\x01{tags}\x02"
+        return pair
+
+    def _with_properties(self, message: Message, fresh: str) -> tuple[str, str]:
+        found, tags, keys = message.properties, message.tags, message.keys
+        if _STORES_OWN.intersection(found):
             return self._slow_properties(message, fresh)
+        pairs = [f"{name}\x01{value}\x02" for name, value in found.items()]
+        if tags is not None:
+            pairs.append(f"TAGS\x01{tags}\x02")
+        if keys is not None:
+            pairs.append(f"KEYS\x01{keys}\x02")
         text = "".join(pairs)
-        count = len(pairs)
-        if text and (
-            text.count("\x01") != count
-            or text.count("\x02") != count
+        if (
+            text.count("\x01") != len(pairs)
+            or text.count("\x02") != len(pairs)
             or text[0] == "\x01"
             or "\x01\x02" in text
             or "\x02\x01" in text

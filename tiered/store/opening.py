@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.layout import inspect, known_queue_file_bytes, list_queues
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.local.layout import Layout
     from tiered.store.options import StoreOptions
+
+
+LIGHT_PREFIX: Final = "%LMQ%"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+"""Its tag codes are times of delivery."""
 
 
 @dataclass(slots=True)
@@ -130,6 +135,7 @@ def _recover(
     *,
     anew: bool,
 ) -> Parts:
+    _refuse_foreign(layout)
     cache, rows = FileCache(), RowWriter()
     try:
         log = open_log(layout, cache)
@@ -162,6 +168,28 @@ def _recover(
         raise
     parts.recovered = Recovered(begin, end, store_ms, records)
     return parts
+
+
+def _refuse_foreign(layout: Layout) -> None:
+    """Refuse to make lists anew that we would make wrong.
+
+    Raises:
+        InvalidError: The store has lists of a kind that only a broker writes.
+    """
+    for queue, is_batch in list_queues(layout.root).items():
+        if is_batch or queue.topic.startswith(LIGHT_PREFIX) or queue.topic == SCHEDULE_TOPIC:
+            what = "batch consume queues" if is_batch else f"the topic {queue.topic}"
+            raise InvalidError(
+                f"a store with {what} was not stopped cleanly, and only a broker can recover it",
+                where=layout.root,
+                do="start a broker on it, and stop that cleanly",
+            )
+    if layout.has_ext:
+        raise InvalidError(
+            "a store with consumequeue_ext was not stopped cleanly, and only a broker can recover it",
+            where=layout.root,
+            do="start a broker on it, and stop that cleanly",
+        )
 
 
 def _assemble(

@@ -101,12 +101,8 @@ def find_log_end(log: FileRow, begin: int, covered: int) -> tuple[int, int]:
         position = piece.end
         if piece.follows is Next.FILE and piece.next_file is not None:
             if not _has_record(log, piece.next_file):
-                position = _behind_blank(log, position)
-                break
+                break  # the blank goes too: what it made room for is not there
             position = piece.next_file
-        elif piece.follows is Next.FILE:
-            position = _behind_blank(log, position)
-            break
         elif piece.follows is not Next.MORE:
             break
     if position < covered:
@@ -217,8 +213,3 @@ def open_log(layout: Layout, cache: FileCache) -> FileRow:
 def _has_record(log: FileRow, base: int) -> bool:
     """Whether a file begins with a sound record."""
     return count_sound(LogPieces(log).read(base, _FAR, _HEAD_BYTES)) > 0
-
-
-def _behind_blank(log: FileRow, position: int) -> int:
-    """Where the next file begins; the blank is part of the log."""
-    return -(-position // log.file_bytes) * log.file_bytes
