@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.archive.conftest import Sealed
 
-FEW = ("s01-basic", "s04-batch-compress", "s11-lmq-batchcq")
+FEW = ("s04-batch-compress", "s11-lmq-batchcq")
 NAMES = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in harness.NAMES
 ]
@@ -38,7 +38,7 @@ def test_every_reader_finds_what_java_found(
 
 
 def test_a_second_run_has_nothing_to_do(sealed: Callable[[str], Sealed], archive_url: str) -> None:
-    tier = sealed("s01-basic")
+    tier = sealed("s04-batch-compress")
     here("archive", tier.url, "--to", archive_url).good()
     before = {path: path.stat().st_mtime_ns for path in folder(archive_url).rglob("*")}
     again = here("archive", tier.url, "--to", archive_url, "--json").good().document
@@ -51,11 +51,11 @@ def test_what_is_not_sealed_is_named(
     stores: Callable[[str], Any], tmp_path: Any, archive_url: str
 ) -> None:
     url = f"file://{tmp_path}/tier"
-    here("attach", stores("s01-basic"), "--to", url, "--once").good()
+    here("attach", stores("s04-batch-compress"), "--to", url, "--once").good()
     ran = here("archive", url, "--to", archive_url, "--json").good()
     assert ran.document["segments"] == 0
     opened = sum(row["end"] - row["start"] for row in ran.document["open"])
-    assert opened == harness.captured("s01-basic").count
+    assert opened == harness.captured("s04-batch-compress").count
     assert "not sealed" in ran.err
     assert files(archive_url) == []
 

@@ -48,7 +48,7 @@ def test_killed_again_and_again(sealed: Callable[[str], Sealed], archive_url: st
 
 
 def test_two_jobs_at_once(sealed: Callable[[str], Sealed], archive_url: str) -> None:
-    tier = sealed("s01-basic")
+    tier = sealed("s04-batch-compress")
     words = command(("archive", tier.url, "--to", archive_url, "--json"))
 
     def job(_number: int) -> int:

@@ -9,13 +9,16 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import use_server
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
-from tests.archive.reading import read_all
+from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
 from tests.e2e.harness import here
 from tiered.archive import spark
+from tiered.archive.datasource import ArchiveSource
 from tiered.archive.job import Workshop, run_job
+from tiered.archive.spark_sql import ask_spark, register
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError
 from tiered.plugin.place import choose_place
@@ -24,19 +27,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from support.servers import S3Server
+
     from tests.archive.conftest import Sealed
     from tiered.archive.plan import Task
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def session(tmp_path_factory: pytest.TempPathFactory, ministack: S3Server) -> Iterator[Any]:
+    """Spark's workers have the environment in which the JVM was started, so that knows the S3 server."""
     conf = {
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
-    with warnings.catch_warnings():
+    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
+        use_server(ministack, monkeypatch)
         warnings.simplefilter("ignore")
         made = spark.open_session("local[2,3]", conf)
         yield made
@@ -68,6 +75,47 @@ def test_spark_makes_the_same_archive(
     assert read_all(archive_url) == read_all(local)
     assert here("archive", tier.url, "--to", archive_url, "--json").document["planned"] == 0
     assert here("archive", tier.url, "--to", archive_url, "--verify").good()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", ["folder", "ministack"])
+def test_spark_reads_what_java_found(
+    place: str, sealed: Callable[[str], Sealed], archive_url: str, session: Any, ministack: S3Server
+) -> None:
+    tier, options, url = sealed("s01-basic"), S3Options(), archive_url
+    if place == "ministack":
+        url = f"s3://{ministack.bucket()}/parquet"
+    here("archive", tier.url, "--to", url).good()
+    archive = open_store(url, options)
+    try:
+        assert set(register(session, archive, url, options)) == set(tier.dump.messages)
+        for topic, messages in tier.dump.messages.items():
+            table = ask_spark(session, archive, f"SELECT * FROM `{topic}`", url, options)
+            rows = sorted(rows_of(table), key=lambda row: (row["queue_id"], row["queue_offset"]))
+            assert [said_by_archive(row) for row in rows] == [said_by_java(m) for m in messages]
+        with pytest.raises(InvalidError, match="nope"):
+            ask_spark(session, archive, "SELECT * FROM nope", url, options)
+    finally:
+        archive.close()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_source_reads_chosen_files_and_columns(
+    sealed: Callable[[str], Sealed], archive_url: str, session: Any
+) -> None:
+    tier = sealed("s01-basic")
+    here("archive", tier.url, "--to", archive_url).good()
+    session.dataSource.register(ArchiveSource)
+    source = session.read.format("tieredmq").option("topic", "orders")
+    some = source.schema("keys array<string>, queue_offset long").option("queue", "1")
+    wanted = [m for m in tier.dump.messages["orders"] if m["queue_id"] == 1]
+    found = {row["queue_offset"]: row["keys"] for row in some.load(archive_url).collect()}
+    assert found == {m["queue_offset"]: (m["keys"] or "").split() or None for m in wanted}
+    assert source.option("queue", "1").option("until", "1000").load(archive_url).count() == 0
 
 
 def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> None:

@@ -12,8 +12,8 @@ import io
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from backends.base import ByteRange
 from tiered.archive.columns import schema
+from tiered.archive.ranges import ObjectFile
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
 from tiered.plugin.arrow import load_pyarrow
@@ -74,10 +74,18 @@ def ask(archive: ObjectStore, question: str) -> pa.Table:
             raise InvalidError(_said(error), do=_help(files_by_topic(state))) from error
 
 
+def local_root(archive: ObjectStore) -> str | None:
+    """The folder that an archive is, ending in a slash; None when it is none."""
+    if not archive.url.startswith("file://"):
+        return None
+    return unquote(archive.url.removeprefix("file://")).rstrip("/") + "/"
+
+
 def _mount(connection: Any, archive: ObjectStore, sizes: Mapping[str, int]) -> str:  # noqa: ANN401
     """Make the archive's files readable; what their names begin with."""
-    if archive.url.startswith("file://"):
-        return unquote(archive.url.removeprefix("file://")).rstrip("/") + "/"
+    root = local_root(archive)
+    if root is not None:
+        return root
     connection.register_filesystem(file_system(archive, sizes))
     return f"{SCHEME}://"
 
@@ -119,7 +127,7 @@ def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa:
 
         def _open(self, path: str, mode: str = "rb", **_more: Any) -> io.BufferedReader:  # noqa: ANN401, ARG002
             key = self._strip_protocol(path)
-            return io.BufferedReader(_Ranges(archive, key, sizes[key]), buffer_size=1 << 16)
+            return io.BufferedReader(ObjectFile(archive, key, sizes[key]), buffer_size=1 << 16)
 
         def modified(self, path: str) -> Any:  # noqa: ANN401, ARG002
             """Files never change."""
@@ -128,40 +136,6 @@ def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa:
             return datetime.fromtimestamp(0, UTC)
 
     return ArchiveFiles()
-
-
-class _Ranges(io.RawIOBase):
-    """One object as a file, a request for each piece."""
-
-    def __init__(self, archive: ObjectStore, key: str, size_bytes: int) -> None:
-        super().__init__()
-        self._archive = archive
-        self._key = key
-        self._size = size_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
-        end = min(self._at + len(buffer), self._size)
-        if end <= self._at:
-            return 0
-        data = self._archive.get(self._key, ByteRange(self._at, end))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def _said(error: Exception) -> str:

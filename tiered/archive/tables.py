@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.archive.machine import ArchiveMachine
@@ -39,3 +40,44 @@ def files_by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
         files = [file for one in stretches for file in one.files]
         found.setdefault(lane.topic, []).extend(files)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which files of a topic can hold what is wanted.
+
+    Attributes:
+        topic: The topic.
+        from_ms: First store time, UTC.
+        until_ms: One past the last; None for no end.
+        queue_id: Only this queue; None for all.
+    """
+
+    topic: str
+    from_ms: int = 0
+    until_ms: int | None = None
+    queue_id: int | None = None
+
+
+def choose_files(state: ArchiveState, wanted: Wanted) -> tuple[list[ParquetFile], int]:
+    """The files that may hold it, by what the log says of each, and how many were left out.
+
+    Raises:
+        InvalidError: The archive has no such topic.
+    """
+    every: list[ParquetFile] = []
+    chosen: list[ParquetFile] = []
+    lanes = [lane for lane in sorted(state.lanes) if lane.topic == wanted.topic]
+    if not lanes:
+        raise InvalidError(f"the archive has no topic {wanted.topic}")
+    for lane in lanes:
+        files = [file for one in state.lanes[lane] for file in one.files]
+        every += files
+        if wanted.queue_id in {None, lane.queue_id}:
+            chosen += [file for file in files if _meets(file, wanted)]
+    return chosen, len(every) - len(chosen)
+
+
+def _meets(file: ParquetFile, wanted: Wanted) -> bool:
+    until = wanted.until_ms
+    return file.store_max_ms >= wanted.from_ms and (until is None or file.store_min_ms < until)

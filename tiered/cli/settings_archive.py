@@ -9,6 +9,30 @@ from tiered.config import Setting, Shape
 
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
 
+
+def _spark(section: str) -> tuple[Setting, ...]:
+    """Where and how Spark runs."""
+    return (
+        Setting(
+            section=section,
+            name="master",
+            help="where Spark runs, as local[2] or spark://host:7077",
+            default_text="as spark-submit says, else this machine's processors",
+            metavar="MASTER",
+        ),
+        Setting(
+            section=section,
+            name="spark-conf",
+            help="a setting of Spark; may be repeated (in a variable: one a line)",
+            metavar="NAME=VALUE",
+            shape=Shape.LIST,
+            default=(),
+            parse=pair,
+            separator="\n",
+        ),
+    )
+
+
 ARCHIVE: tuple[Setting, ...] = (
     Setting(
         section="archive", name="to", help="URL of the archive", metavar="URL", is_required=True
@@ -21,23 +45,7 @@ ARCHIVE: tuple[Setting, ...] = (
         metavar="ENGINE",
         choices=("local", "spark"),
     ),
-    Setting(
-        section="archive",
-        name="master",
-        help="where Spark runs, as local[2] or spark://host:7077",
-        default_text="as spark-submit says, else this machine's processors",
-        metavar="MASTER",
-    ),
-    Setting(
-        section="archive",
-        name="spark-conf",
-        help="a setting of Spark; may be repeated (in a variable: one a line)",
-        metavar="NAME=VALUE",
-        shape=Shape.LIST,
-        default=(),
-        parse=pair,
-        separator="\n",
-    ),
+    *_spark("archive"),
     Setting(
         section="archive",
         name="jobs",
@@ -66,11 +74,12 @@ SQL: tuple[Setting, ...] = (
     Setting(
         section="sql",
         name="engine",
-        help="what answers: DuckDB in this process",
+        help="what answers: DuckDB in this process, or Spark",
         default="duckdb",
         metavar="ENGINE",
-        choices=("duckdb",),
+        choices=("duckdb", "spark"),
     ),
+    *_spark("sql"),
     Setting(
         section="sql",
         name="to",

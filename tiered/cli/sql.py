@@ -16,18 +16,18 @@ from tiered.cli.output import Output
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from backends.base import ObjectStore
     from tiered.cli.call import Call
 
 
 def run(call: Call) -> int:
     """Ask, and print the answer."""
-    from tiered.archive.duck import ask
     from tiered.cli.tiers import open_objects
     from tiered.plugin.stores import backend_errors
 
     with contextlib.ExitStack() as stack, backend_errors():
         archive = open_objects(call, call.argument("url"), stack)
-        answer = ask(archive, call.argument("question"))
+        answer = _ask(call, archive, stack)
     file = call.text("to")
     if file is not None:
         _save(answer, file)
@@ -38,6 +38,21 @@ def run(call: Call) -> int:
         {"format": 1, "columns": answer.schema.names, "rows": rows}, rows, answer.schema.names
     )
     return DONE
+
+
+def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Table:
+    question = call.argument("question")
+    if call.words("engine") == "duckdb":
+        from tiered.archive.duck import ask
+
+        return ask(archive, question)
+    from tiered.archive.spark import open_session
+    from tiered.archive.spark_sql import ask_spark
+
+    conf = dict(text.split("=", 1) for text in call.texts("spark-conf"))
+    session = open_session(call.text("master"), conf)
+    stack.callback(session.stop)
+    return ask_spark(session, archive, question, call.argument("url"), call.s3_options())
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 (a value of a table)

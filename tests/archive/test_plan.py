@@ -1,0 +1,131 @@
+"""Planning by ranges of queue offsets, at the size of a large tier; and the log's state as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from tiered.archive.columns import schema
+from tiered.archive.keys import date_text, partition_value
+from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
+from tiered.archive.model import Archived, Lane, ParquetFile, SideFile
+from tiered.archive.plan import plan_archive
+from tiered.archive.tables import Wanted, choose_files
+from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_pieces
+from tiered.journal.entry import Entry
+from tiered.log.parts import ObjectRange, Part, QueueLife, Segment, TierState
+from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.plugin.place import Place
+
+PLACE = Place("c", "b")
+COUNT = 100
+"""Messages of a segment."""
+SECONDS_MAX = 10.0
+
+
+def segment(number: int, count: int = COUNT) -> Segment:
+    log = ObjectRange(f"log-{number}", 0, 1000, 1000, 100, 1)
+    index = ObjectRange(f"index-{number}", 0, 20 * count, 20 * count, 100, 1)
+    base, first = LogOffset(number * 1000), QueueOffset(number * COUNT)
+    part = Part(log, index, base, first, count, 0, number * 10, number * 10 + 9, 7)
+    return Segment(base, first, 0, sealed=True, parts=(part,))
+
+
+def tier(queues: int, segments: int) -> TierState:
+    rows = tuple(segment(number) for number in range(segments))
+    end = QueueOffset(segments * COUNT)
+    life = QueueLife(0, QueueOffset(0), end, LogOffset(segments * 1000), rows)
+    return TierState(queues={MessageQueue("t", number): (life,) for number in range(queues)})
+
+
+def archived(number: int) -> Archived:
+    low, high = number * COUNT, (number + 1) * COUNT
+    file = ParquetFile(f"k-{number}", low, high, COUNT, 9, 9, number * 10, number * 10 + 9, 5, 5)
+    return Archived(low, high, 0, 0, 1000, (file,), None, ((f"log-{number}", "etag"),))
+
+
+def state(queues: int, numbers: range) -> ArchiveState:
+    found = tuple(map(archived, numbers))
+    return ArchiveState({Lane("c", "b", "t", queue, 0): found for queue in range(queues)})
+
+
+def plan(tier_state: TierState, archive: ArchiveState):
+    return plan_archive(tier_state, PLACE, archive, takes=lambda _topic: True)
+
+
+@pytest.mark.parametrize("queues", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_thousand_segments_a_queue_of_which_nine_in_ten_are_archived(queues: int) -> None:
+    there, known = tier(queues, 1000), state(queues, range(900))
+    machine = ArchiveMachine()
+    data = encode_pieces(1, 2, machine.dump_pieces(known))
+    assert data is not None
+    began_s = time.monotonic()
+    loaded = machine.load(decode_checkpoint(data, where="x").state)
+    found = plan(there, loaded)
+    assert time.monotonic() < began_s + SECONDS_MAX
+    assert loaded == known
+    assert (len(found.tasks), found.archived_segments) == (100 * queues, 900 * queues)
+
+
+def test_a_segment_that_was_joined_afterwards_is_archived_as_far_as_it_is_not() -> None:
+    joined = replace(segment(0), parts=(*segment(0).parts, *segment(1).parts, *segment(2).parts))
+    life = QueueLife(0, QueueOffset(0), QueueOffset(3 * COUNT), LogOffset(3000), (joined,))
+    there = TierState(queues={MessageQueue("t", 0): (life,)})
+    found = plan(there, state(1, range(1, 2))).tasks
+    assert [(task.start, task.end, len(task.parts)) for task in found] == [
+        (0, COUNT, 1),
+        (2 * COUNT, 3 * COUNT, 1),
+    ]
+
+
+def test_other_brokers_incarnations_and_queues_do_not_count() -> None:
+    lanes = state(1, range(1)).lanes
+    ((lane, stretches),) = lanes.items()
+    others = [replace(lane, broker="x"), replace(lane, incarnation=1), replace(lane, queue_id=1)]
+    known = ArchiveState(dict.fromkeys(others, stretches))
+    assert len(plan(tier(1, 1), known).tasks) == 1
+
+
+def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> None:
+    lane, machine = Lane("c", "b", "t", 0, 0), ArchiveMachine()
+    side = SideFile("_bad/k", 2, 3, 4)
+    second = replace(archived(1), holes=1, bad=1, files=(replace(archived(1).files[0], rows=98),))
+    second = replace(second, side=side)
+    actions = [archive_action(lane, archived(2), 0), archive_action(lane, second, 0)]
+    actions += [forget_action(lane, [200], "mark"), archive_action(lane, archived(2), 1)]
+    entry = Entry(1, 0, "0badcafe", 5, json.loads(json.dumps(actions)))
+    found = machine.apply(machine.initial(), entry)
+    assert found == ArchiveState({lane: (second, archived(2))}, {lane: ("mark",)}, 0, 5)
+    data = encode_pieces(1, 2, machine.dump_pieces(found))
+    assert data is not None
+    assert decode_checkpoint(data, where="x") == CheckpointText(1, 2, machine.dump(found))
+    assert machine.load(json.loads(json.dumps(machine.dump(found)))) == found
+
+
+def test_files_are_chosen_by_what_the_log_says() -> None:
+    known = state(2, range(10))
+    files, left_out = choose_files(known, Wanted("t", 25, 45, 1))
+    assert [file.key for file in files] == ["k-2", "k-3", "k-4"]
+    assert left_out == 17
+
+
+def test_names_of_partitions() -> None:
+    assert partition_value("%RETRY%group") == "%25RETRY%25group"
+    assert partition_value("plain-name_1.x") == "plain-name_1.x"
+    long = [partition_value("ä" * 100 + end) for end in "ab"]
+    assert len(set(long)) == 2
+    assert all(len(f"topic={value}") <= 255 for value in long)
+    assert [date_text(day) for day in (0, 19_676, 10**9)] == [
+        "1970-01-01",
+        "2023-11-15",
+        "day1000000000",
+    ]
+
+
+def test_spark_s_schema_is_ours() -> None:
+    from tiered.archive.datasource import DDL
+
+    assert [column.split()[0] for column in DDL.split(", ")] == schema().names
