@@ -152,10 +152,32 @@ def spark_engine(session: Any, order: Order, *, wave: int = WAVE) -> Engine:  # 
             some = tasks[start : start + wave]
             numbers = session.range(0, len(some), 1, len(some))
             texts = [task_text(task) for task in some]
-            for row in numbers.mapInArrow(worker(order, texts), _ROW).collect():
+            for row in _collect(numbers.mapInArrow(worker(order, texts), _ROW)):
                 yield some[row["number"]], outcome_of(row["text"])
 
     return run
+
+
+def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
+    """All rows.
+
+    Raises:
+        StoreUnavailableError: Spark has given up, mostly since workers died again and again.
+    """
+    from py4j.protocol import (  # type: ignore[import-untyped] # noqa: PLC0415 (comes with pyspark)
+        Py4JError,
+    )
+    from pyspark.errors import PySparkException  # noqa: PLC0415 (heavy)
+
+    try:
+        rows: list[Any] = frame.collect()
+    except (Py4JError, PySparkException) as error:
+        said = re.search(r"SparkException: ([^\n]{1,160})", str(error))
+        raise StoreUnavailableError(
+            f"Spark has given up: {said[1] if said else type(error).__name__}",
+            do="see Spark's own log for why; archive again, and what is done is not done twice",
+        ) from error
+    return rows
 
 
 def worker(
