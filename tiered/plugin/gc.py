@@ -211,7 +211,9 @@ class _Run:
         return history, due
 
     def _require_unnamed(self, history: TierHistory, batch: list[Deletion]) -> None:
-        self._named |= history.follow()  # all since the look: an earlier batch may have met what this one has to mind
+        self._named |= (
+            history.follow()
+        )  # all since the look: an earlier batch may have met what this one has to mind
         for one in batch:
             if one.key[len(self._at.prefix) :] in self._named:
                 raise moved_on(f"{one.key} has just been named")
