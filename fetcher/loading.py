@@ -20,7 +20,7 @@ from tiered.log.objects import RangePlan, plan_range, read_range
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from backends.base import ObjectStore
+    from backends.base import ByteRange, ObjectStore
     from fetcher.transfers import Transfers
     from tiered.format.part import Trailer
     from tiered.log.parts import ObjectRange
@@ -88,13 +88,16 @@ class Loader:
                 load: what has been read would then stay in memory until the collector of cycles comes.)
         """
         is_urgent = load.is_urgent
+        found: dict[tuple[str, ByteRange], Future[bytes]] = {}
         try:
             plans = [self._plan(*one) for one in wanted]
-            for plan, _ in plans:
-                key = self.prefix + plan.place.key
-                for one in plan.ranges:
-                    asked = self.transfers.ask(load.stream, key, one, urgent=is_urgent)
-                    load.requests.append(asked)
+            ranges = [(plan.place.key, one) for plan, _ in plans for one in plan.ranges]
+            # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
+            for key, one in sorted(ranges, key=lambda item: item[1].size_bytes):
+                found[key, one] = self.transfers.ask(
+                    load.stream, self.prefix + key, one, urgent=is_urgent
+                )
+                load.requests = [found[item] for item in ranges if item in found]
         except BaseException as error:
             self.cancel(load)
             load.is_over = True
