@@ -237,7 +237,8 @@ class TierSide:
             future.result(max(deadline_s - self._clock.monotonic_s(), 0))
         except (TimeoutError, CancelledError):
             if future.done() and not future.cancelled():
-                raise
+                future.result()  # it came at that very moment
+                return
             future.cancel()
             raise StoreUnavailableError(
                 "the tier did not answer before the deadline", where=self._prefix, do="try again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
 
+_LOG = logging.getLogger("tiered.fetcher")
 IDLE_SECONDS = 1.0
 """How long it sleeps when nothing is due and nobody wakes it."""
 
@@ -28,7 +30,10 @@ class Ticking(Protocol):
 
 
 class Ticker:
-    """Calls ``tick`` from its making until it is closed. It holds no lock."""
+    """Calls ``tick`` from its making until it is closed. It holds no lock.
+
+    A call that fails is logged and made again a second later: without it nothing would expire, and no read be given up.
+    """
 
     def __init__(self, ticking: Ticking, clock: Clock) -> None:
         self._ticking = ticking
@@ -41,9 +46,16 @@ class Ticker:
 
     def _run(self) -> None:
         while not self._is_closed:
-            due_s = self._ticking.tick()
+            due_s = self._tick()
             self._clock.wait(self._due, IDLE_SECONDS if due_s is None else min(due_s, IDLE_SECONDS))
             self._due.clear()
+
+    def _tick(self) -> float | None:
+        try:
+            return self._ticking.tick()
+        except Exception:  # noqa: BLE001 (logged; the thread has to go on)
+            _LOG.exception("a defect of ours: the upkeep of read-ahead failed, and is tried again")
+            return None
 
     def close(self) -> None:
         """Stop the thread."""

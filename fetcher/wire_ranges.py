@@ -83,7 +83,7 @@ class WireRanges:
             return future.result(max(self._deadline_s - self._clock.monotonic_s(), 0))
         except (TimeoutError, CancelledError):
             if future.done() and not future.cancelled():
-                raise
+                return future.result()  # it came at that very moment
             raise StoreUnavailableError(
                 "the tier did not answer before the deadline", where=self._prefix, do="try again"
             ) from None
