@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -45,13 +45,19 @@ def state_of(store: ObjectStore) -> TierState:
 
 
 def after_a_bad_hour(seed: int) -> tuple[MemoryStore, SyntheticStore]:
-    """A tier of which every third upload has failed, and nothing is merged."""
-    store, local, rng = MemoryStore(), filled(topics=1, queues=3, each=150), random.Random(seed)
-    lock = threading.Lock()
+    """A tier of which every third upload of each queue has failed, and nothing is merged.
+
+    Each queue counts its own tries: with one sequence for all, how bad the hour is for a queue
+    would hang on the order of the threads.
+    """
+    store, local = MemoryStore(), filled(topics=1, queues=3, each=150)
+    lock, tries = threading.Lock(), Counter[str]()
 
     def decide(key: str) -> Exception | None:
+        queue, log, _ = key.partition("/commitlog/")
         with lock:
-            fails = "/commitlog/" in key and rng.random() < 0.35
+            tries[queue] += bool(log)
+            fails = log and (tries[queue] + seed) % 3 == 0
         return UnavailableError("no") if fails else None
 
     unsealed = replace(JOINING, small_part_bytes=0)
