@@ -3,6 +3,7 @@
 #
 #   PYTHON=...       the interpreter that .venv is made from; else python3 or a newer one by name, 3.11 at least
 #   PYTEST_ARGS=...  more options for pytest, as PYTEST_ARGS="-k journal -x"
+#   WORKERS=...      processes that share the tests, 2 by default; 0 for one and the same, as with --pdb
 #   SEEDS=... FIRST=...   for `make simulate`: how many seeds, from which
 #   KILLS=...        for `make torture`
 #   RUNS=...         for `make zombies`
@@ -21,6 +22,8 @@ endif
 BIN := .venv/bin
 INSTALL := pyproject.toml requirements/install.sh requirements/uv.sh
 PYTEST := $(BIN)/python -m pytest
+# A file's tests stay in one process: they share servers and brokers that are dear to start.
+SHARED := $(PYTEST) -n $(or $(WORKERS),2) --dist loadfile
 
 .PHONY: help setup demo test test-all simulate torture zombies system lint format lock bench minio localstack docs clean
 
@@ -33,10 +36,10 @@ demo: .venv/.installed-light ## the whole story on a local folder, without any s
 	@$(BIN)/tiered demo
 
 test: .venv/.installed-test system ## every test but the slow ones, with what they need (JDK, Maven, MinIO) set up first
-	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	@$(SHARED) -m "not slow" $(PYTEST_ARGS)
 
 test-all: .venv/.installed-test system ## the slow tests too
-	@$(PYTEST) $(PYTEST_ARGS)
+	@$(SHARED) $(PYTEST_ARGS)
 
 simulate: .venv/.installed-test ## SEEDS=100000 seeded runs of writers, faults and crashes on a virtual clock, in parallel
 	@$(BIN)/python -m tests.simulation $(or $(FIRST),0) --seeds $(or $(SEEDS),1000)
