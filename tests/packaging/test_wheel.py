@@ -42,7 +42,14 @@ def test_says_what_it_is(wheel: zipfile.ZipFile):
     metadata = email.message_from_bytes(wheel.read(path))
     assert metadata["Name"] == "tieredmq"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra") or []) == {"charts", "s3", "spark", "sql", "test"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {
+        "charts",
+        "iceberg",
+        "s3",
+        "spark",
+        "sql",
+        "test",
+    }
     (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     assert "tiered = tiered.__main__:main" in wheel.read(entry).decode()
 
