@@ -9,23 +9,24 @@ import pytest
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.clock import ManualClock
-from tiered.local.writer.messages import Message, StoreSettings
-from tiered.local.writer.store import EmbeddedStore
 from tiered.model import MessageQueue
+from tiered.store.message_store import MessageStore
+from tiered.store.messages import Message
+from tiered.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LARGE_BYTES = 64 << 20
-SETTINGS = StoreSettings(commitlog_file_bytes=65 << 20, message_bytes_max=LARGE_BYTES)
+OPTIONS = StoreOptions(65 << 20, index_slots=100, index_items=400, message_bytes_max=LARGE_BYTES)
 SMALL_BUFFERS = ("--part-size", "1MiB", "--buffer-size", "4MiB")
 
 
 def make(directory: Path, *, large: int = 1) -> int:
     """Small, large, small, in one queue; where the first large record begins. Each large one has a log file of its own."""
     clock = ManualClock(1_700_000_000_000)
-    with EmbeddedStore.create(
-        directory, cluster="c", broker="b", clock=clock, settings=SETTINGS
+    with MessageStore.create(
+        directory, cluster="c", broker="b", clock=clock, options=OPTIONS
     ) as store:
         store.append(Message("t", 0, b"before"))
         body = bytes(range(256)) * (LARGE_BYTES // 256)

@@ -34,8 +34,9 @@ sys.path.insert(0, str(ROOT / "localstack"))
 import nulls3  # noqa: E402 (it is a program, no package)
 
 from tiered.clock import SystemClock  # noqa: E402 (only with the project's root)
-from tiered.local.writer.messages import Message, StoreSettings  # noqa: E402
-from tiered.local.writer.store import EmbeddedStore  # noqa: E402
+from tiered.store.message_store import MessageStore  # noqa: E402
+from tiered.store.messages import Message  # noqa: E402
+from tiered.store.options import StoreOptions  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,12 +111,12 @@ def serve(listener: socket.socket, shared: Shared) -> None:
 
 def write(directory: Path, shared: Shared) -> None:
     """Body of the writer's process: appends as far as it is wanted to."""
-    settings = StoreSettings(commitlog_file_bytes=256 * MIB)
+    options = StoreOptions(256 * MIB)
     rng, ends = random.Random(1), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ends.set())
     bodies = [rng.randbytes(BODY_BYTES) for _ in range(64)]
-    with EmbeddedStore.create(
-        directory, cluster="c", broker="b", clock=SystemClock(), settings=settings
+    with MessageStore.create(
+        directory, cluster="c", broker="b", clock=SystemClock(), options=options
     ) as store:
         store.create_topic("t", queues=QUEUES)
         while not ends.is_set():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from local_writer.reading import NAMES
+from store.reading import NAMES
 
 from tiered.clock import Clock, SystemClock
 from tiered.store.message_store import MessageStore

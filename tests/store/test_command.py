@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cli.program import CommandLine, Ran
 from local.harness import unpack
-from local_writer.reading import read_all
+from store.reading import read_all
 
 from tiered.model import MessageQueue
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from local_writer.reading import read_all
 from store.harness import create, reopen
+from store.reading import read_all
 from support.dispatching import FAST, PREFIX, read_back
 
 from backends.memory import MemoryStore
@@ -14,9 +14,9 @@ from tiered.clock import SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.journal.writer import JournalWriter
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
-from tiered.local.writer.messages import Message
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
+from tiered.store.messages import Message
 
 if TYPE_CHECKING:
     import threading

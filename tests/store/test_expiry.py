@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from local_writer.reading import check_same, read_all
 from store.harness import SMALL, create, reopen
+from store.reading import check_same, read_all
 
 from tiered.clock import SystemClock
-from tiered.local.writer.messages import Message
 from tiered.model import MessageQueue
 from tiered.store.expiry import LogFile, plan_expiry
+from tiered.store.messages import Message
 from tiered.store.options import Expiry
 from tiered.store.reading import Status
 

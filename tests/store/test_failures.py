@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from local_writer.reading import read_all
 from store.harness import SYNC, create, reopen
+from store.reading import read_all
 
 from tiered.errors import InvalidError, StoreUnavailableError
-from tiered.local.writer.messages import Message
 from tiered.model import MessageQueue
 from tiered.store import rows
+from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -76,7 +76,16 @@ def test_lists_that_cannot_be_written_end_the_store(
         assert record.body == b"good"
 
 
-@pytest.mark.parametrize("name", ["flush_interval_s", "index_slots", "commitlog_file_bytes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flush_interval_s",
+        "index_slots",
+        "commitlog_file_bytes",
+        "message_bytes_max",
+        "topic_queues",
+    ],
+)
 def test_options_are_checked(name: str):
     with pytest.raises(InvalidError, match=name):
         StoreOptions(**{name: 0})

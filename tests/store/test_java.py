@@ -10,14 +10,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from local_writer.reading import KINDS, read_all
-from local_writer.test_java import as_java_tells, check_as_java_reads
 from store.harness import create, reopen
+from store.javalines import as_java_tells, check_as_java_reads
+from store.reading import KINDS, read_all
 from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
 
-from tiered.local.writer.messages import Message
 from tiered.model import MessageQueue, QueueOffset
+from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 
 if TYPE_CHECKING:

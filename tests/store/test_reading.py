@@ -11,10 +11,10 @@ from store.harness import SMALL, create, reopen
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.format.tags import java_hash
-from tiered.local.writer.messages import Appended, Message
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.keyhash import key_hash
 from tiered.store.keyindex import index_paths
+from tiered.store.messages import Appended, Message
 from tiered.store.reading import Boundary, Status
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from local.harness import unpack
-from local_writer.reading import check_same, read_all
 from store.harness import SMALL, create, reopen
+from store.reading import check_same, read_all
 
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM
 from tiered.local.layout import list_queues
 from tiered.local.rocketmq import RocketMQStore
-from tiered.local.writer.messages import Appended, Message
 from tiered.model import MessageQueue
 from tiered.store.keyindex import index_paths
+from tiered.store.messages import Appended, Message
 from tiered.store.options import INDEX_HEADER_BYTES
 
 RNG = random.Random(1)
@@ -221,7 +221,7 @@ SCRIPT = """
 import json, sys, threading
 from pathlib import Path
 from store.harness import SYNC, create
-from tiered.local.writer.messages import Message
+from tiered.store.messages import Message
 store = create(Path(sys.argv[1]), SYNC)
 def work(number):
     for at in range(100_000):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def run(call: Call) -> int:
     """Make and print."""
-    from tiered.local.writer.bulk import make_store
+    from tiered.store.bulk import make_store
 
     directory = call.argument("directory")
     made = make_store(

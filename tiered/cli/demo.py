@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MARK = ".tiered-demo"
 TOPICS = ("demo-orders", "demo-events")
 QUEUES = 4
+LOG_FILE_BYTES = 16 << 20
+INDEX_SLOTS = 100_000
 WORDS = ("order", "paid", "sent", "tier", "queue", "offset", "broker", "ledger", "message", "body")
 BODY_BYTES = 512
 _MADE = ("store", "tier")
@@ -93,17 +95,17 @@ def make(call: Call, store: Path) -> dict[str, Any]:
     """Store messages whose bodies can be read, without a broker."""
     import random
 
-    from tiered.local.writer.messages import Message, StoreSettings
-    from tiered.local.writer.store import EmbeddedStore
+    from tiered.store.message_store import MessageStore
+    from tiered.store.messages import Message
+    from tiered.store.options import StoreOptions
 
     rng = random.Random(1)  # noqa: S311 (content, no secret)
     count, size = call.whole("messages"), 0
-    with EmbeddedStore.create(
-        store,
-        cluster="demo-cluster",
-        broker="demo-broker",
-        clock=call.clock,
-        settings=StoreSettings(topic_queues=QUEUES),
+    options = StoreOptions(
+        LOG_FILE_BYTES, index_slots=INDEX_SLOTS, index_items=4 * INDEX_SLOTS, topic_queues=QUEUES
+    )
+    with MessageStore.create(
+        store, cluster="demo-cluster", broker="demo-broker", clock=call.clock, options=options
     ) as writer:
         for start in range(0, count, _BATCH):
             batch = [
@@ -126,13 +128,13 @@ def make(call: Call, store: Path) -> dict[str, Any]:
 
 
 def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
-    """As ``attach --once``."""
+    """As ``attach --once --seal``."""
     from tiered.plugin.attach import Attachment, AttachSettings
 
     settings = AttachSettings(cluster=call.text("cluster"), broker=call.text("broker"))
     attachment = Attachment.open(str(store), url, settings, clock=call.clock)
     try:
-        result = attachment.run(once=True)
+        result = attachment.run(once=True, seal=True)
     finally:
         attachment.close()
     assert attachment.dispatcher is not None
@@ -216,7 +218,7 @@ def story(document: dict[str, Any]) -> list[str]:
     return [
         first_line,
         (
-            f"2. Tiered it, as `tiered attach --once` does: {format_count(tiered['messages'])} messages,"
+            f"2. Tiered it, as `tiered attach --once --seal` does: {format_count(tiered['messages'])} messages,"
             f" {format_size(tiered['size_bytes'])} in {format_count(tiered['parts'])} parts,"
             f" {format_count(tiered['requests'])} requests: {url}"
         ),

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tiered.cli.call import Call
-    from tiered.local.writer.messages import Message
     from tiered.store.message_store import MessageStore
+    from tiered.store.messages import Message
     from tiered.store.options import StoreOptions
 
 ENTRIES = {
@@ -183,7 +183,7 @@ def message_of(document: dict[str, Any]) -> Message:
     Raises:
         InvalidError: A field is missing or of another type.
     """
-    from tiered.local.writer.messages import Message
+    from tiered.store.messages import Message
 
     try:
         properties = {str(name): str(value) for name, value in document["properties"].items()}

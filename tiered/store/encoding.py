@@ -2,13 +2,12 @@
 
 What a record says of its place (queue offset, physical offset, store time) is put in by the one writer; body, CRC,
 topic and properties are made ready here, by the thread that appends. Checks that hardly ever fail are made on the
-joined text; where one does, ``tiered.local.writer.records`` says what is wrong.
+joined text; where one does, ``tiered.store.checks`` says what is wrong.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,18 +16,21 @@ from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.hosts import pack_host
 from tiered.format.record import BODY_AT, MAGIC_V1, MAGIC_V2, body_crc
-from tiered.local.writer.records import TOPIC_BYTES_MAX, check_topic, draft
-from tiered.local.writer.uniqkeys import MAKER_BYTES, ms_of_month
+from tiered.store.checks import (
+    PROPERTIES_BYTES_MAX,
+    QUEUE_ID_MAX,
+    TOPIC_BYTES_MAX,
+    check_topic,
+    checked_properties,
+)
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Sequence
 
-    from tiered.local.writer.messages import Message, StoreSettings
+    from tiered.store.messages import Message
+    from tiered.store.options import StoreOptions
+    from tiered.store.uniqkeys import KeyMaker
 
-_QUEUE_ID_MAX: Final = 65_535
-_PROPERTIES_BYTES_MAX: Final = 0x7FFF
-_RECORD_ROOM_BYTES: Final = 64 << 10
 _TAIL_ROOM_BYTES: Final = 2
 _TAGS_KNOWN_MAX: Final = 10_000
 _STORES_OWN: Final = frozenset({names.TAGS, names.KEYS, names.UNIQ_KEY, names.CLUSTER})
@@ -73,43 +75,20 @@ class Prepared(NamedTuple):
     head: Struct
 
 
-class KeyMaker:
-    """Unique message ids in clients' form (``tiered.local.writer.uniqkeys``), many at a time. For any thread."""
-
-    def __init__(self, source: random.Random) -> None:
-        self._maker = source.randbytes(MAKER_BYTES).hex().upper()
-        self._count = source.randrange(1 << 16)
-        self._lock = threading.Lock()
-        self._at_ms = -1
-        self._prefix = ""
-
-    def take(self, count: int, now_ms: int) -> list[str]:
-        """``count`` ids made at ``now_ms`` (UTC)."""
-        with self._lock:
-            if now_ms != self._at_ms:
-                self._at_ms = now_ms
-                self._prefix = f"{self._maker}{ms_of_month(now_ms) & 0xFFFF_FFFF:08X}"
-            prefix, first = self._prefix, self._count
-            self._count = (first + count) & 0xFFFF
-        return [f"{prefix}{(first + number) & 0xFFFF:04X}" for number in range(count)]
-
-
 class Encoder:
     """Prepares messages for one store. For any thread."""
 
-    def __init__(self, settings: StoreSettings, cluster: str, keys: KeyMaker) -> None:
-        self._settings = settings
+    def __init__(self, options: StoreOptions, cluster: str, keys: KeyMaker) -> None:
+        self._options = options
         self._cluster = cluster
         self._cluster_pair = f"{names.CLUSTER}\x01{cluster}\x02"
         self._keys = keys
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str, str] = {}
         self._hosts: dict[str | None, tuple[bytes, int]] = {}
-        self.store_host = pack_host(settings.store_host)
-        self._body_max = settings.message_bytes_max
-        self._size_max = min(
-            settings.message_bytes_max + _RECORD_ROOM_BYTES, settings.commitlog_file_bytes - 8
-        )
+        self.store_host = pack_host(options.store_host)
+        self._body_max = options.message_bytes_max
+        self._size_max = options.record_bytes_max
 
     def prepare(self, messages: Sequence[Message], now_ms: int) -> list[Prepared]:
         """Check messages and make their pieces.
@@ -139,12 +118,12 @@ class Encoder:
         )
         if (
             size > self._size_max
-            or len(raw) > _PROPERTIES_BYTES_MAX
+            or len(raw) > PROPERTIES_BYTES_MAX
             or len(body) > self._body_max
             or flag & _REFUSED
             or flag < 0
             or message.reconsume_times < 0
-            or not 0 <= message.queue_id <= _QUEUE_ID_MAX
+            or not 0 <= message.queue_id <= QUEUE_ID_MAX
         ):
             self._refuse(message, fresh)
         return Prepared(
@@ -203,7 +182,7 @@ class Encoder:
 
     def _slow_properties(self, message: Message, fresh: str) -> tuple[str, str]:
         """Where the message names what the store would add, or says a thing twice."""
-        found = self._draft(message, fresh)
+        found = self._checked(message, fresh)
         return found[0].decode(), found[1]
 
     def _encode(self, message: Message, text: str, fresh: str) -> bytes:
@@ -213,13 +192,12 @@ class Encoder:
             self._refuse(message, fresh)
             raise
 
-    def _draft(self, message: Message, fresh: str) -> tuple[bytes, str]:
-        made = draft(message, self._settings, cluster=self._cluster, unique_key=lambda: fresh)
-        return made.properties_raw, made.msg_id
+    def _checked(self, message: Message, fresh: str) -> tuple[bytes, str]:
+        return checked_properties(message, self._options, cluster=self._cluster, unique_key=fresh)
 
     def _refuse(self, message: Message, fresh: str) -> None:
         """Raise what is wrong."""
-        self._draft(message, fresh)
+        self._checked(message, fresh)
         raise InvalidError(f"a message for {message.topic} that cannot be stored")
 
     def _topic(self, topic: str) -> bytes:
@@ -235,7 +213,7 @@ class Encoder:
             raise InvalidError(str(error), do="give ip:port or [ip]:port") from error
         bits = sysflag.BORN_HOST_V6 if len(packed) > 8 else 0  # noqa: PLR2004 (bytes of an IPv4 host)
         bits |= sysflag.STORE_HOST_V6 if len(self.store_host) > 8 else 0  # noqa: PLR2004
-        if len(self._hosts) > _QUEUE_ID_MAX:
+        if len(self._hosts) > QUEUE_ID_MAX:
             self._hosts.clear()
         made = self._hosts[host] = packed, bits
         return made

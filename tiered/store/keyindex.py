@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
 from tiered.local.files import list_names
-from tiered.local.writer.files import sync_folder
+from tiered.store.durable import sync_folder
 from tiered.store.keyfile import KeyFile, Longs
 from tiered.store.options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 

@@ -20,9 +20,9 @@ from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACT
 from tiered.local.batches import cut_records
 from tiered.local.face import RecordBatch
 from tiered.local.layout import QUEUE_DIRECTORY
-from tiered.local.writer.startup import QueueEnd
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.spans import describe
+from tiered.store.startup import QueueEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,17 +23,18 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
-from tiered.local.writer.hold import Disk
-from tiered.local.writer.records import check_host, check_topic
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+from tiered.store.checks import check_host, check_topic
 from tiered.store.commitlog import CommitLog
 from tiered.store.commits import GroupCommits
-from tiered.store.encoding import Encoder, KeyMaker, Prepared
+from tiered.store.encoding import Encoder, Prepared
+from tiered.store.hold import Disk
 from tiered.store.opening import Parts, make_new, open_existing
 from tiered.store.options import Expiry, Flush, StoreOptions
 from tiered.store.reading import StoreReader
 from tiered.store.receipts import Receipts
 from tiered.store.reput import Reput
+from tiered.store.uniqkeys import KeyMaker
 from tiered.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tiered.clock import Clock
-    from tiered.local.writer.messages import Appended, Message
     from tiered.store.expiry import Expired
     from tiered.store.listing import Dispatch
+    from tiered.store.messages import Appended, Message
     from tiered.store.recovery import Recovered
 
 _DRAIN_S = 60.0
@@ -122,7 +123,7 @@ class MessageStore:
         self.root = parts.hold.root
         self._parts = parts
         self._clock = clock
-        self._encoder = Encoder(options.layout(), cluster, KeyMaker(rng))
+        self._encoder = Encoder(options, cluster, KeyMaker(rng))
         self._log = CommitLog(
             self.root,
             options.commitlog_file_bytes,

@@ -12,9 +12,7 @@ from tiered.format.consume_queue import ITEM_BYTES
 from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.layout import inspect, known_queue_file_bytes, list_queues
 from tiered.local.liveness import ABORT_FILE
-from tiered.local.writer.hold import Disk, StoreHold
-from tiered.local.writer.startup import StoreEnd, read_end
-from tiered.local.writer.topictable import TopicTable
+from tiered.store.hold import Disk, StoreHold
 from tiered.store.keyindex import KeyIndex, sizes_on_disk
 from tiered.store.listing import Listing
 from tiered.store.recovery import (
@@ -27,6 +25,8 @@ from tiered.store.recovery import (
     replay,
 )
 from tiered.store.rows import RowWriter, cut_row
+from tiered.store.startup import StoreEnd, read_end
+from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:
     from tiered.clock import Clock
@@ -210,9 +210,7 @@ def _assemble(
         else FileRow(cache, folder, options.commitlog_file_bytes)
     )
     index = KeyIndex(hold.root, options.index_slots, options.index_items, clock)
-    listing = Listing(
-        hold.root, end.queues, queue_rows, index, options.layout().consumequeue_file_bytes
-    )
+    listing = Listing(hold.root, end.queues, queue_rows, index, options.consumequeue_file_bytes)
     listing.last_ms = end.store_ms
     return Parts(
         hold=hold,

@@ -7,11 +7,14 @@ from enum import Enum
 from typing import Final
 
 from tiered.errors import InvalidError
-from tiered.local.writer.messages import StoreSettings
+from tiered.format.consume_queue import ITEM_BYTES
+from tiered.format.record import BLANK_BYTES_MIN
 
 INDEX_HEADER_BYTES: Final = 40
 INDEX_SLOT_BYTES: Final = 4
 INDEX_ITEM_BYTES: Final = 20
+RECORD_ROOM_BYTES: Final = 64 << 10
+"""How much longer than the largest body a record may be, as with a broker."""
 
 
 class Flush(Enum):
@@ -86,10 +89,13 @@ class StoreOptions:
         """Refuse what no store can have.
 
         Raises:
-            InvalidError: A size or time is not positive.
+            InvalidError: A size, count or time is not positive.
         """
-        self.layout()
         for name in (
+            "commitlog_file_bytes",
+            "consumequeue_file_items",
+            "message_bytes_max",
+            "topic_queues",
             "index_slots",
             "index_items",
             "flush_interval_s",
@@ -99,14 +105,16 @@ class StoreOptions:
             if getattr(self, name) <= 0:
                 raise InvalidError(f"{name} must be positive, not {getattr(self, name)}")
 
-    def layout(self) -> StoreSettings:
-        """The part that the checks of messages need."""
-        return StoreSettings(
-            self.commitlog_file_bytes,
-            self.consumequeue_file_items,
-            self.store_host,
-            self.message_bytes_max,
-            self.topic_queues,
+    @property
+    def consumequeue_file_bytes(self) -> int:
+        """Size of each file of a consume queue."""
+        return self.consumequeue_file_items * ITEM_BYTES
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The largest record that may be: 64 KiB more than a body, and a file must hold it and the blank behind it."""
+        return min(
+            self.message_bytes_max + RECORD_ROOM_BYTES, self.commitlog_file_bytes - BLANK_BYTES_MIN
         )
 
     @property

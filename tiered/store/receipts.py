@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiered.format.ids import offset_msg_id
-from tiered.local.writer.messages import Appended
 from tiered.model import PhysicalOffset, QueueOffset
+from tiered.store.messages import Appended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -34,8 +34,8 @@ from tiered.local.files import FileCache, FileRow
 from tiered.local.layout import check_contiguous, list_queues, queue_file_bytes
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import count_sound
-from tiered.local.writer.startup import CHECKPOINT_FILE, QueueEnd
 from tiered.store.rows import cut_row
+from tiered.store.startup import CHECKPOINT_FILE, QueueEnd
 
 if TYPE_CHECKING:
     from tiered.format.block import RecordBlock

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tiered.local.files import NAME_DIGITS, list_bases
-from tiered.local.writer.files import sync_folder
+from tiered.store.durable import sync_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

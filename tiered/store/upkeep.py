@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from tiered.errors import TieredStoreError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
-from tiered.local.writer.files import replace_file
-from tiered.local.writer.startup import CHECKPOINT_FILE
+from tiered.store.durable import replace_file
 from tiered.store.expiry import Expired, delete_files, look, plan_expiry
+from tiered.store.startup import CHECKPOINT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

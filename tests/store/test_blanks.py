@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_writer.reading import NAMES, check_same, read_all
+from store.harness import create, reopen
+from store.reading import check_same, read_all
 
 from tiered.clock import ManualClock
 from tiered.format.record import MAGIC_BLANK, SIZE_AND_MAGIC
-from tiered.local.writer.messages import Message, StoreSettings
-from tiered.local.writer.store import EmbeddedStore
-from tiered.local.writer.uniqkeys import UniqueKeys
 from tiered.model import MessageQueue
+from tiered.store.messages import Message
+from tiered.store.options import StoreOptions
 
 QUEUE = MessageQueue("t", 0)
 
 
 def write(folder: Path, messages: list[Message], file_bytes: int, *, cuts: int = 0) -> list:
     """Store messages in batches; ``cuts`` times it is closed and opened in between."""
-    options = {
-        **NAMES,
-        "clock": ManualClock(),
-        "settings": StoreSettings(file_bytes, 5),
-        "unique_key": UniqueKeys(random.Random(1)),
-    }
-    EmbeddedStore.create(folder, **options).close()
+    options = StoreOptions(file_bytes, 5, index_slots=100, index_items=400)
+    create(folder, options, ManualClock()).close()
     step = max(1, -(-len(messages) // (cuts + 1)))
     put = []
     for start in range(0, len(messages), step):
-        with EmbeddedStore.open(folder, **options) as store:
+        with reopen(folder, options, ManualClock()) as store:
             put += store.append_batch(messages[start : start + step])
     return put
 

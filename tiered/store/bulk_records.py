@@ -17,8 +17,8 @@ from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, join_propert
 from tiered.format.record import BODY_AT, CRC_MASK, STORE_TIME_AT, Record, encode_record
 from tiered.format.record import record_bytes as size_of
 from tiered.format.tags import tag_hash
-from tiered.local.writer.bulk_bodies import EVENTS, Bodies, digits, event_numbers, hex_digits, mix
-from tiered.local.writer.uniqkeys import MAKER_BYTES, ms_of_month
+from tiered.store.bulk_bodies import EVENTS, Bodies, digits, event_numbers, hex_digits, mix
+from tiered.store.uniqkeys import MAKER_BYTES, ms_of_month
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +117,7 @@ class RecordRows:
         return np.fromiter(found, np.int64, len(rows)) & CRC_MASK
 
     def _unique_keys(self, numbers: Longs, times_ms: Longs) -> Text:
-        """As ``tiered.local.writer.uniqkeys`` describes them; the month is that of the first message."""
+        """As ``tiered.store.uniqkeys`` describes them; the month is that of the first message."""
         since = times_ms + (ms_of_month(int(times_ms[0])) - int(times_ms[0]))
         packed = np.hstack(
             (

@@ -19,12 +19,12 @@ from tiered.errors import InvalidError
 from tiered.format.consume_queue import ITEM_BYTES, encode_items
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY
-from tiered.local.writer.bulk_bodies import Bodies
-from tiered.local.writer.bulk_records import RecordRows
-from tiered.local.writer.files import RowFiles
-from tiered.local.writer.hold import Disk, StoreHold
-from tiered.local.writer.messages import StoreSettings
-from tiered.local.writer.topictable import TopicTable
+from tiered.store.bulk_bodies import Bodies
+from tiered.store.bulk_records import RecordRows
+from tiered.store.hold import Disk, StoreHold
+from tiered.store.options import StoreOptions
+from tiered.store.rows import RowWriter
+from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:
     import os
@@ -123,7 +123,7 @@ def make_store(
     Args:
         directory: Empty or missing.
         messages: In all, at least 1.
-        body_bytes: Of each body; text as ``tiered.local.writer.bulk_bodies`` says.
+        body_bytes: Of each body; text as ``tiered.store.bulk_bodies`` says.
         queues: Queues of each topic.
         topics: How many, named ``bench-0`` and so on.
         seed: Of bodies and keys.
@@ -137,7 +137,7 @@ def make_store(
         StoreUnavailableError: The disk refuses it.
     """
     _check_numbers(messages=messages, queues=queues, topics=topics, body_bytes=body_bytes)
-    settings = StoreSettings(
+    options = StoreOptions(
         commitlog_file_bytes=commitlog_file_bytes,
         consumequeue_file_items=consumequeue_file_items,
         message_bytes_max=max(body_bytes, 1),
@@ -145,7 +145,7 @@ def make_store(
     )
     names = tuple(f"bench-{number}" for number in range(topics))
     bodies = Bodies(body_bytes, seed, messages=messages)
-    rows = RecordRows(names, bodies, cluster=CLUSTER, host=settings.store_host, seed=seed)
+    rows = RecordRows(names, bodies, cluster=CLUSTER, host=options.store_host, seed=seed)
     if rows.size + BLANK_BYTES_MIN > commitlog_file_bytes:
         raise InvalidError(
             f"bodies of {body_bytes} bytes do not fit files of {commitlog_file_bytes}"
@@ -162,7 +162,7 @@ def make_store(
     try:
         with Disk(hold.root):
             hold.begin(plan.begin_ms)
-            _write(hold.root, plan, rows, settings, progress or (lambda _: None))
+            _write(hold.root, plan, rows, options, progress or (lambda _: None))
             _write_topics(hold.root, plan)
             hold.write_checkpoint(plan.end_ms, plan.log_end)
             hold.end()
@@ -183,20 +183,20 @@ def _write(
     root: str,
     plan: _Plan,
     rows: RecordRows,
-    settings: StoreSettings,
+    options: StoreOptions,
     progress: Callable[[int], object],
 ) -> None:
-    files = RowFiles()
+    files = RowWriter()
     try:
         _write_log(files, f"{root}/{LOG_DIRECTORY}", plan, rows, progress)
         for index in range(plan.queues * len(plan.topics)):
-            _write_queue(files, root, plan, rows, index=index, settings=settings)
+            _write_queue(files, root, plan, rows, index=index, options=options)
     finally:
         files.close()
 
 
 def _write_log(
-    files: RowFiles, folder: str, plan: _Plan, rows: RecordRows, progress: Callable[[int], object]
+    files: RowWriter, folder: str, plan: _Plan, rows: RecordRows, progress: Callable[[int], object]
 ) -> None:
     chunk = max(1, _CHUNK_BYTES // plan.size)
     number = 0
@@ -225,26 +225,26 @@ def _write_log(
 
 
 def _write_queue(
-    files: RowFiles,
+    files: RowWriter,
     root: str,
     plan: _Plan,
     rows: RecordRows,
     *,
     index: int,
-    settings: StoreSettings,
+    options: StoreOptions,
 ) -> None:
     """Write the consume queue of the queue that message ``index`` is the first of."""
     queue_id, topic = divmod(index, len(plan.topics))
     folder = f"{root}/{QUEUE_DIRECTORY}/{plan.topics[topic]}/{queue_id}"
     step = plan.queues * len(plan.topics)
-    items = settings.consumequeue_file_items
+    items = options.consumequeue_file_items
     for start in range(index, plan.messages, step * items):
         numbers = np.arange(start, min(start + step * items, plan.messages), step)
         data = encode_items(
             plan.physical(numbers), np.full(len(numbers), plan.size), rows.tag_codes(numbers)
         )
         position = start // step * ITEM_BYTES
-        files.write(folder, settings.consumequeue_file_bytes, position, data)
+        files.write(folder, options.consumequeue_file_bytes, position, data)
 
 
 def _write_topics(root: str, plan: _Plan) -> None:

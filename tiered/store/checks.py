@@ -1,9 +1,8 @@
-"""From a message to the record that is stored: what is refused, and what the store adds."""
+"""What of a message is refused, with the reason, and what the store adds to its properties: the plain way, one by one."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -12,12 +11,11 @@ from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.hosts import is_v6, pack_host
 from tiered.format.properties import join_properties
-from tiered.format.record import BLANK_BYTES_MIN, Record, body_crc, encode_record, record_bytes
-from tiered.format.tags import tag_hash
-from tiered.local.writer.messages import RECORD_ROOM_BYTES, Message, StoreSettings
+from tiered.format.record import record_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tiered.store.messages import Message
+    from tiered.store.options import StoreOptions
 
 TOPIC_BYTES_MAX: Final = 127
 RETRY_TOPIC_BYTES_MAX: Final = 255
@@ -27,96 +25,44 @@ PROPERTIES_BYTES_MAX: Final = 0x7FFF
 _TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
-_QUEUE_ID_MAX: Final = 65_535
+QUEUE_ID_MAX: Final = 65_535
 _REFUSED_FLAGS: Final = (
     (sysflag.NEED_UNWRAP | sysflag.INNER_BATCH, "an inner batch"),
     (sysflag.TRANSACTION_PREPARED, "a prepared or rolled back transaction"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A message that was found good, before it has a place and a store time.
-
-    Attributes:
-        message: As given.
-        properties_raw: With what the store adds.
-        msg_id: Its ``UNIQ_KEY``.
-        sys_flag: With the bits of the hosts.
-        born_host: Of the message, or the store's.
-        size: Bytes of the record.
-        version: Of the record.
-        tag_code: For the consume queue.
-    """
-
-    message: Message
-    properties_raw: bytes
-    msg_id: str
-    sys_flag: int
-    born_host: str
-    size: int
-    version: int
-    tag_code: int
-
-
-def draft(
-    message: Message, settings: StoreSettings, *, cluster: str, unique_key: Callable[[], str]
-) -> Draft:
-    """Check a message and add what the store adds.
+def checked_properties(
+    message: Message, options: StoreOptions, *, cluster: str, unique_key: str
+) -> tuple[bytes, str]:
+    """Check a message whole, and add what the store adds.
 
     Args:
         message: To be stored.
-        settings: Of the store.
+        options: Of the store.
         cluster: For the property ``CLUSTER``.
-        unique_key: Makes a ``UNIQ_KEY``; called only when the message has none.
+        unique_key: Its ``UNIQ_KEY``, unless it has one.
+
+    Returns:
+        The stored properties, and the message's unique id.
 
     Raises:
         InvalidError: It cannot be stored as it is. Retrying does not help.
     """
     topic_bytes = check_topic(message.topic)
     _check_numbers(message)
-    born_host = message.born_host or settings.store_host
+    born_host = message.born_host or options.store_host
     found = _properties(message, cluster, unique_key)
     raw = _join(found)
-    flag = _host_bits(message.sys_flag, born_host, settings.store_host)
-    version = 1 if topic_bytes <= TOPIC_BYTES_MAX else 2
     size = record_bytes(
-        body=len(message.body), topic=topic_bytes, props=len(raw), sys_flag=flag, version=version
+        body=len(message.body),
+        topic=topic_bytes,
+        props=len(raw),
+        sys_flag=_host_bits(message.sys_flag, born_host, options.store_host),
+        version=1 if topic_bytes <= TOPIC_BYTES_MAX else 2,
     )
-    _check_sizes(message, size, settings)
-    msg_id = found[names.UNIQ_KEY]
-    tag_code = tag_hash(found.get(names.TAGS))
-    return Draft(message, raw, msg_id, flag, born_host, size, version, tag_code)
-
-
-def encode(
-    draft: Draft, *, queue_offset: int, physical_offset: int, store_ms: int, store_host: str
-) -> bytes:
-    """The record's bytes, for its place in queue and log and its store time (UTC ms)."""
-    message = draft.message
-    return encode_record(
-        Record(
-            size=draft.size,
-            version=draft.version,
-            body_crc=body_crc(message.body),
-            queue_id=message.queue_id,
-            flag=message.flag,
-            queue_offset=queue_offset,
-            physical_offset=physical_offset,
-            sys_flag=draft.sys_flag,
-            born_timestamp_ms=(
-                store_ms if message.born_timestamp_ms is None else message.born_timestamp_ms
-            ),
-            born_host=draft.born_host,
-            store_timestamp_ms=store_ms,
-            store_host=store_host,
-            reconsume_times=message.reconsume_times,
-            prepared_transaction_offset=0,
-            body=message.body,
-            topic=message.topic,
-            properties_raw=draft.properties_raw,
-        )
-    )
+    _check_sizes(message, size, options)
+    return raw, found[names.UNIQ_KEY]
 
 
 def check_topic(topic: str) -> int:
@@ -148,7 +94,7 @@ def check_host(host: str) -> None:
 
 def _check_numbers(message: Message) -> None:
     for name, value, low, high in (
-        ("queue_id", message.queue_id, 0, _QUEUE_ID_MAX),
+        ("queue_id", message.queue_id, 0, QUEUE_ID_MAX),
         ("flag", message.flag, -_INT_MAX - 1, _INT_MAX),
         ("sys_flag", message.sys_flag, 0, _INT_MAX),
         ("reconsume_times", message.reconsume_times, 0, _INT_MAX),
@@ -161,20 +107,18 @@ def _check_numbers(message: Message) -> None:
             raise InvalidError(f"sys_flag {message.sys_flag:#x}: {what} cannot be stored here")
 
 
-def _check_sizes(message: Message, size: int, settings: StoreSettings) -> None:
-    if len(message.body) > settings.message_bytes_max:
+def _check_sizes(message: Message, size: int, options: StoreOptions) -> None:
+    if len(message.body) > options.message_bytes_max:
         raise InvalidError(
-            f"a body of {len(message.body)} bytes, and at most {settings.message_bytes_max} may be"
+            f"a body of {len(message.body)} bytes, and at most {options.message_bytes_max} may be"
         )
-    limit = min(
-        settings.message_bytes_max + RECORD_ROOM_BYTES,
-        settings.commitlog_file_bytes - BLANK_BYTES_MIN,
-    )
-    if size > limit:
-        raise InvalidError(f"a record of {size} bytes, and at most {limit} may be")
+    if size > options.record_bytes_max:
+        raise InvalidError(
+            f"a record of {size} bytes, and at most {options.record_bytes_max} may be"
+        )
 
 
-def _properties(message: Message, cluster: str, unique_key: Callable[[], str]) -> dict[str, str]:
+def _properties(message: Message, cluster: str, unique_key: str) -> dict[str, str]:
     found = dict(message.properties)
     for name, value in ((names.TAGS, message.tags), (names.KEYS, message.keys)):
         if value is None:
@@ -182,7 +126,7 @@ def _properties(message: Message, cluster: str, unique_key: Callable[[], str]) -
         if found.setdefault(name, value) != value:
             raise InvalidError(f"property {name} says {found[name]!r}, and the message {value!r}")
     if not found.get(names.UNIQ_KEY):
-        found[names.UNIQ_KEY] = unique_key()
+        found[names.UNIQ_KEY] = unique_key
     found[names.CLUSTER] = cluster
     return found
 

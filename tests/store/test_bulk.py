@@ -9,16 +9,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from local_writer.reading import read_all
+from store.harness import SMALL
+from store.reading import read_all
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.local.rocketmq import RocketMQStore
-from tiered.local.writer.bulk import MadeStore, make_store
-from tiered.local.writer.bulk_bodies import EVENTS
-from tiered.local.writer.messages import Message
-from tiered.local.writer.store import EmbeddedStore
 from tiered.model import MessageQueue
+from tiered.store.bulk import MadeStore, make_store
+from tiered.store.bulk_bodies import EVENTS
+from tiered.store.message_store import MessageStore
+from tiered.store.messages import Message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,8 +89,8 @@ def test_it_is_clean_and_can_be_gone_on_with(tmp_path: Path):
     assert (store.identity.cluster, store.identity.broker) == ("bench-cluster", "bench-broker")
     assert store.report().log_end == made.log_bytes
     store.close()
-    with EmbeddedStore.open(
-        tmp_path / "s", cluster="c", broker="b", clock=ManualClock(NOW_MS)
+    with MessageStore.open(
+        tmp_path / "s", cluster="c", broker="b", clock=ManualClock(NOW_MS), options=SMALL
     ) as writer:
         assert writer.append(Message("bench-0", 2, b"")).queue_offset == 250
 

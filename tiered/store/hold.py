@@ -14,9 +14,9 @@ from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY
 from tiered.local.liveness import ABORT_FILE
-from tiered.local.writer.files import replace_file, sync_folder
-from tiered.local.writer.startup import CHECKPOINT_FILE
-from tiered.local.writer.storelock import StoreLock
+from tiered.store.durable import replace_file, sync_folder
+from tiered.store.startup import CHECKPOINT_FILE
+from tiered.store.storelock import StoreLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

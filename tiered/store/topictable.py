@@ -14,7 +14,7 @@ from typing import Any, Final
 from tiered.errors import DataError
 from tiered.format.fastjson import loads
 from tiered.local.configs import TOPICS_FILE, read_text
-from tiered.local.writer.files import replace_file
+from tiered.store.durable import replace_file
 
 PERM_READ_WRITE: Final = 6
 _PERM_INHERIT: Final = 7

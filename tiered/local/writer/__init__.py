@@ -1,1 +1,0 @@
-"""Writes message stores in the broker's own format, in this process, without a broker."""
