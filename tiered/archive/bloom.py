@@ -1,0 +1,113 @@
+"""Asks the bloom filters of a Parquet file whether a row group can hold a text. Pure.
+
+Parquet's filter is the split-block one: blocks of eight 32-bit words, one bit of each word for a value, chosen by the 64-bit
+xxHash (seed 0) of its bytes. A header in Thrift's compact form stands before the bits; of its unions each has one member
+that is defined, so all that has to be read is the size.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tiered.errors import DataError
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_PRIME_1 = 0x9E37_79B1_85EB_CA87
+_PRIME_2 = 0xC2B2_AE3D_27D4_EB4F
+_PRIME_3 = 0x1656_67B1_9E37_79F9
+_PRIME_4 = 0x85EB_CA77_C2B2_AE63
+_PRIME_5 = 0x27D4_EB2F_1656_67C5
+_SALTS = (
+    *(0x47B6_137B, 0x4497_4D91, 0x8824_AD5B, 0xA2B7_289D),
+    *(0x7054_95C7, 0x2DF1_424B, 0x9EFC_4947, 0x5C6B_FB31),
+)
+_STRIPE = 32
+_LONG, _INT = 8, 4
+_BLOCK = 32
+_I32_FIELD_1 = 0x15
+_HEADER_MAX = 64
+
+
+def xxh64(data: bytes) -> int:
+    """The 64-bit xxHash of bytes, seed 0."""
+    size, at = len(data), 0
+    if size >= _STRIPE:
+        lanes = [(_PRIME_1 + _PRIME_2) & _MASK, _PRIME_2, 0, -_PRIME_1 & _MASK]
+        while at <= size - _STRIPE:
+            words = struct.unpack_from("<4Q", data, at)
+            lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
+            at += _STRIPE
+        turns = zip(lanes, (1, 7, 12, 18), strict=True)
+        found = sum(_turned(lane, bits) for lane, bits in turns) & _MASK
+        for lane in lanes:
+            found = ((found ^ _round(0, lane)) * _PRIME_1 + _PRIME_4) & _MASK
+    else:
+        found = _PRIME_5
+    return _mixed(_rest(data, at, (found + size) & _MASK))
+
+
+def _rest(data: bytes, at: int, found: int) -> int:
+    """What is behind the last whole stripe."""
+    size = len(data)
+    while at <= size - _LONG:
+        (word,) = struct.unpack_from("<Q", data, at)
+        found = (_turned(found ^ _round(0, word), 27) * _PRIME_1 + _PRIME_4) & _MASK
+        at += _LONG
+    if at <= size - _INT:
+        (word,) = struct.unpack_from("<I", data, at)
+        found = (_turned(found ^ (word * _PRIME_1 & _MASK), 23) * _PRIME_2 + _PRIME_3) & _MASK
+        at += _INT
+    for byte in data[at:]:
+        found = _turned(found ^ (byte * _PRIME_5 & _MASK), 11) * _PRIME_1 & _MASK
+    return found
+
+
+def _mixed(found: int) -> int:
+    found = (found ^ found >> 33) * _PRIME_2 & _MASK
+    found = (found ^ found >> 29) * _PRIME_3 & _MASK
+    return found ^ found >> 32
+
+
+def _round(lane: int, word: int) -> int:
+    return _turned((lane + word * _PRIME_2) & _MASK, 31) * _PRIME_1 & _MASK
+
+
+def _turned(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) & _MASK
+
+
+def can_hold(raw: bytes | memoryview, text: str) -> bool:
+    """Whether a row group may hold a text in the column that a filter is of.
+
+    Args:
+        raw: The filter as it lies in the file, header and bits.
+        text: What is looked for.
+
+    Returns:
+        False only when it does not.
+
+    Raises:
+        DataError: This is no such filter.
+    """
+    bits = _bits(bytes(raw))
+    found = xxh64(text.encode("utf-8", "replace"))
+    block = ((found >> 32) * (len(bits) // _BLOCK)) >> 32
+    words = struct.unpack_from("<8I", bits, block * _BLOCK)
+    low = found & 0xFFFF_FFFF
+    chosen = (1 << ((low * salt & 0xFFFF_FFFF) >> 27) for salt in _SALTS)
+    return all(word & bit for word, bit in zip(words, chosen, strict=True))
+
+
+def _bits(raw: bytes) -> bytes:
+    """What is behind the header, which says how much that is."""
+    size = at = shift = 0
+    if raw[:1] == bytes([_I32_FIELD_1]):
+        for at in range(1, min(len(raw), 7)):
+            size |= (raw[at] & 0x7F) << shift
+            shift += 7
+            if raw[at] < 0x80:  # noqa: PLR2004 (the last byte of a varint)
+                break
+    size >>= 1
+    if not 0 < size <= len(raw) or size % _BLOCK or not 0 < len(raw) - size <= _HEADER_MAX:
+        raise DataError("this is no bloom filter that Parquet knows")
+    return raw[len(raw) - size :]
