@@ -2,7 +2,8 @@
 
 A key is a pure function of the sealed segment that the file is made of, so that whoever does the same work again, after a
 crash or beside us, makes the same object. ``source`` tells brokers and incarnations apart, and a life that the broker took
-back from the one that came in its place; and it changes with the version of the schema, since no object is ever replaced.
+back from the one that came in its place; and it changes with the schema and with the columns that are added to it, since no
+object is ever replaced.
 """
 
 from __future__ import annotations
@@ -65,5 +66,6 @@ def _source(task: Task) -> str:
     low = min((part.store_min_ms for part in parts if part.store_min_ms >= 0), default=-1)
     high = max(part.store_max_ms for part in parts)
     known = (SCHEMA_VERSION, lane.cluster, lane.broker, lane.incarnation, task.start, task.end)
-    text = repr((*known, low, high, parts[-1].last, parts[-1].log_end - parts[0].log_offset))
+    size = parts[-1].log_end - parts[0].log_offset
+    text = repr((*known, low, high, parts[-1].last, size, *task.layout.marks))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:8]

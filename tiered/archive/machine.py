@@ -7,6 +7,9 @@ archive       those of ``Archived``: queue offsets of a lane and the files that 
               ``tails``: how many marks of the lane the archiver knew of: with another number it is refused
 forget        ``starts``: the stretches that begin at these offsets are no longer part of the archive;
               ``tail``: mark of what the broker took back, the reason; see ``tiered.archive.plan``
+columns       no ``lane``: ``topic``, and ``body``: the columns that bodies of the topic become from now on
+              (``BodyColumns``); ``number``: how many the topic had before: with another number it is refused, so
+              of jobs that choose at once the first one's choice holds
 ============= ============================================================================================
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
@@ -20,6 +23,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tiered.archive.body.layout import BodyColumns
 from tiered.archive.model import Archived, Lane
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import json_text
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 ARCHIVE = "archive"
 FORGET = "forget"
+COLUMNS = "columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,14 @@ class ArchiveState:
         tails: Marks of what brokers took back and the archive has dealt with, by lane.
         refused: Entries' actions that came too late or did not fit.
         updated_ms: Time of the last entry.
+        bodies: What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files.
     """
 
     lanes: Mapping[Lane, tuple[Archived, ...]] = field(default_factory=dict)
     tails: Mapping[Lane, tuple[str, ...]] = field(default_factory=dict)
     refused: int = 0
     updated_ms: int = 0
+    bodies: Mapping[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
 
     def overlapping(self, lane: Lane, start: int, end: int) -> list[Archived]:
         """What is archived of offsets ``[start, end)`` of a lane, in order."""
@@ -75,7 +82,7 @@ class ArchiveMachine:
             InvalidError: An action of a newer version.
             DataError: An action that no archiver of ours can have made.
         """
-        work = _Work(dict(state.lanes), dict(state.tails))
+        work = _Work(dict(state.lanes), dict(state.tails), bodies=dict(state.bodies))
         for action in entry.actions:
             handler = _HANDLERS.get(action.get("do", ""))
             if handler is None:
@@ -93,6 +100,7 @@ class ArchiveMachine:
             state,
             lanes=work.lanes,
             tails=work.tails,
+            bodies=work.bodies,
             refused=state.refused + work.refused,
             updated_ms=entry.time_ms,
         )
@@ -103,6 +111,10 @@ class ArchiveMachine:
             "refused": state.refused,
             "updated_ms": state.updated_ms,
             "tails": [[lane_row(lane), list(marks)] for lane, marks in state.tails.items()],
+            "bodies": [
+                [topic, [body.document() for body in found]]
+                for topic, found in state.bodies.items()
+            ],
             "lanes": [
                 [lane_row(lane), [one.document() for one in found]]
                 for lane, found in state.lanes.items()
@@ -132,6 +144,7 @@ class ArchiveMachine:
             {Lane.of(row): _marks(marks) for row, marks in document["tails"]},
             document["refused"],
             document["updated_ms"],
+            bodies=_bodies(document.get("bodies", [])),
         )
 
 
@@ -150,6 +163,11 @@ def forget_action(lane: Lane, starts: list[int], tail: str) -> Action:
     return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail}
 
 
+def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
+    """The action that fixes what a topic's bodies become, the ``number``-th time, from 0."""
+    return {"do": COLUMNS, "topic": topic, "number": number, "body": body.document()}
+
+
 @dataclass(slots=True)
 class _Work:
     """A state under construction, private to one ``apply``."""
@@ -157,6 +175,7 @@ class _Work:
     lanes: dict[Lane, tuple[Archived, ...]]
     tails: dict[Lane, tuple[str, ...]]
     refused: int = 0
+    bodies: dict[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
 
 
 def _archive(work: _Work, action: Action) -> None:
@@ -166,6 +185,7 @@ def _archive(work: _Work, action: Action) -> None:
     before, behind = found[:at], found[at:]
     overlaps = (before and before[-1].end > new.start) or (behind and behind[0].start < new.end)
     is_late = action["tails"] != len(work.tails.get(lane, ()))
+    is_late |= new.columns > len(work.bodies.get(lane.topic, ()))
     if overlaps or is_late or new.start >= new.end or not new.is_whole:
         work.refused += 1
         return
@@ -184,9 +204,24 @@ def _forget(work: _Work, action: Action) -> None:
     work.tails[lane] = (*work.tails.get(lane, ()), mark)
 
 
+def _columns(work: _Work, action: Action) -> None:
+    topic, number, new = action["topic"], action["number"], BodyColumns.of(action["body"])
+    check_texts((topic,), "a topic")
+    known = work.bodies.get(topic, ())
+    if number != len(known) or (known and not new.continues(known[-1])):
+        work.refused += 1
+        return
+    work.bodies[topic] = (*known, new)
+
+
+def _bodies(rows: list[Any]) -> dict[str, tuple[BodyColumns, ...]]:
+    check_texts((topic for topic, _ in rows), "a topic")
+    return {topic: tuple(map(BodyColumns.of, found)) for topic, found in rows}
+
+
 def _marks(marks: list[Any]) -> tuple[str, ...]:
     check_texts(marks, "a mark")
     return tuple(marks)
 
 
-_HANDLERS = {ARCHIVE: _archive, FORGET: _forget}
+_HANDLERS = {ARCHIVE: _archive, FORGET: _forget, COLUMNS: _columns}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 LOG = "_log/"
 """Prefix of the archive's journal. Readers of directories pass over names that begin with an underscore."""
 SCHEMA_VERSION = 1
+_RARE = ("misfits", "columns", "has_records")
+"""Fields of ``Archived`` that its JSON has only when they say something: most archives have neither."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -146,6 +148,9 @@ class Archived:
         side: Holes and bad records; None when there are none.
         sources: Key below the broker's prefix and version (ETag) of each commit-log object read, in order.
         schema: Version of the files' schema.
+        misfits: Messages whose bodies did not fit their topic's columns: rows, and in the side file too.
+        columns: Which of the columns that the log has fixed for the topic's bodies the files have, from 1; 0 is none.
+        has_records: The files have the stored bytes of each record.
     """
 
     start: int
@@ -157,6 +162,9 @@ class Archived:
     side: SideFile | None
     sources: tuple[tuple[str, str], ...]
     schema: int = SCHEMA_VERSION
+    misfits: int = 0
+    columns: int = 0
+    has_records: bool = False
 
     @property
     def rows(self) -> int:
@@ -169,12 +177,15 @@ class Archived:
         side = self.side.rows if self.side else 0
         inside = all(self.start <= file.low < file.high <= self.end for file in self.files)
         counted = self.rows + self.holes + self.bad == self.end - self.start
-        return counted and inside and side == self.holes + self.bad
+        aside = self.holes + self.bad + self.misfits
+        return counted and inside and side == aside and 0 <= self.misfits <= self.rows
 
     def document(self) -> dict[str, Any]:
         """As JSON, without a lane."""
+        rare = {name: value for name in _RARE if (value := getattr(self, name))}
         return {
-            **asdict(self),
+            **{name: value for name, value in asdict(self).items() if name not in _RARE},
+            **rare,
             "files": [file.row() for file in self.files],
             "side": list(astuple(self.side)) if self.side else [],
             "sources": [list(pair) for pair in self.sources],
@@ -189,6 +200,7 @@ class Archived:
         """
         names = ("start", "end", "holes", "bad", "source_bytes", "schema")
         numbers = {name: document[name] for name in names}
+        numbers |= {name: document.get(name, 0) for name in ("misfits", "columns")}
         check_ints(numbers.values(), "what is archived")
         sources = tuple((key, version) for key, version in document["sources"])
         check_texts((text for pair in sources for text in pair), "a source")
@@ -197,4 +209,5 @@ class Archived:
             files=tuple(ParquetFile.of(row) for row in document["files"]),
             side=SideFile.of(document["side"]) if document["side"] else None,
             sources=sources,
+            has_records=document.get("has_records", False) is True,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tiered.archive.body.layout import PLAIN, Layout
 from tiered.archive.model import Lane
 from tiered.log.parts import QueueLife, Segment
 from tiered.log.ranges import Ranges, without
@@ -34,6 +35,7 @@ class Task:
         end: One past the last.
         parts: Those that hold them, in order, without a gap.
         tails: How many ends that were taken back the archive has dealt with, once the plan's are.
+        layout: Which columns the files get beside those that every file has.
     """
 
     lane: Lane
@@ -41,6 +43,7 @@ class Task:
     end: int
     parts: tuple[Part, ...]
     tails: int = 0
+    layout: Layout = PLAIN
 
     @property
     def size_bytes(self) -> int:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError, ObjectNotFoundError
+from tiered.archive.body.layout import Layout
 from tiered.archive.machine import lane_row
 from tiered.archive.model import Archived, Lane
 from tiered.archive.plan import Task
@@ -229,7 +230,10 @@ def outcome_of(text: str) -> Archived | Exception:
 def task_text(task: Task) -> str:
     """A task as JSON."""
     life = life_json(task.life)
-    return json.dumps({"lane": lane_row(task.lane), "life": life, "tails": task.tails})
+    layout = task.layout.document()
+    return json.dumps(
+        {"lane": lane_row(task.lane), "life": life, "tails": task.tails, "layout": layout}
+    )
 
 
 def task_of(text: str) -> Task:
@@ -237,4 +241,5 @@ def task_of(text: str) -> Task:
     said = json.loads(text)
     life = life_of(said["life"])
     parts = tuple(life.parts())
-    return Task(Lane.of(said["lane"]), life.min_offset, life.commit_offset, parts, said["tails"])
+    bounds = life.min_offset, life.commit_offset
+    return Task(Lane.of(said["lane"]), *bounds, parts, said["tails"], Layout.of(said["layout"]))
