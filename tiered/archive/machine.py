@@ -7,10 +7,17 @@ archive       those of ``Archived``: queue offsets of a lane and the files that 
               ``tails``: how many marks of the lane the archiver knew of: with another number it is refused
 forget        ``starts``: the stretches that begin at these offsets are no longer part of the archive;
               ``tail``: mark of what the broker took back, the reason; see ``tiered.archive.plan``
+pack          no ``lane``: ``stretches``, each as an ``archive`` action: they share files, and count together or
+              not at all
+merge         no ``lane``: ``files``: new files, each with what lies in it from now on; see ``tiered.archive.moves``
+job           no ``lane``: how far the job is that wrote this entry; see ``tiered.archive.records``
 columns       no ``lane``: ``topic``, and ``body``: the columns that bodies of the topic become from now on
               (``BodyColumns``); ``number``: how many the topic had before: with another number it is refused, so
               of jobs that choose at once the first one's choice holds
 ============= ============================================================================================
+
+An action has a ``format`` (none: 1). A newer one, and an action that is not known, stop a program: it would read files
+twice, or not at all. A ``forget`` of a stretch whose file holds rows of others, too, is refused: they are divided first.
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
 and counted: of two jobs that did the same work, the first one's entry counts. Nobody reigns over an archive, so its
@@ -25,13 +32,17 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.archive.body.layout import BodyColumns
 from tiered.archive.model import Archived, Lane
+from tiered.archive.moves import MERGE, PACK, Replaced, move, pieces_of, relatives
+from tiered.archive.records import JOB, JobRecord, with_record
 from tiered.errors import DataError, InvalidError
+from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import json_text
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from tiered.archive.model import ParquetFile, SideFile
     from tiered.journal.entry import Action, Entry
 
 ARCHIVE = "archive"
@@ -48,6 +59,8 @@ class ArchiveState:
         tails: Marks of what brokers took back and the archive has dealt with, by lane.
         refused: Entries' actions that came too late or did not fit.
         updated_ms: Time of the last entry.
+        jobs: Records of the last runs, oldest first.
+        replaced: Files that were part of the archive and are not any more, in the order in which that came.
         bodies: What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files.
     """
 
@@ -55,6 +68,8 @@ class ArchiveState:
     tails: Mapping[Lane, tuple[str, ...]] = field(default_factory=dict)
     refused: int = 0
     updated_ms: int = 0
+    jobs: tuple[JobRecord, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
     bodies: Mapping[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
 
     def overlapping(self, lane: Lane, start: int, end: int) -> list[Archived]:
@@ -82,10 +97,17 @@ class ArchiveMachine:
             InvalidError: An action of a newer version.
             DataError: An action that no archiver of ours can have made.
         """
-        work = _Work(dict(state.lanes), dict(state.tails), bodies=dict(state.bodies))
+        work = _Work(
+            dict(state.lanes),
+            dict(state.tails),
+            dict(state.bodies),
+            jobs=state.jobs,
+            replaced=list(state.replaced),
+            now_ms=entry.time_ms,
+        )
         for action in entry.actions:
             handler = _HANDLERS.get(action.get("do", ""))
-            if handler is None:
+            if handler is None or action.get("format", 1) != 1:
                 raise InvalidError(
                     f"entry {entry.number} of the archive has the action {action.get('do')!r:.80}",
                     do="use a newer version of tiered",
@@ -103,6 +125,8 @@ class ArchiveMachine:
             bodies=work.bodies,
             refused=state.refused + work.refused,
             updated_ms=entry.time_ms,
+            jobs=work.jobs,
+            replaced=tuple(work.replaced),
         )
 
     def dump(self, state: ArchiveState) -> Any:  # noqa: ANN401 (JSON values)
@@ -110,6 +134,8 @@ class ArchiveMachine:
         return {
             "refused": state.refused,
             "updated_ms": state.updated_ms,
+            "jobs": [record.document() for record in state.jobs],
+            "replaced": [one.row() for one in state.replaced],
             "tails": [[lane_row(lane), list(marks)] for lane, marks in state.tails.items()],
             "bodies": [
                 [topic, [body.document() for body in found]]
@@ -132,6 +158,10 @@ class ArchiveMachine:
             yield (b"," if number else b"") + json_text(row)
         yield b"]" + tail
 
+    def checkpoint_format(self, state: ArchiveState) -> int:
+        """See ``Machine``: older programs would read files twice that several stretches share."""
+        return FORMAT_MAX if state.jobs or state.replaced or state.bodies else FORMAT
+
     def load(self, document: Any) -> ArchiveState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``.
 
@@ -144,7 +174,9 @@ class ArchiveMachine:
             {Lane.of(row): _marks(marks) for row, marks in document["tails"]},
             document["refused"],
             document["updated_ms"],
-            bodies=_bodies(document.get("bodies", [])),
+            tuple(map(JobRecord.of, document.get("jobs", ()))),
+            tuple(map(Replaced.of, document.get("replaced", ()))),
+            _bodies(document.get("bodies", [])),
         )
 
 
@@ -174,33 +206,72 @@ class _Work:
 
     lanes: dict[Lane, tuple[Archived, ...]]
     tails: dict[Lane, tuple[str, ...]]
+    bodies: dict[str, tuple[BodyColumns, ...]]
     refused: int = 0
-    bodies: dict[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
+    jobs: tuple[JobRecord, ...] = ()
+    replaced: list[Replaced] = field(default_factory=list)
+    now_ms: int = 0
+
+    def add(self, stretch: Action) -> bool:
+        """Add a stretch, as an ``archive`` action has it; whether it fits."""
+        lane, new = Lane.of(stretch["lane"]), Archived.of(stretch)
+        found = self.lanes.get(lane, ())
+        at = bisect_left(found, new.start, key=lambda one: one.start)
+        before, behind = found[:at], found[at:]
+        overlaps = (before and before[-1].end > new.start) or (behind and behind[0].start < new.end)
+        is_late = stretch["tails"] != len(self.tails.get(lane, ()))
+        is_late |= new.columns > len(self.bodies.get(lane.topic, ()))
+        if overlaps or is_late or new.start >= new.end or not new.is_whole:
+            return False
+        self.lanes[lane] = (*before, new, *behind)
+        again = {file.key for file in new.objects()}
+        self.replaced = [one for one in self.replaced if one.key not in again]
+        return True
+
+    def replace(self, files: Iterable[ParquetFile | SideFile]) -> None:
+        """Nothing names these files any more."""
+        self.replaced += [Replaced(one.key, one.size_bytes, self.now_ms) for one in files]
 
 
 def _archive(work: _Work, action: Action) -> None:
-    lane, new = Lane.of(action["lane"]), Archived.of(action)
-    found = work.lanes.get(lane, ())
-    at = bisect_left(found, new.start, key=lambda one: one.start)
-    before, behind = found[:at], found[at:]
-    overlaps = (before and before[-1].end > new.start) or (behind and behind[0].start < new.end)
-    is_late = action["tails"] != len(work.tails.get(lane, ()))
-    is_late |= new.columns > len(work.bodies.get(lane.topic, ()))
-    if overlaps or is_late or new.start >= new.end or not new.is_whole:
+    work.refused += not work.add(action)
+
+
+def _pack(work: _Work, action: Action) -> None:
+    trial = _Work(dict(work.lanes), work.tails, work.bodies, replaced=work.replaced)
+    if all(trial.add(stretch) for stretch in action["stretches"]):
+        work.lanes, work.replaced = trial.lanes, trial.replaced
+    else:
         work.refused += 1
-        return
-    work.lanes[lane] = (*before, new, *behind)
+
+
+def _merge(work: _Work, action: Action) -> None:
+    gone = move(work.lanes, action)
+    if gone is None:
+        work.refused += 1
+    else:
+        work.replace(gone)
+
+
+def _job(work: _Work, action: Action) -> None:
+    work.jobs = with_record(work.jobs, JobRecord.of(action))
 
 
 def _forget(work: _Work, action: Action) -> None:
     lane, starts = Lane.of(action["lane"]), set(action["starts"])
     check_ints(starts, "a stretch")
     (mark,) = _marks([action["tail"]])
-    if mark in work.tails.get(lane, ()):
+    every = work.lanes.get(lane, ())
+    kept = tuple(one for one in every if one.start not in starts)
+    gone = {file.key: file for one in every if one.start in starts for file in one.objects()}
+    others = {**work.lanes, lane: kept}
+    near = relatives(others, [lane]) if gone else []
+    is_shared = any(piece.file.key in gone for piece in pieces_of(others, near))
+    if mark in work.tails.get(lane, ()) or is_shared:
         work.refused += 1
         return
-    kept = tuple(one for one in work.lanes.get(lane, ()) if one.start not in starts)
     work.lanes[lane] = kept
+    work.replace(gone.values())
     work.tails[lane] = (*work.tails.get(lane, ()), mark)
 
 
@@ -224,4 +295,11 @@ def _marks(marks: list[Any]) -> tuple[str, ...]:
     return tuple(marks)
 
 
-_HANDLERS = {ARCHIVE: _archive, FORGET: _forget, COLUMNS: _columns}
+_HANDLERS = {
+    ARCHIVE: _archive,
+    FORGET: _forget,
+    COLUMNS: _columns,
+    PACK: _pack,
+    MERGE: _merge,
+    JOB: _job,
+}

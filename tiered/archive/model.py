@@ -56,6 +56,10 @@ class Lane:
         check_ints((queue_id, incarnation), "a queue of an archive")
         return cls(cluster, broker, topic, queue_id, incarnation)
 
+    def row(self) -> list[Any]:
+        """As JSON: the fields in order."""
+        return list(astuple(self))
+
     def __str__(self) -> str:
         return f"{self.cluster}/{self.broker} {self.queue}"
 
@@ -64,13 +68,15 @@ class Lane:
 class ParquetFile:
     """One file of messages, all of one UTC day of store time, in order of queue offset.
 
+    Or a stretch's rows in a file that it shares with others, whose key, size and checksum each of them then names.
+
     Attributes:
         key: Relative to the archive.
         low: Queue offset of the first row.
         high: One past that of the last.
         rows: How many.
-        size_bytes: Of the object.
-        crc: CRC-32 of the object.
+        size_bytes: Of the whole object.
+        crc: CRC-32 of the whole object.
         store_min_ms: Smallest store time, UTC.
         store_max_ms: Greatest.
         body_crc_sum: Sum of the records' own body CRCs.
@@ -170,6 +176,10 @@ class Archived:
     def rows(self) -> int:
         """Messages in its files."""
         return sum(file.rows for file in self.files)
+
+    def objects(self) -> tuple[ParquetFile | SideFile, ...]:
+        """All files that it names."""
+        return (*self.files, self.side) if self.side else self.files
 
     @property
     def is_whole(self) -> bool:
