@@ -136,6 +136,28 @@ def pieces_of(
                 yield Piece(lane, file)
 
 
+def whole_files(pieces: Iterable[ParquetFile]) -> list[ParquetFile]:
+    """One file of each key, with the numbers of all its pieces together; in the order in which they first come."""
+    found: dict[str, ParquetFile] = {}
+    for piece in pieces:
+        known = found.get(piece.key)
+        found[piece.key] = piece if known is None else _together(known, piece)
+    return list(found.values())
+
+
+def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
+    return replace(
+        one,
+        low=min(one.low, two.low),
+        high=max(one.high, two.high),
+        rows=one.rows + two.rows,
+        store_min_ms=min(one.store_min_ms, two.store_min_ms),
+        store_max_ms=max(one.store_max_ms, two.store_max_ms),
+        body_crc_sum=one.body_crc_sum + two.body_crc_sum,
+        body_bytes=one.body_bytes + two.body_bytes,
+    )
+
+
 def relatives(lanes: Iterable[Lane], of: Iterable[Lane]) -> list[Lane]:
     """Those of ``lanes`` that may share a file with some: the same broker's, of the same topics."""
     wanted = {(lane.cluster, lane.broker, lane.topic) for lane in of}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
+from tiered.archive.moves import whole_files
 from tiered.errors import InvalidError
 from tiered.journal.reader import JournalReader
 
@@ -34,12 +35,15 @@ def read_archive(archive: ObjectStore) -> ArchiveState:
 
 
 def files_by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
-    """The files of each topic, in order of topic, queue and offset; topics without a file have an empty list."""
+    """The files of each topic, in order of topic, queue and offset; topics without a file have an empty list.
+
+    A file that several queues share comes once, with the numbers of all its rows.
+    """
     found: dict[str, list[ParquetFile]] = {}
     for lane, stretches in sorted(state.lanes.items()):
         files = [file for one in stretches for file in one.files]
         found.setdefault(lane.topic, []).extend(files)
-    return found
+    return {topic: whole_files(files) for topic, files in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Wanted:
 def choose_files(state: ArchiveState, wanted: Wanted) -> tuple[list[ParquetFile], int]:
     """The files that may hold it, by what the log says of each, and how many were left out.
 
+    A file that several queues share comes once, with the numbers of those of its rows that may be wanted.
+
     Raises:
         InvalidError: The archive has no such topic.
     """
@@ -75,7 +81,8 @@ def choose_files(state: ArchiveState, wanted: Wanted) -> tuple[list[ParquetFile]
         every += files
         if wanted.queue_id in {None, lane.queue_id}:
             chosen += [file for file in files if _meets(file, wanted)]
-    return chosen, len(every) - len(chosen)
+    kept = whole_files(chosen)
+    return kept, len({file.key for file in every}) - len(kept)
 
 
 def _meets(file: ParquetFile, wanted: Wanted) -> bool:
