@@ -1,0 +1,265 @@
+"""What a tier has, cut into stretches that can be read at once, each with a reader of its own, as columns of an archive.
+
+Overview: planning goes by the journal alone: for each life of a queue that the broker has not taken back, runs of parts
+without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only when one of
+their objects is gone (merged by sealing, or expired).
+
+A stretch is part of one history: the broker may take an end of a queue back and put other messages there. ``tails`` says
+how often that had happened when the stretch was planned; its rows are those that stood there then, or an error: never
+others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tiered.archive.columns import Columns
+from tiered.archive.model import Lane
+from tiered.archive.plan import Task
+from tiered.archive.selection import shown
+from tiered.errors import DataError, InvalidError, StoreUnavailableError
+from tiered.log.parts import Gap
+from tiered.log.reader import QueueReader, TierReader
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from tiered.archive.selection import Selection
+    from tiered.log.parts import Part, QueueLife, TierState
+    from tiered.plugin.place import Place
+
+SKIP = "skip"
+FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One incarnation of a queue as it stood.
+
+    Attributes:
+        prefix: Of the broker.
+        lane: The incarnation.
+        tails: How many of its ends had been taken back.
+    """
+
+    prefix: str
+    lane: Lane
+    tails: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Queue offsets of one life that are read one after another.
+
+    Attributes:
+        prefix: Of the broker.
+        task: Lane, offsets and parts; ``tails``: ends of the lane's incarnation that had been taken back.
+    """
+
+    prefix: str
+    task: Task
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the commit log, at most."""
+        return self.task.size_bytes
+
+
+@dataclass(slots=True)
+class TierPlan:
+    """What a selection reads of a tier.
+
+    Attributes:
+        stretches: In order of broker, queue and offset.
+        parts_left: Parts that are left out, by what.
+        missing: Offsets that never came into the tier, among those wanted.
+    """
+
+    stretches: list[Stretch]
+    parts_left: dict[str, int]
+    missing: int = 0
+
+
+def incarnations(lives: Sequence[QueueLife]) -> dict[int, list[QueueLife]]:
+    """Lives of a queue by incarnation; the last of each is the one that counts, those before were taken back."""
+    found: dict[int, list[QueueLife]] = {}
+    for life in lives:
+        found.setdefault(life.incarnation, []).append(life)
+    return found
+
+
+def owner(lives: Sequence[QueueLife], tails: int, offset: int) -> QueueLife:
+    """The life of one incarnation in which an offset lay when so many of its ends had been taken back."""
+    unseen = lives[tails:-1]
+    return next(
+        (life for life in unseen if life.min_offset <= offset < life.commit_offset), lives[-1]
+    )
+
+
+def plan_tier(states: Mapping[Place, TierState], wanted: Selection) -> TierPlan:
+    """Everything that is wanted and there now.
+
+    Raises:
+        InvalidError: A topic is asked for that the tier has not.
+    """
+    plan = TierPlan([], {})
+    topics = {shown(queue.topic) for state in states.values() for queue in state.queues}
+    missing = wanted.texts.get("topic", frozenset()) - topics
+    if missing and missing == wanted.texts.get("topic"):
+        raise InvalidError(
+            f"the tier has no topic {min(missing)}", do="`tiered ls URL` lists the topics"
+        )
+    for place, state in sorted(states.items()):
+        for queue, lives in sorted(state.queues.items()):
+            for number, found in incarnations(lives).items():
+                lane = Lane(place.cluster, place.broker, queue.topic, queue.queue_id, number)
+                _plan_life(plan, place.prefix, lane, found, wanted)
+    return plan
+
+
+def _plan_life(
+    plan: TierPlan, prefix: str, lane: Lane, lives: Sequence[QueueLife], wanted: Selection
+) -> None:
+    life = lives[-1]
+    refused = wanted.refuses(lane)
+    if refused:
+        _leave(plan, refused, len(life.parts()))
+        return
+    low, high = bounds(wanted, life.min_offset, life.commit_offset)
+    for gap in life.gaps:
+        plan.missing += max(0, min(gap.end, high) - max(gap.start, low))
+    history = History(prefix, lane, len(lives) - 1)
+    plan.stretches += cut(history, life, (low, high), wanted, plan)
+
+
+def bounds(wanted: Selection, low: int, high: int) -> tuple[int, int]:
+    """Those of the offsets ``[low, high)`` that are wanted."""
+    least, most = wanted.bounds.get("queue_offset", (low, high))
+    return max(low, least), min(high, most + 1)
+
+
+def cut(
+    history: History,
+    life: QueueLife,
+    span: tuple[int, int],
+    wanted: Selection,
+    plan: TierPlan | None = None,
+) -> Iterator[Stretch]:
+    """Offsets ``[low, high)`` of a life as stretches, one or more for each segment; gaps are in none.
+
+    Args:
+        history: Whose.
+        life: Of it.
+        span: The offsets.
+        wanted: Parts without any wanted store time are left out.
+        plan: Counts what is left out.
+    """
+    low, high = span
+    for segment in life.segments:
+        run: list[Part] = []
+        for part in segment.parts:
+            reason = _refuses(part, low, high, wanted)
+            if reason and plan is not None:
+                _leave(plan, reason, 1)
+            if run and (reason or part.queue_offset != run[-1].queue_end):
+                yield _stretch(history, run, span)
+                run = []
+            if not reason:
+                run.append(part)
+        if run:
+            yield _stretch(history, run, span)
+
+
+def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
+    if part.queue_end <= low or part.queue_offset >= high:
+        return "queue_offset"
+    if part.holes == part.count:
+        return "holes"
+    times = part.store_min_ms * 1000, part.store_max_ms * 1000 + 999
+    return "" if wanted.meets("store_ts", *times) else "store_ts"
+
+
+def _stretch(history: History, run: list[Part], span: tuple[int, int]) -> Stretch:
+    start, end = max(run[0].queue_offset, span[0]), min(run[-1].queue_end, span[1])
+    task = Task(history.lane, start, end, tuple(run), history.tails)
+    return Stretch(history.prefix, task)
+
+
+def _leave(plan: TierPlan, reason: str, count: int) -> None:
+    if count:
+        plan.parts_left[reason] = plan.parts_left.get(reason, 0) + count
+
+
+def packed(stretches: Sequence[Stretch], bytes_max: int) -> list[tuple[Stretch, ...]]:
+    """Stretches in groups of so many bytes, each of one at least; small queues share one."""
+    found: list[tuple[Stretch, ...]] = []
+    group: list[Stretch] = []
+    size = 0
+    for one in stretches:
+        if group and size + one.size_bytes > bytes_max:
+            found.append(tuple(group))
+            group, size = [], 0
+        group.append(one)
+        size += one.size_bytes
+    return [*found, tuple(group)] if group else found
+
+
+def read_stretch(
+    store: ObjectStore, stretch: Stretch, wanted: Selection, *, on_bad: str = FAIL
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a stretch, those wanted, in order of offset.
+
+    Args:
+        store: The tier's, with retries.
+        stretch: What to read.
+        wanted: Which rows.
+        on_bad: What to do about a record that cannot be unpacked: ``fail``, or ``skip`` it.
+
+    Raises:
+        DataError: The bytes are damaged.
+        ExpiredError: Some of it has expired since the stretch was planned.
+        StoreUnavailableError: The broker has taken some of it back since then.
+        BackendError: The store failed.
+    """
+    task = stretch.task
+    reader = QueueReader(
+        store, stretch.prefix, task.lane.queue, task.life, lambda: _life_now(store, stretch)
+    )
+    columns, at = Columns(task.lane), QueueOffset(task.start)
+    while at < task.end:
+        batch = reader.read(at, count_max=task.end - at)
+        if batch is None or isinstance(batch, Gap) or batch.base_offset != at:
+            raise DataError(f"{task.lane} cannot be read at offset {at}", where=stretch.prefix)
+        rows, aside = columns.make(batch)
+        bad = [one for one in aside if one.record is not None]
+        if bad and on_bad != SKIP:
+            raise DataError(
+                f"{task.lane}: the message with offset {bad[0].queue_offset} cannot be unpacked: {bad[0].reason}",
+                where=stretch.prefix,
+                do='.option("on-bad", "skip") leaves such messages out',
+            )
+        yield from (wanted.rows_of(some) for some in rows)
+        at = batch.end_offset
+
+
+def _life_now(store: ObjectStore, stretch: Stretch) -> QueueLife | None:
+    """The life that a stretch is of, as the journal has it now."""
+    task = stretch.task
+    reader = TierReader(store, stretch.prefix)
+    reader.refresh()
+    found = incarnations(reader.state.queues.get(task.lane.queue, ())).get(task.lane.incarnation)
+    if not found:
+        return None
+    life = owner(found, task.tails, task.start)
+    if life.commit_offset < task.end or owner(found, task.tails, task.end - 1) != life:
+        raise StoreUnavailableError(
+            f"the broker has taken back messages of {task.lane} while they were read",
+            where=stretch.prefix,
+            do="read again",
+        )
+    return life
