@@ -108,6 +108,16 @@ def bytes_at(buffer: Buffer, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.ndarray((count,), kind, view if count else bytes(kind.itemsize), strides=(1,))
 
 
+def headers_at(buffer: Buffer, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    """The fixed fields (``HEADER_DTYPE``) of the records at ``positions``, which lie wholly in the buffer.
+
+    Copied as bytes without a meaning and only then given one: element by element NumPy copies a
+    structure with gaps eight times as slowly.
+    """
+    found: npt.NDArray[np.void] = bytes_at(buffer, f"V{BODY_AT}")[positions].view(HEADER_DTYPE)
+    return found
+
+
 def parse_records(
     buffer: Buffer, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]
 ) -> RecordBlock:
@@ -126,10 +136,10 @@ def parse_records(
     faults = _place_faults(memoryview(buffer).nbytes, positions, sizes)
     readable = faults == RecordFault.OK
     if readable.all():
-        headers = bytes_at(buffer, HEADER_DTYPE)[positions]
+        headers = headers_at(buffer, positions)
     else:
         headers = np.zeros(len(positions), HEADER_DTYPE)
-        headers[readable] = bytes_at(buffer, HEADER_DTYPE)[positions[readable]]
+        headers[readable] = headers_at(buffer, positions[readable])
     is_v2 = headers["magic"] == MAGIC_V2
     _add_fault(faults, ~(is_v2 | (headers["magic"] == MAGIC_V1)), RecordFault.MAGIC)
     _add_fault(faults, headers["size"] != sizes, RecordFault.SIZE)

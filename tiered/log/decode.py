@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiered.errors import DataError
-from tiered.format.block import RecordBlock, parse_records, topics_equal
-from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import RecordBatch
+from tiered.log.agreement import Fields, fields_of
 from tiered.log.consume_queue import ITEM
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -132,18 +131,15 @@ def decode_records(
     Raises:
         DataError: An item points at something else than its record.
     """
-    positions = np.where(items.sizes > 0, items.log_offsets - begin, 0)
-    real = np.flatnonzero(items.sizes > 0)
-    times = np.full(len(items), -1, np.int64)
-    physical = np.full(len(items), -1, np.int64)
-    if len(real):
-        block = parse_records(data, positions[real], items.sizes[real])
-        fault = _fault(queue, block, items.start + real)
-        if fault:
-            raise _damaged(part, fault, where)
-        times[real] = block.store_timestamps_ms
-        times = times[_neighbours(real, len(items))]
-        physical[real] = block.physical_offsets
+    if len(items) and items.sizes.min() > 0:
+        positions = items.log_offsets - begin
+        offsets = np.arange(items.start, items.start + len(items))
+        times, physical, fault = fields_of(queue, data, positions, items.sizes, offsets)
+    else:
+        positions = np.where(items.sizes > 0, items.log_offsets - begin, 0)
+        times, physical, fault = _with_holes(queue, items, data, positions)
+    if fault:
+        raise _damaged(part, fault, where)
     records = RecordBatch(
         queue=queue,
         base_offset=items.start,
@@ -157,21 +153,19 @@ def decode_records(
     return TierBatch(records, LogOffset(begin))
 
 
-def _fault(queue: MessageQueue, block: RecordBlock, wanted: npt.NDArray[np.int64]) -> str:
-    """What is wrong with records that shall be of these queue offsets; empty when nothing is."""
-    if block.faults.any() or not _is_of(block, queue):
-        return "an item points at something that is no record of this queue"
-    inner = block.sys_flags & INNER_BATCH != 0
-    if (np.where(inner, block.queue_offsets > wanted, block.queue_offsets != wanted)).any():
-        return "an item points at a record of another queue offset"
-    return ""
-
-
-def _is_of(block: RecordBlock, queue: MessageQueue) -> bool:
-    """Whether every record says that it is of this queue: queue id and all bytes of the topic."""
-    if (block.queue_ids != queue.queue_id).any():
-        return False
-    return bool(topics_equal(block, np.arange(len(block)), queue.topic).all())
+def _with_holes(
+    queue: MessageQueue, items: PartItems, data: Buffer, positions: npt.NDArray[np.int64]
+) -> Fields:
+    """The fields where some items have no record: -1, and of its neighbour the time."""
+    real = np.flatnonzero(items.sizes > 0)
+    none = np.full(len(items), -1, np.int64)
+    if not len(real):
+        return Fields(none, none)
+    found = fields_of(queue, data, positions[real], items.sizes[real], items.start + real)
+    times, physical = none.copy(), none
+    times[real] = found.store_timestamps_ms
+    physical[real] = found.physical_offsets
+    return Fields(times[_neighbours(real, len(items))], physical, found.fault)
 
 
 def _damaged(part: Part, what: str, where: str) -> DataError:
