@@ -134,15 +134,15 @@ class FileWriter:
         table = arrow.Table.from_batches(self._waiting)
         if self._writer is None:
             self._sink = arrow.BufferOutputStream()
-            self._writer = _open(self._sink, table.schema, count)
+            self._writer = open_writer(self._sink, table.schema, count)
         self._writer.write_table(table.slice(0, count), row_group_size=count)
         rest = table.slice(count)
         self._waiting = rest.to_batches()
         self._waiting_rows, self._waiting_bytes = rest.num_rows, rest.nbytes
 
 
-def _open(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa: ANN401 (pyarrow has no types)
-    """A writer whose filters fit row groups like the first; a small file has small ones."""
+def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa: ANN401 (pyarrow has no types)
+    """A writer whose filters fit row groups of so many rows; a small file has small ones."""
     from pyarrow import parquet  # noqa: PLC0415 (heavy; only who writes)
 
     return parquet.ParquetWriter(
@@ -221,4 +221,4 @@ def _millis(times: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
     return micros // 1000
 
 
-__all__ = ["FileWriter", "Written", "read_columns", "read_metadata", "schema", "write_small"]
+__all__ = ["FileWriter", "Written", "open_writer", "read_columns", "read_metadata", "schema", "write_small"]
