@@ -11,22 +11,22 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
-from tiered.store.encoding import Prepared, pack_head
+from tiered.store.handover import Handover
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tiered.clock import Clock
+    from tiered.store.columns import Prepared, QueueKey
     from tiered.store.rows import RowWriter
 
-QueueKey = tuple[str, int]
-_WRITE_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class CommitLog:
         end: Physical offset behind the last record.
         synced: What is below it is on the disk.
         store_ms: Store time of the last record.
+        handover: What was appended, for the thread that lists it.
         is_broken: Bytes may stand behind ``end`` that were refused and could not be taken back.
     """
 
@@ -69,6 +70,7 @@ class CommitLog:
     ) -> None:
         self.end = self.synced = end
         self.store_ms = store_ms
+        self.handover = Handover()
         self.is_broken = False
         self._folder = f"{root}/{LOG_DIRECTORY}"
         self._file_bytes = file_bytes
@@ -90,7 +92,7 @@ class CommitLog:
             self._queue_ends[queue] = offset
             return True
 
-    def append(self, messages: Sequence[Prepared], store_host: bytes) -> Places:
+    def append(self, messages: Prepared, store_host: bytes) -> Places:
         """Put messages one behind another, none of others between them.
 
         Raises:
@@ -99,12 +101,44 @@ class CommitLog:
         """
         with self._lock:
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
-            plan = _Plan(self.end, self._file_bytes, self._queue_ends)
-            pieces, places = plan.place(messages, now_ms, store_host)
-            self._write(pieces, plan.position)
+            begin = self.end
+            plan = _Plan(messages, begin, self._file_bytes, self._queue_ends)
+            heads = messages.heads(plan.queue_offsets, plan.positions, now_ms, store_host)
+            self._write(plan.join(messages, heads), plan.end)
             self._queue_ends.update(plan.moved)
-            self.end, self.store_ms = plan.position, now_ms
+            places = Places(plan.queue_offsets, plan.positions, plan.end, now_ms)
+            self.handover.give(begin, messages, places)
+            self.end, self.store_ms = plan.end, now_ms
             return places
+
+    def append_made(
+        self, queue: QueueKey, takes: int, make: Callable[[int, int, int], bytes]
+    ) -> Places:
+        """Put one record that is made for its place.
+
+        Args:
+            queue: Whose record it is.
+            takes: Queue offsets it takes: of an inner batch, one for each message.
+            make: The record for a queue offset, a physical offset and a store time; its length depends on the first only.
+
+        Raises:
+            OSError: The disk refused it: nothing was stored.
+            InvalidError: ``make`` refused it: nothing was stored.
+        """
+        with self._lock:
+            now_ms = max(int(self._clock.now_ms()), self.store_ms)
+            offset, position = self._queue_ends.get(queue, 0), self.end
+            pieces = [make(offset, position, now_ms)]
+            room = self._file_bytes - position % self._file_bytes - BLANK_BYTES_MIN
+            if len(pieces[0]) > room:
+                position += room + BLANK_BYTES_MIN
+                blank = SIZE_AND_MAGIC.pack(room + BLANK_BYTES_MIN, MAGIC_BLANK) + bytes(room)
+                pieces = [blank, make(offset, position, now_ms)]
+            end = position + len(pieces[-1])
+            self._write(pieces, end)
+            self._queue_ends[queue] = offset + takes
+            self.end, self.store_ms = end, now_ms
+            return Places((offset,), (position,), end, now_ms)
 
     def sync(self) -> int:
         """Bring to the disk what was appended before this call.
@@ -122,8 +156,7 @@ class CommitLog:
                 self.synced = end
             return self.synced
 
-    def _write(self, pieces: list[bytes], end: int) -> None:
-        data = b"".join(pieces)
+    def _write(self, data: bytes, end: int) -> None:
         try:
             self._rows.write(self._folder, self._file_bytes, self.end, data)
         except OSError:
@@ -145,39 +178,66 @@ class CommitLog:
 
 
 class _Plan:
-    """Gives places, in memory."""
+    """Gives places, in memory.
 
-    def __init__(self, position: int, file_bytes: int, ends: Mapping[QueueKey, int]) -> None:
-        self.position = position
-        self.moved: dict[QueueKey, int] = {}
-        self._file_bytes = file_bytes
-        self._ends = ends
+    Attributes:
+        end: Physical offset behind the last record.
+        queue_offsets, positions: Of each record.
+        moved: Where the queues go on.
+        blanks: Where a file is filled up: the number of the record before which that is, and what is left of the file.
+    """
 
-    def place(
-        self, messages: Sequence[Prepared], now_ms: int, store_host: bytes
-    ) -> tuple[list[bytes], Places]:
-        """The bytes from the log's end on, and where each message is in them."""
-        pieces: list[bytes] = []
-        offsets: list[int] = []
-        positions: list[int] = []
-        position, file_bytes, moved = self.position, self._file_bytes, self.moved
-        room = file_bytes - position % file_bytes - BLANK_BYTES_MIN
-        for found in messages:
-            queue, size = found.queue, found.size
-            if size > room:
-                rest = room + BLANK_BYTES_MIN
-                pieces += (SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK), bytes(room))
+    def __init__(
+        self,
+        messages: Prepared,
+        position: int,
+        file_bytes: int,
+        ends: Mapping[QueueKey, int],
+    ) -> None:
+        self.blanks: list[tuple[int, int]] = []
+        self.positions, self.end = self._positions(messages.sizes, position, file_bytes)
+        self.moved, self.queue_offsets = _queue_offsets(messages.queues, ends)
+
+    def _positions(
+        self, sizes: Sequence[int], position: int, file_bytes: int
+    ) -> tuple[list[int], int]:
+        found = list(accumulate(sizes, initial=position))
+        end = found.pop()
+        if end - position + BLANK_BYTES_MIN <= file_bytes - position % file_bytes:
+            return found, end
+        found.clear()
+        for number, size in enumerate(sizes):
+            rest = file_bytes - position % file_bytes
+            if size + BLANK_BYTES_MIN > rest:
+                self.blanks.append((number, rest))
                 position += rest
-                room = file_bytes - BLANK_BYTES_MIN
-            offset = moved.get(queue)
-            if offset is None:
-                offset = self._ends.get(queue, 0)
-            moved[queue] = offset + 1
-            head = pack_head(found, offset, position, now_ms, store_host)
-            pieces += (head, found.message.body, found.tail)
-            offsets.append(offset)
-            positions.append(position)
+            found.append(position)
             position += size
-            room -= size
-        self.position = position
-        return pieces, Places(offsets, positions, position, now_ms)
+        return found, position
+
+    def join(self, messages: Prepared, heads: Sequence[bytes]) -> bytes:
+        """The bytes from the log's end on."""
+        columns = (heads, messages.fields.bodies, messages.leads, messages.properties)
+        pieces = list(chain.from_iterable(zip(*columns, strict=True)))
+        for number, rest in reversed(self.blanks):
+            pieces[4 * number : 4 * number] = (
+                SIZE_AND_MAGIC.pack(rest, MAGIC_BLANK),
+                bytes(rest - BLANK_BYTES_MIN),
+            )
+        return b"".join(pieces)
+
+
+def _queue_offsets(
+    queues: Sequence[QueueKey], ends: Mapping[QueueKey, int]
+) -> tuple[dict[QueueKey, int], Sequence[int]]:
+    """Where the queues go on, and each record's place in its own."""
+    moved = {queue: ends.get(queue, 0) for queue in set(queues)}
+    if len(moved) == 1:
+        ((queue, first),) = moved.items()
+        return {queue: first + len(queues)}, range(first, first + len(queues))
+    offsets: list[int] = []
+    for queue in queues:
+        offset = moved[queue]
+        offsets.append(offset)
+        moved[queue] = offset + 1
+    return moved, offsets
