@@ -9,23 +9,40 @@ reading and writing other files too: do not take questions from strangers.
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from tiered.archive.columns import schema
+from tiered.archive.duck_plan import (
+    is_named,
+    make_stand_ins,
+    may_hold,
+    no_rows,
+    quoted,
+    table_names,
+    wanted_of,
+)
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
 from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.selection import Selection
 
 SCHEME = "tieredarchive"
+_SHOWN = 20
+_OPTIONS = (
+    *("TimeZone = 'UTC'", "autoinstall_known_extensions = false"),
+    "autoload_known_extensions = false",
+    "python_enable_replacements = false",
+)
 
 
 def load_duckdb() -> Any:  # noqa: ANN401 (a foreign module)
@@ -43,35 +60,76 @@ def load_duckdb() -> Any:  # noqa: ANN401 (a foreign module)
     return duckdb
 
 
-def ask(archive: ObjectStore, question: str) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a question.
+
+    Attributes:
+        rows: None for a statement that has no result.
+        files: Files of the topics that it names.
+        left_out: Those of them that the log said hold nothing that is wanted; they were not opened.
+    """
+
+    rows: pa.Table
+    files: int
+    left_out: int
+
+
+def ask(archive: ObjectStore, question: str) -> Answer:
     """The answer to a question.
 
     Args:
         archive: Of which.
-        question: One statement of SQL.
+        question: SQL, one statement as a rule: only then files are left out. Times are in UTC.
 
     Raises:
         InvalidError: There is no archive, or the statement is wrong.
         DataError: The log is damaged.
         BackendError: The store failed.
     """
-    load_pyarrow()
+    arrow = load_pyarrow()
     duckdb = load_duckdb()
     state = read_archive(archive)
-    sizes = {
-        file.key: file.size_bytes for files in files_by_topic(state).values() for file in files
-    }
+    topics = files_by_topic(state)
+    tables = table_names(topics)
+    sizes = {file.key: file.size_bytes for files in topics.values() for file in files}
     with duckdb.connect(":memory:") as connection:
+        for option in _OPTIONS:
+            connection.execute(f"SET {option}")
         root = _mount(connection, archive, sizes)
-        for topic, files in files_by_topic(state).items():
-            _table(connection, topic, [f"{root}{file.key}" for file in files])
-        connection.execute("SET autoinstall_known_extensions = false")
-        connection.execute("SET autoload_known_extensions = false")
+        make_stand_ins(connection, tables.values())
         try:
+            connection.begin()
+            is_one = len(connection.extract_statements(question)) == 1
+            wanted = wanted_of(connection, question) if is_one else {}
+            named = {t: table for t, table in tables.items() if is_named(table, question)}
+            chosen = {t: _chosen(state, t, wanted.get(table)) for t, table in named.items()}
+            for topic, table in tables.items():
+                files = [f"{root}{key}" for key in chosen.get(topic, ())]
+                rows = _rows_of(files) if files else no_rows()
+                connection.execute(f"DROP TABLE {quoted(table)}")
+                connection.execute(f"CREATE VIEW {quoted(table)} AS {rows}")
             found = connection.sql(question)
-            return load_pyarrow().table({}) if found is None else found.to_arrow_table()
+            answer = arrow.table({}) if found is None else found.to_arrow_table()
         except duckdb.Error as error:
-            raise InvalidError(_said(error), do=_help(files_by_topic(state))) from error
+            raise InvalidError(_said(error), do=_help(tables.values())) from error
+    every = {file.key for topic in named for file in topics[topic]}
+    read = {key for keys in chosen.values() for key in keys}
+    return Answer(answer, len(every), len(every - read))
+
+
+def _chosen(state: ArchiveState, topic: str, wanted: Sequence[Selection] | None) -> list[str]:
+    """Keys of the files of a topic that a question may need; None wants all. Each once, in order."""
+    return list(
+        dict.fromkeys(
+            file.key
+            for lane, stretches in sorted(state.lanes.items())
+            if lane.topic == topic
+            for one in stretches
+            for file in one.files
+            if wanted is None or any(may_hold(each, lane, file) for each in wanted)
+        )
+    )
 
 
 def local_root(archive: ObjectStore) -> str | None:
@@ -90,17 +148,10 @@ def _mount(connection: Any, archive: ObjectStore, sizes: Mapping[str, int]) -> s
     return f"{SCHEME}://"
 
 
-def _table(connection: Any, topic: str, names: Sequence[str]) -> None:  # noqa: ANN401
-    quoted = '"' + topic.encode("utf-8", "replace").decode().replace('"', '""') + '"'
-    if not names:
-        connection.register("no_rows", schema().empty_table())
-        connection.execute(f"CREATE VIEW {quoted} AS SELECT * FROM no_rows")  # noqa: S608 (quoted)
-        return
+def _rows_of(names: Sequence[str]) -> str:
     listed = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
     options = "hive_partitioning = false, union_by_name = true"
-    connection.execute(
-        f"CREATE VIEW {quoted} AS SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
-    )
+    return f"SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
 
 
 def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa: ANN401
@@ -142,6 +193,7 @@ def _said(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _help(topics: Mapping[str, Any]) -> str:
-    names = ", ".join(f'"{topic}"' for topic in list(topics)[:8])
-    return f"tables are {names}" if names else "the archive has no topic yet"
+def _help(tables: Collection[str]) -> str:
+    names = ", ".join(quoted(table) for table in sorted(tables)[:_SHOWN])
+    more = f" and {len(tables) - _SHOWN} more; SHOW TABLES" if len(tables) > _SHOWN else ""
+    return f"tables are {names}{more}" if names else "the archive has no topic yet"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
+import math
+import os
+import warnings
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +16,17 @@ import click
 from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
+from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from backends.base import ObjectStore
     from tiered.cli.call import Call
+
+_BATCH_ROWS = 1000
 
 
 def run(call: Call) -> int:
@@ -27,16 +36,18 @@ def run(call: Call) -> int:
 
     with contextlib.ExitStack() as stack, backend_errors():
         archive = open_objects(call, call.argument("url"), stack)
-        answer = _ask(call, archive, stack)
+        answer = _distinct(_ask(call, archive, stack))
     file = call.text("to")
     if file is not None:
         _save(answer, file)
         call.say(f"tiered: {answer.num_rows:,} rows in {file}")
         return DONE
-    rows = [{name: plain(value) for name, value in row.items()} for row in answer.to_pylist()]
-    Output(call).emit(
-        {"format": 1, "columns": answer.schema.names, "rows": rows}, rows, answer.schema.names
-    )
+    names = answer.schema.names
+    if call.form == "json":
+        document = {"format": 1, "columns": names, "rows": list(_rows(answer))}
+        Output(call).document(document)
+    else:
+        Output(call).emit({}, _rows(answer), names)
     return DONE
 
 
@@ -45,7 +56,10 @@ def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Ta
     if call.words("engine") == "duckdb":
         from tiered.archive.duck import ask
 
-        return ask(archive, question)
+        found = ask(archive, question)
+        if found.left_out:
+            call.say(f"tiered: {found.left_out:,} of {found.files:,} files left out unread")
+        return found.rows
     from tiered.archive.spark import open_session
     from tiered.archive.spark_sql import ask_spark
 
@@ -55,20 +69,41 @@ def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Ta
     return ask_spark(session, archive, question, call.argument("url"), call.s3_options())
 
 
+def _distinct(answer: pa.Table) -> pa.Table:
+    """The same with column names that differ: the second ``a`` is ``a_2``."""
+    names: list[str] = []
+    for name in answer.schema.names:
+        tries = (f"{name}_{number}" for number in itertools.count(2))
+        names.append(next(n for n in itertools.chain([name], tries) if n not in names))
+    return answer.rename_columns(names)
+
+
+def _rows(answer: pa.Table) -> Iterator[dict[str, Any]]:
+    """Row after row, without holding them all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a map that has a name twice: the last one counts
+        for batch in answer.to_batches(max_chunksize=_BATCH_ROWS):
+            for row in batch.to_pylist(maps_as_pydicts="lossy"):
+                yield {name: plain(value) for name, value in row.items()}
+
+
 def plain(value: Any) -> Any:  # noqa: ANN401 (a value of a table)
-    """A value as JSON has it: times as ISO 8601, bytes as text where they are UTF-8, else as base64."""
+    """A value as JSON has it: times as ISO 8601, bytes as text where they are UTF-8, else as base64; no NaN."""
     match value:
         case bytes():
             try:
                 return value.decode()
             except UnicodeDecodeError:
                 return "base64:" + base64.b64encode(value).decode()
+        case tuple() if hasattr(value, "nanoseconds"):
+            return _duration(*value)
         case list():
-            pairs = bool(value) and all(isinstance(v, tuple) and len(v) == 2 for v in value)  # noqa: PLR2004
-            return {str(k): plain(v) for k, v in value} if pairs else [plain(v) for v in value]
+            return [plain(v) for v in value]
         case dict():
             return {str(k): plain(v) for k, v in value.items()}
-        case None | bool() | int() | float() | str():
+        case float():
+            return value if math.isfinite(value) else None
+        case None | bool() | int() | str():
             return value
         case Decimal():
             return int(value) if value == value.to_integral_value() else float(value)
@@ -76,10 +111,22 @@ def plain(value: Any) -> Any:  # noqa: ANN401 (a value of a table)
             return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
+def _duration(months: int, days: int, nanoseconds: int) -> str:
+    """As ISO 8601 has it; without calendar parts it is seconds alone."""
+    seconds = f"{Decimal(nanoseconds) / 1_000_000_000:f}"
+    seconds = seconds.rstrip("0").rstrip(".") if "." in seconds else seconds
+    return "P" + f"{months}M" * bool(months) + f"{days}D" * bool(days) + f"T{seconds}S"
+
+
 def _save(answer: pa.Table, file: str) -> None:
     from pyarrow import parquet
 
-    parquet.write_table(answer, file, compression="zstd")
+    try:
+        parquet.write_table(answer, file, compression="zstd")
+    except OSError as error:
+        raise InvalidError(
+            f"cannot be written: {os.strerror(error.errno) if error.errno else error}", where=file
+        ) from error
 
 
 COMMAND = make_command(
@@ -90,5 +137,7 @@ COMMAND = make_command(
     examples=[
         "tiered sql file:///tmp/parquet 'SELECT tag, count(*) FROM orders GROUP BY tag'",
         "tiered sql s3://bucket2/parquet 'SELECT * FROM orders LIMIT 10' -o csv",
+        "tiered sql file:///tmp/parquet 'SHOW TABLES'",
+        """tiered sql file:///tmp/parquet 'FROM "%RETRY%workers"' --to /tmp/retries.parquet""",
     ],
 )

@@ -1,0 +1,206 @@
+"""Which files a question needs, as far as DuckDB itself can say before it has opened one.
+
+Overview: the question is explained on empty tables of the archive's columns, with two of DuckDB's optimizers: one that
+simplifies expressions (``date_trunc('day', store_ts) = …`` becomes two bounds) and one that pushes filters down to the
+tables. What the plan says of each table's rows is read where its form is known (a column of the log against a constant,
+joined by AND), and nothing is concluded from the rest. So an answer never depends on this module, only its cost; with a
+version of DuckDB that words its plans in another way, every file is read.
+
+No optimizer that looks at data runs, since on empty tables it would conclude too much.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any
+
+from tiered.archive.columns import schema
+from tiered.archive.selection import MAX, MIN, Selection, micros
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from tiered.archive.model import Lane, ParquetFile
+
+COLUMNS = ("queue_id", "queue_offset", "store_ts", "incarnation")
+"""Those of which the log knows something."""
+_PLACE = "memory.main."
+_KINDS = {
+    "string": "VARCHAR",
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "binary": "BLOB",
+    "timestamp[us, tz=UTC]": "TIMESTAMPTZ",
+    "list<item: string>": "VARCHAR[]",
+    "list<element: string>": "VARCHAR[]",
+    "map<string, string>": "MAP(VARCHAR, VARCHAR)",
+}
+_RUN = ("expression_rewriter", "filter_pushdown")
+_TEST = re.compile(r"(\w+) (=|<=|>=|<|>) (?:'([^']*)'::TIMESTAMP WITH TIME ZONE|(-?\d+))")
+_AND = " AND "
+_OTHER = re.compile(r"\b(OR|CASE|BETWEEN|NOT)\b")
+"""Beside these an AND may mean something else."""
+_STEP = {"<": -1, ">": 1}
+_TEXT = re.compile(r"'(?:[^']|'')*'")
+
+
+def table_names(topics: Iterable[str]) -> dict[str, str]:
+    """The table of each topic: its name, as far as SQL can tell it from the others'.
+
+    Names of tables that differ in case alone are one name to SQL, so all but the first topic have ``~2``, ``~3`` … behind
+    theirs. Bytes that are no UTF-8 are question marks.
+    """
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for topic in topics:
+        plain = topic.encode("utf-8", "replace").decode()
+        tries = (f"{plain}~{number}" for number in count(2))
+        found[topic] = next(n for n in chain([plain], tries) if n.casefold() not in taken)
+        taken.add(found[topic].casefold())
+    return found
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def is_named(table: str, question: str) -> bool:
+    """Whether a question may name a table; files of the others need not be looked at."""
+    asked = question.casefold()
+    return table.casefold() in asked or table.casefold().replace('"', '""') in asked
+
+
+def make_stand_ins(connection: Any, tables: Iterable[str]) -> None:  # noqa: ANN401 (duckdb)
+    """An empty table of each name."""
+    for table in tables:
+        connection.execute(f"CREATE TABLE {quoted(table)} AS {no_rows()}")
+
+
+def no_rows() -> str:
+    """A SELECT of the archive's columns, without a row."""
+    listed = (f"NULL::{_KINDS[str(field.type)]} AS {quoted(field.name)}" for field in schema())
+    return f"SELECT {', '.join(listed)} WHERE false"
+
+
+def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]:  # noqa: ANN401
+    """What a question wants of each table that it scans, a selection for each scan.
+
+    A table that is not there is not scanned in a way that can be seen: all of it may be wanted. Nothing is raised for a
+    question that is wrong; whoever runs it will hear of it.
+
+    Args:
+        connection: With stand-ins, in a transaction, so that ``now()`` is the same for plan and answer.
+        question: One statement.
+    """
+    import duckdb  # noqa: PLC0415 (heavy)
+
+    every = connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
+    others = ",".join(name for (name,) in every if name not in _RUN)
+    connection.execute(f"SET disabled_optimizers = '{others}'")
+    try:
+        ((_, text),) = connection.execute(f"EXPLAIN (FORMAT JSON) {question}").fetchall()
+        return _read(json.loads(text))
+    except (duckdb.Error, ValueError):
+        connection.rollback()
+        connection.begin()
+        return {}
+    finally:
+        connection.execute("SET disabled_optimizers = ''")
+
+
+def may_hold(wanted: Selection, lane: Lane, file: ParquetFile) -> bool:
+    """Whether a file can have a row that is wanted, by what the log says of it."""
+    return (
+        wanted.meets("queue_id", lane.queue_id, lane.queue_id)
+        and wanted.meets("incarnation", lane.incarnation, lane.incarnation)
+        and wanted.meets("queue_offset", file.low, file.high - 1)
+        and wanted.meets("store_ts", file.store_min_ms * 1000, file.store_max_ms * 1000 + 999)
+    )
+
+
+def _read(plan: Any) -> dict[str, list[Selection]]:  # noqa: ANN401 (JSON)
+    found: dict[str, list[Selection]] = {}
+    for node in _nodes(plan):
+        said = node.get("extra_info", {})
+        table = said.get("Table")
+        if table is None or not node["name"].strip().endswith("SCAN"):
+            continue
+        filters = said.get("Filters", [])
+        listed = [filters] if isinstance(filters, str) else filters
+        found.setdefault(_name(table), []).append(_selection(listed))
+    return found
+
+
+def _nodes(plan: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    for node in plan:
+        yield node
+        yield from _nodes(node.get("children", ()))
+
+
+def _name(table: str) -> str:
+    """The name in ``memory.main."%RETRY%g"``."""
+    name = table.removeprefix(_PLACE)
+    return name[1:-1].replace('""', '"') if name[:1] == '"' else name
+
+
+def _selection(filters: Iterable[str]) -> Selection:
+    found = Selection()
+    for test in (test for text in filters for test in _joined(_without_texts(text))):
+        known = _TEST.fullmatch(test)
+        if known is None or known[1] not in COLUMNS:
+            continue
+        column, sign, time, number = known.groups()
+        value = int(number) if number else _micros(time)
+        if value is None:
+            continue
+        value += _STEP.get(sign, 0)
+        low = value if sign in {"=", ">", ">="} else MIN
+        high = value if sign in {"=", "<", "<="} else MAX
+        found = found.within(column, low, high)
+    return found
+
+
+def _joined(text: str) -> Iterator[str]:
+    """The tests that all have to hold: what AND joins, without its parentheses. Quotes have none in them."""
+    text = text.removeprefix("optional: ")
+    if text[:1] == "(" and _closes(text) == len(text) - 1:
+        yield from _joined(text[1:-1])
+        return
+    depth, start, pieces, outline = 0, 0, [], ""
+    for at, char in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        outline += char * (depth == 0)
+        if depth == 0 and text.startswith(_AND, at):
+            pieces.append(text[start:at])
+            start = at + len(_AND)
+    if not pieces:
+        yield text
+    elif not _OTHER.search(outline):
+        for piece in (*pieces, text[start:]):
+            yield from _joined(piece)
+
+
+def _closes(text: str) -> int:
+    """Where the parenthesis that a text begins with is closed."""
+    depth = 0
+    for at, char in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if depth == 0:
+            return at
+    return -1
+
+
+def _without_texts(filters: str) -> str:
+    """The same without what is quoted, but for times: a text may look like a filter."""
+    return _TEXT.sub(lambda text: text[0] if _micros(text[0][1:-1]) is not None else "''", filters)
+
+
+def _micros(time: str) -> int | None:
+    try:
+        return micros(datetime.fromisoformat(time))
+    except ValueError:
+        return None
