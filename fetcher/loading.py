@@ -3,6 +3,9 @@
 A ``Load`` is one thing that is on its way: the requests for its bytes, and a future of what is made of them. Bytes are
 checked, and what they say is decoded, in the thread that brings the last of them. What fails its check that way is read
 again by itself, as ``tiered.log.objects.read_range`` reads it: that knows how to do without a damaged trailer.
+
+Where a packed object keeps its blocks only its trailer says. So a load of such takes two steps when the trailer is not here:
+the trailer, then the blocks. Whoever asks for a part's index can have the trailer come along (``trailers``).
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
 from tiered.errors import DataError, TieredStoreError
-from tiered.log.objects import RangePlan, plan_range, read_range
+from tiered.log.objects import RangePlan, check_trailer, plan_range, plan_trailer, read_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -28,9 +32,9 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 TRAILERS_MAX = 2048
-"""Trailers of objects that are read in pieces which are remembered; half a KiB each, and"""
-TRAILER_BLOCKS_MAX = 1 << 16
-"""checksums in them, 40 bytes each: 3.6 MiB in all."""
+"""Trailers of objects that are read in pieces which are remembered, and"""
+TRAILER_MEMORY_BYTES_MAX = 8 << 20
+"""the memory that they take: 300 bytes and 40 for each block; of a packed object 100 KiB more, since it has a dictionary."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +71,7 @@ class Loader:
         self.transfers = transfers
         self._lock = threading.Lock()
         self._trailers: OrderedDict[str, Trailer] = OrderedDict()
-        self._blocks = 0
+        self._memory_bytes = 0
 
     def begin(
         self,
@@ -75,6 +79,8 @@ class Loader:
         wanted: Sequence[Wanted],
         make: Callable[[list[memoryview]], V],
         end: Callable[[], None],
+        *,
+        trailers: Sequence[ObjectRange] = (),
     ) -> None:
         """Ask for ranges of payloads, and make something of their bytes.
 
@@ -86,18 +92,12 @@ class Loader:
             make: Gets the bytes of each; called once, in whatever thread brings the last of them.
             end: Called once, when the future has ended. (A callback of the future would be kept by it, and would keep the
                 load: what has been read would then stay in memory until the collector of cycles comes.)
+            trailers: Packed objects that will be read in pieces soon, so that their trailers come along if need be.
         """
-        is_urgent = load.is_urgent
-        found: dict[tuple[str, ByteRange], Future[bytes]] = {}
         try:
             plans = [self._plan(*one) for one in wanted]
-            ranges = [(plan.place.key, one) for plan, _ in plans for one in plan.ranges]
-            # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
-            for key, one in sorted(ranges, key=lambda item: item[1].size_bytes):
-                found[key, one] = self.transfers.ask(
-                    load.stream, self.prefix + key, one, urgent=is_urgent
-                )
-                load.requests = [found[item] for item in ranges if item in found]
+            ahead = [one for place in trailers if (one := self._plan_trailer(place)) is not None]
+            self.ask(load, [*plans, *ahead])
         except BaseException as error:
             self.cancel(load)
             load.is_over = True
@@ -106,9 +106,25 @@ class Loader:
             if not isinstance(error, Exception):
                 raise
             return
+        _Gathering(self, plans, ahead, load, make, end).begin()
+
+    def ask(self, load: Load[V], plans: Sequence[RangePlan]) -> None:
+        """Make the requests of these plans those of the load.
+
+        Raises:
+            TieredStoreError: The fetcher is closed; what had been asked for stays in ``load.requests``.
+        """
+        is_urgent = load.is_urgent
+        found: dict[tuple[str, ByteRange], Future[bytes]] = {}
+        ranges = [(plan.place.key, one) for plan in plans for one in plan.ranges]
+        # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
+        for key, one in sorted(ranges, key=lambda item: item[1].size_bytes):
+            found[key, one] = self.transfers.ask(
+                load.stream, self.prefix + key, one, urgent=is_urgent
+            )
+            load.requests = [found[item] for item in ranges if item in found]
         if load.is_urgent and not is_urgent:  # since a moment ago
             self.hurry(load)
-        _Gathering(self, plans, load, make, end).begin()
 
     def hurry(self, load: Load[V]) -> None:
         """Somebody waits for it now."""
@@ -126,54 +142,80 @@ class Loader:
         data = read_range(self._store, self.prefix, plan.place, plan.start, plan.end)
         return memoryview(bytes(data))  # not the whole object that it may be of
 
-    def check(self, plan: RangePlan, pieces: Sequence[bytes], known: Trailer | None) -> memoryview:
+    def check(self, plan: RangePlan, pieces: Sequence[bytes]) -> memoryview:
         """The bytes that were planned, checked; read anew where that cannot be done."""
         try:
-            data, trailer = plan.check(pieces, known, where=self.prefix + plan.place.key)
+            data, trailer = plan.check(pieces, where=self.prefix + plan.place.key)
         except DataError:
             return self.read(plan)
-        if known is None and plan.high - plan.low < plan.place.payload_bytes:
+        if plan.known is None and plan.high - plan.low < plan.place.payload_bytes:
             self._remember(plan.place.key, trailer)
         return data
 
-    def _plan(self, place: ObjectRange, start: int, end: int) -> tuple[RangePlan, Trailer | None]:
+    def plan_on(self, plan: RangePlan, tail: bytes) -> RangePlan | None:
+        """The plan for the blocks, from the trailer that had to come first; None when it is damaged."""
+        place = plan.place
+        try:
+            known = check_trailer(tail, place, where=self.prefix + place.key)
+            self._remember(place.key, known)
+            return plan_range(place, plan.start, plan.end, where=self.prefix, known=known)
+        except DataError:
+            return None
+
+    def _plan(self, place: ObjectRange, start: int, end: int) -> RangePlan:
+        return plan_range(place, start, end, where=self.prefix, known=self._known(place))
+
+    def _plan_trailer(self, place: ObjectRange) -> RangePlan | None:
+        if not place.is_packed or self._known(place) is not None:
+            return None
+        return plan_trailer(place, where=self.prefix)
+
+    def _known(self, place: ObjectRange) -> Trailer | None:
         with self._lock:
             known = self._trailers.get(place.key)
-        plan = plan_range(place, start, end, where=self.prefix, has_trailer=known is not None)
-        return plan, known
+            if known is not None:
+                self._trailers.move_to_end(place.key)
+            return known
 
     def _remember(self, key: str, trailer: Trailer) -> None:
         with self._lock:
             old = self._trailers.pop(key, None)
-            self._trailers[key] = replace(trailer, description={})
-            self._blocks += len(trailer.block_crcs) - (len(old.block_crcs) if old else 0)
-            while len(self._trailers) > TRAILERS_MAX or self._blocks > TRAILER_BLOCKS_MAX:
-                self._blocks -= len(self._trailers.popitem(last=False)[1].block_crcs)
+            kept = self._trailers[key] = replace(trailer, description={})
+            self._memory_bytes += kept.memory_bytes - (old.memory_bytes if old else 0)
+            while (
+                len(self._trailers) > TRAILERS_MAX or self._memory_bytes > TRAILER_MEMORY_BYTES_MAX
+            ):
+                self._memory_bytes -= self._trailers.popitem(last=False)[1].memory_bytes
 
 
 class _Gathering(Generic[V]):
-    """Waits for the requests of a load, without a thread of its own."""
+    """Waits for the requests of a load, without a thread of its own; once more when a trailer says what to ask for."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 (one caller)
         self,
         loader: Loader,
-        plans: list[tuple[RangePlan, Trailer | None]],
+        plans: list[RangePlan],
+        ahead: list[RangePlan],
         load: Load[V],
         make: Callable[[list[memoryview]], V],
         end: Callable[[], None],
     ) -> None:
         self._loader = loader
-        self._plans = plans
+        self._left = dict(enumerate(plans))
+        self._ahead = ahead
         self._load = load
         self._make = make
         self._end = end
+        self._found: dict[int, memoryview] = {}
         self._lock = threading.Lock()
-        self._missing = len(load.requests)
+        self._missing = 0
 
     def begin(self) -> None:
-        if not self._missing:
+        requests = list(self._load.requests)
+        self._missing = len(requests)
+        if not requests:
             self._finish()
-        for request in list(self._load.requests):
+        for request in requests:
             request.add_done_callback(self._arrived)
 
     def _arrived(self, _: Future[bytes]) -> None:
@@ -186,7 +228,10 @@ class _Gathering(Generic[V]):
     def _finish(self) -> None:
         load, future = self._load, self._load.future
         try:
-            made = self._make(self._checked())
+            if self._take():
+                self.begin()
+                return
+            made = self._make([self._found[number] for number in sorted(self._found)])
         except CancelledError:
             load.is_over = True
             future.cancel()
@@ -199,20 +244,44 @@ class _Gathering(Generic[V]):
         else:
             load.is_over = True
             future.set_result(made)
+        self._found.clear()
         self._load.requests.clear()  # they hold the bytes, and their callbacks us
         self._end()
 
-    def _checked(self) -> list[memoryview]:
-        if any(request.cancelled() for request in self._load.requests):
+    def _take(self) -> bool:
+        """Check what has come; whether there was something to ask for then."""
+        requests = list(self._load.requests)
+        if any(request.cancelled() for request in requests):
             raise CancelledError
-        at, found = 0, []
-        for plan, known in self._plans:
-            requests = self._load.requests[at : at + len(plan.ranges)]
+        left: dict[int, RangePlan] = {}
+        at = 0
+        for number, plan in self._left.items():
+            mine = requests[at : at + len(plan.ranges)]
             at += len(plan.ranges)
-            try:
-                pieces = [request.result() for request in requests]
-            except (InvalidRangeError, ShortReadError):
-                found.append(self._loader.read(plan))
-            else:
-                found.append(self._loader.check(plan, pieces, known))
-        return found
+            after = self._take_one(number, plan, mine)
+            if after is not None:
+                left[number] = after
+        for plan, request in zip(self._ahead, requests[at:], strict=True):
+            with suppress(BackendError):  # whoever needs it asks again
+                self._loader.plan_on(plan, request.result())
+        self._left, self._ahead = left, []
+        if left:
+            self._load.requests.clear()
+            self._loader.ask(self._load, list(left.values()))
+        return bool(left)
+
+    def _take_one(
+        self, number: int, plan: RangePlan, requests: Sequence[Future[bytes]]
+    ) -> RangePlan | None:
+        """Keep a range; or what to ask for next, to have it."""
+        try:
+            pieces = [request.result() for request in requests]
+        except (InvalidRangeError, ShortReadError):
+            self._found[number] = self._loader.read(plan)
+            return None
+        after = self._loader.plan_on(plan, pieces[0]) if plan.is_first else None
+        if after is None:
+            is_damaged = plan.is_first  # its trailer
+            read = self._loader.read(plan) if is_damaged else self._loader.check(plan, pieces)
+            self._found[number] = read
+        return after

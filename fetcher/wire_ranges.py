@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from backends.errors import InvalidRangeError, ShortReadError
 from tiered.errors import DataError, StoreUnavailableError
-from tiered.log.objects import plan_range, read_range
+from tiered.log.objects import read_planned, read_range
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -57,11 +57,9 @@ class WireRanges:
             StoreUnavailableError: Not before the deadline.
         """
         known = self._trailers.get(place.key)
-        plan = plan_range(place, start, end, where=self._prefix, has_trailer=known is not None)
-        key = self._prefix + place.key
         try:
-            data, self._trailers[place.key] = plan.check(
-                self._get(key, plan.ranges), known, where=key
+            data, self._trailers[place.key] = read_planned(
+                place, start, end, self._get, where=self._prefix, known=known
             )
         except (InvalidRangeError, ShortReadError, DataError):
             return read_range(self._store, self._prefix, place, start, end)

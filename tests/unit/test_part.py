@@ -121,7 +121,7 @@ def test_damage_is_named_by_its_bytes():
 def test_a_newer_version_is_told_from_a_damaged_one():
     data, _ = whole([b"x"])
     newer = bytearray(data)
-    newer[-15] = 2
+    newer[-15] = 3
     with pytest.raises(DataError):
         parse_trailer(bytes(newer), where="k")
     start = parse_trailer(data, where="k").payload_bytes

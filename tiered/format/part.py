@@ -23,67 +23,50 @@ a newer one.
 The payload begins at position 0, so that a position in a segment needs no translation. A reader of a range reads whole
 blocks and checks each: one flipped bit anywhere in the object is found, and costs the block (64 KiB) that it lies in; in
 the trailer it costs nothing but the proof, since the journal names the same payload CRC.
+
+This is version 1. In version 2 (``tiered.format.packed``) the payload is stored in compressed blocks.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
-from tiered.errors import DataError, InvalidError
+from tiered.errors import InvalidError
+from tiered.format.packed import parse_packed
+from tiered.format.trailer import (
+    FOOTER_BYTES,
+    MAGIC,
+    PACKED_VERSION,
+    PLAIN_VERSION,
+    SealedObject,
+    Trailer,
+    damaged,
+    make_trailer,
+    read_description,
+    split_trailer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FORMAT_VERSION = 1
-MAGIC = b"TIEREDOB"
+__all__ = [
+    "BLOCK_BYTES",
+    "FOOTER_BYTES",
+    "MAGIC",
+    "SealedObject",
+    "Trailer",
+    "aligned_range",
+    "build_object",
+    "check_blocks",
+    "parse_trailer",
+]
+
 BLOCK_BYTES = 64 * 1024
-_HEAD = struct.Struct(">QIIIIHH")
-_FOOTER = struct.Struct(">QIIIIHHI8s")
-FOOTER_BYTES = _FOOTER.size
-assert FOOTER_BYTES == 40  # noqa: PLR2004 (the table above)
-assert _HEAD.size == 28  # noqa: PLR2004 (likewise: what the checksum covers)
-
-
-@dataclass(frozen=True, slots=True)
-class Trailer:
-    """What stands behind an object's payload.
-
-    Attributes:
-        payload_bytes: Size of the payload.
-        trailer_bytes: Size of the trailer itself.
-        block_bytes: Size of the blocks that have a checksum.
-        block_crcs: CRC-32 of each block.
-        payload_crc: CRC-32 of the payload.
-        description: What the object says of itself.
-    """
-
-    payload_bytes: int
-    trailer_bytes: int
-    block_bytes: int
-    block_crcs: tuple[int, ...]
-    payload_crc: int
-    description: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SealedObject:
-    """An object ready to be uploaded: the payload's buffers, then the trailer."""
-
-    buffers: Sequence[Buffer]
-    payload_bytes: int
-    payload_crc: int
-    trailer_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the whole object."""
-        return self.payload_bytes + self.trailer_bytes
 
 
 def build_object(
@@ -98,10 +81,9 @@ def build_object(
     """
     payload_bytes, payload_crc, crcs = _checksums(buffers, block_bytes)
     text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
-    packed = struct.pack(f">{len(crcs)}I", *crcs)
-    head = (payload_bytes, len(text), block_bytes, len(crcs), payload_crc, FORMAT_VERSION, 0)
-    signed = text + packed + _HEAD.pack(*head)
-    trailer = signed + zlib_ng.crc32(signed).to_bytes(4, "big") + MAGIC
+    signed = text + struct.pack(f">{len(crcs)}I", *crcs)
+    head = (payload_bytes, len(text), block_bytes, len(crcs), payload_crc)
+    trailer = make_trailer(signed, head, PLAIN_VERSION)
     return SealedObject([*buffers, trailer], payload_bytes, payload_crc, len(trailer))
 
 
@@ -138,36 +120,20 @@ def parse_trailer(tail: bytes, *, where: str) -> Trailer:
         DataError: The trailer is damaged, or the object is none of ours.
         InvalidError: It is of a newer format version.
     """
-    footer = tail[-FOOTER_BYTES:]
-    if len(footer) < FOOTER_BYTES or not footer.endswith(MAGIC):
-        raise _damaged("the object does not end in a footer", where)
-    size, text_size, block_bytes, count, payload_crc, version, _, crc, _ = _FOOTER.unpack(footer)
-    start = len(tail) - FOOTER_BYTES - 4 * count - text_size
-    if start < 0 or block_bytes == 0 or count != -(-size // block_bytes):
-        raise _damaged("the footer's sizes contradict each other", where)
-    signed = tail[start : len(tail) - FOOTER_BYTES + _HEAD.size]
-    if zlib_ng.crc32(signed) != crc:
-        raise _damaged("the trailer's checksum is wrong", where)
-    if version > FORMAT_VERSION:
+    version, head, signed = split_trailer(tail, where=where)
+    trailer_bytes = len(signed) + FOOTER_BYTES
+    if version == PACKED_VERSION:
+        return parse_packed(signed, head, trailer_bytes, where=where)
+    if version > PACKED_VERSION:
         raise InvalidError(
-            f"the object has format version {version}, this program knows up to {FORMAT_VERSION}",
+            f"the object has format version {version}, this program knows up to {PACKED_VERSION}",
             where=where,
             do="use a newer version of tiered",
         )
-    crcs = struct.unpack_from(f">{count}I", tail, start + text_size)
-    description = _description(tail[start : start + text_size], where)
-    return Trailer(size, len(tail) - start, block_bytes, crcs, payload_crc, description)
-
-
-def _description(text: bytes, where: str) -> Mapping[str, Any]:
-    """A right checksum proves no good will: whoever may write into a bucket can compute it."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise _damaged("the description is no JSON object", where)
-    return found
+    payload_bytes, text_bytes, block_bytes, count, payload_crc = head
+    crcs = struct.unpack_from(f">{count}I", signed, text_bytes)
+    description = read_description(signed[:text_bytes], where)
+    return Trailer(payload_bytes, trailer_bytes, block_bytes, crcs, payload_crc, description)
 
 
 def aligned_range(start: int, end: int, trailer: Trailer) -> tuple[int, int]:
@@ -188,13 +154,7 @@ def check_blocks(data: Buffer, start: int, trailer: Trailer, *, where: str) -> N
     for index, position in enumerate(range(0, len(view), block)):
         if zlib_ng.crc32(view[position : position + block]) != trailer.block_crcs[first + index]:
             low = start + position
-            raise _damaged(
+            raise damaged(
                 f"bytes [{low}, {min(low + block, trailer.payload_bytes)}) fail their checksum",
                 where,
             )
-
-
-def _damaged(what: str, where: str) -> DataError:
-    return DataError(
-        what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
-    )

@@ -5,7 +5,7 @@ Layout: the two lines of ``tiered.journal.entry.seal_text``; fields of the JSON 
 ======== ======================================================================================
 field    content
 ======== ======================================================================================
-format   2
+format   2; 3 where the state says what programs that know only 2 would misread (``Versioned``)
 number   of the entry
 last     checksum of that entry
 bytes    size of the state's JSON text, ASCII
@@ -13,7 +13,7 @@ state    that text compressed with zlib, in base64. In format 1: the state itsel
 ======== ======================================================================================
 
 Bounds (I8): no more than ``STATE_BYTES_MAX`` is ever unpacked, and no more than ``bytes`` says; a state that is larger is
-written as format 1, which needs no unpacking.
+written as format 1, which needs no unpacking (or as format 3 without ``bytes``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tiered.journal.entry import json_text, open_text, require_sparse, seal_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FORMAT_VERSION = 2
+FORMAT = 2
+FORMAT_MAX = 3
 STATE_BYTES_MAX = 1024 * 1024 * 1024
 """About three million parts."""
 _LEVEL = 3
@@ -55,23 +56,32 @@ class CheckpointText:
     state: Any
 
 
-def encode_checkpoint(checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTES_MAX) -> bytes:
+def encode_checkpoint(
+    checkpoint: CheckpointText, *, bytes_max: int = STATE_BYTES_MAX, version: int = FORMAT
+) -> bytes:
     """The object's bytes.
 
     Args:
         checkpoint: What it is to say.
-        bytes_max: A state whose text is longer is written as format 1.
+        bytes_max: A state whose text is longer is not compressed.
+        version: 2 or 3.
     """
     pieces = [json_text(checkpoint.state)]
-    found = encode_pieces(checkpoint.number, checkpoint.last, pieces, bytes_max=bytes_max)
+    number, last = checkpoint.number, checkpoint.last
+    found = encode_pieces(number, last, pieces, bytes_max=bytes_max, version=version)
     if found is not None:
         return found
-    known = {"number": checkpoint.number, "last": checkpoint.last}
-    return seal_text({**known, "format": 1, "state": checkpoint.state})
+    plain = 1 if version == FORMAT else version
+    return seal_text({"number": number, "last": last, "format": plain, "state": checkpoint.state})
 
 
 def encode_pieces(
-    number: int, last: int, pieces: Iterable[bytes], *, bytes_max: int = STATE_BYTES_MAX
+    number: int,
+    last: int,
+    pieces: Iterable[bytes],
+    *,
+    bytes_max: int = STATE_BYTES_MAX,
+    version: int = FORMAT,
 ) -> bytes | None:
     """As ``encode_checkpoint``, of a state that comes as pieces of its JSON text and is never held whole.
 
@@ -80,6 +90,7 @@ def encode_pieces(
         last: Checksum of that entry.
         pieces: See ``json_text``.
         bytes_max: Limit of the text.
+        version: 2 or 3.
 
     Returns:
         None when the text is longer.
@@ -94,7 +105,7 @@ def encode_pieces(
         packed += packer.compress(piece)
     packed += packer.flush()
     state = base64.b64encode(packed).decode("ascii")
-    known = {"number": number, "last": last, "format": FORMAT_VERSION}
+    known = {"number": number, "last": last, "format": version}
     return seal_text({**known, "bytes": size_bytes, "state": state})
 
 
@@ -112,10 +123,10 @@ def decode_checkpoint(
         DataError: It is damaged, or says that its state is larger than ``bytes_max``.
         InvalidError: It is of a newer format version.
     """
-    document = open_text(data, where=where, version=FORMAT_VERSION)
+    document = open_text(data, where=where, version=FORMAT_MAX)
     try:
         state = document["state"]
-        if document["format"] == FORMAT_VERSION:
+        if document["format"] == FORMAT or "bytes" in document:
             state = json.loads(require_sparse(_unpack(state, document["bytes"], bytes_max)))
         return CheckpointText(int(document["number"]), int(document["last"]), state)
     except (

@@ -13,11 +13,12 @@ Threads: one reader belongs to one thread; the states that it gives are immutabl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
 from tiered.journal.checkpoint import (
+    FORMAT,
     CheckpointText,
     decode_checkpoint,
     encode_checkpoint,
@@ -69,6 +70,18 @@ class Machine(Protocol[S]):
 
     def load(self, document: Any) -> S:  # noqa: ANN401 (JSON values)
         """Undo ``dump``."""
+        ...
+
+
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+@runtime_checkable
+class Versioned(Protocol[S_contra]):
+    """A machine whose dumps may say what older programs would misread."""
+
+    def checkpoint_format(self, state: S_contra) -> int:
+        """2; or 3 where programs that know only 2 would misread the dump, so that they refuse it."""
         ...
 
 
@@ -224,11 +237,14 @@ class JournalReader(Generic[S]):
 
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state."""
-        made = encode_pieces(self.number, self.last, self._machine.dump_pieces(self.state))
+        machine = self._machine
+        version = machine.checkpoint_format(self.state) if isinstance(machine, Versioned) else FORMAT
+        pieces = self._machine.dump_pieces(self.state)
+        made = encode_pieces(self.number, self.last, pieces, version=version)
         if made is not None:
             return made
         state = self._machine.dump(self.state)
-        return encode_checkpoint(CheckpointText(self.number, self.last, state))
+        return encode_checkpoint(CheckpointText(self.number, self.last, state), version=version)
 
     def _jump(self, number: int) -> bool:
         try:

@@ -24,7 +24,7 @@ from tiered.errors import DataError
 from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
 from tiered.log.decode import PartItems, decode_items
-from tiered.log.objects import plan_range, read_range
+from tiered.log.objects import read_planned, read_range
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ class StoreRanges:
     def read(self, place: ObjectRange, start: int, end: int) -> memoryview:
         """See ``Ranges``."""
         known = self._trailers.get(place.key)
-        plan = plan_range(place, start, end, where=self.prefix, has_trailer=known is not None)
-        key = self.prefix + place.key
+        get = self.store.get_ranges
         try:
-            pieces = self.store.get_ranges(key, plan.ranges)
-            data, self._trailers[place.key] = plan.check(pieces, known, where=key)
+            data, self._trailers[place.key] = read_planned(
+                place, start, end, get, where=self.prefix, known=known
+            )
         except (InvalidRangeError, ShortReadError, DataError):
             return read_range(self.store, self.prefix, place, start, end)
         return data

@@ -18,6 +18,7 @@ from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from tiered.errors import DataError, InvalidError
 from tiered.format.part import BLOCK_BYTES, parse_trailer
+from tiered.format.trailer import trailer_size
 from tiered.keys import parse_data_key
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Described:
         said: The key, parsed.
         payload_bytes: Size of the payload.
         trailer_bytes: Size of the trailer.
+        packed_bytes: What is stored of the payload, if it is compressed; else 0.
         crc: CRC-32 of the payload.
         segment: Base log offset of its segment.
         log_offset: Of its first record.
@@ -64,6 +66,7 @@ class Described:
     said: DataKey
     payload_bytes: int
     trailer_bytes: int
+    packed_bytes: int
     crc: int
     segment: int
     log_offset: int
@@ -131,7 +134,7 @@ def describe(store: ObjectStore, prefix: str, info: ObjectInfo) -> Described | R
 
 
 def _read_trailer(store: ObjectStore, info: ObjectInfo) -> Trailer:
-    """One request nearly always; a second one when the description is longer than expected."""
+    """One request nearly always; a second one when the trailer is longer than expected, as that of a packed object is."""
     size = info.size_bytes
     if size <= 0:
         raise DataError("the object is empty")
@@ -140,15 +143,15 @@ def _read_trailer(store: ObjectStore, info: ObjectInfo) -> Trailer:
     try:
         return parse_trailer(tail, where=info.key)
     except DataError:
-        more = min(size, TAIL_BYTES_MAX)
-        if more == tail_bytes:
+        more = min(size, trailer_size(tail), TAIL_BYTES_MAX)
+        if more <= tail_bytes:
             raise
     return parse_trailer(store.get(info.key, ByteRange(size - more, size)), where=info.key)
 
 
 def _checked(key: str, said: DataKey, trailer: Trailer, info: ObjectInfo) -> Described:
     text = trailer.description
-    if trailer.payload_bytes + trailer.trailer_bytes != info.size_bytes:
+    if trailer.stored_bytes + trailer.trailer_bytes != info.size_bytes:
         raise ValueError("it is longer or shorter than it says")
     is_index = said.kind == "consumequeue"
     found = Described(
@@ -156,6 +159,7 @@ def _checked(key: str, said: DataKey, trailer: Trailer, info: ObjectInfo) -> Des
         said=said,
         payload_bytes=trailer.payload_bytes,
         trailer_bytes=trailer.trailer_bytes,
+        packed_bytes=trailer.stored_bytes if trailer.table else 0,
         crc=trailer.payload_crc,
         segment=_whole(text, "segment"),
         log_offset=_whole(text, "log_offset"),

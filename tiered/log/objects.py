@@ -2,7 +2,8 @@
 
 Retries and errors: nothing is retried here. Whatever contradicts the journal (other size, other checksum, a block that
 fails) is a ``DataError``, and nothing of the range is returned. A damaged block costs only the ranges that touch it; a
-damaged trailer alone costs no message: the journal knows the checksum of the payload, which is then read whole.
+damaged trailer alone costs no message: the journal knows the checksum of the payload, which is then read whole. Of a
+packed object (``tiered.format.packed``) it costs all, since it says where the blocks are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from zlib_ng import zlib_ng
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ShortReadError
 from tiered.errors import DataError
+from tiered.format.packed import stored_range, unpack_blocks
 from tiered.format.part import (
     BLOCK_BYTES,
     FOOTER_BYTES,
@@ -25,7 +27,7 @@ from tiered.format.part import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from backends.base import ObjectStore
     from tiered.log.state import ObjectRange
@@ -34,6 +36,8 @@ TRAILER_BYTES_MAX = 8 * 1024 * 1024
 """A larger trailer would be that of an object of 100 GiB."""
 WHOLE_BYTES_MAX = 1024 * 1024 * 1024
 """No object that is larger is read whole, whatever the journal says; ours have some hundred MiB at most."""
+WHOLE_AT_ONCE_BYTES = 256 * 1024
+"""A packed object of this size is read whole rather than with two requests, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class RangePlan:
         high: Where they end.
         ranges: What is read: the blocks, with the trailer where it follows at once; else the trailer by itself, unless
             it is known.
+        known: The object's trailer, if ``ranges`` leave it out.
+        is_first: The trailer alone is read, since only it says where the blocks are: ``check`` is not for this one, but
+            for a plan made with that trailer.
     """
 
     place: ObjectRange
@@ -56,33 +63,47 @@ class RangePlan:
     low: int
     high: int
     ranges: tuple[ByteRange, ...]
+    known: Trailer | None = None
+    is_first: bool = False
 
     def check(
-        self, pieces: Sequence[bytes | memoryview], known: Trailer | None, *, where: str
+        self, pieces: Sequence[bytes | memoryview], *, where: str
     ) -> tuple[memoryview, Trailer]:
         """The bytes wanted, from what was read.
 
         Args:
             pieces: The bytes of ``ranges``.
-            known: The object's trailer, if ``ranges`` leave it out.
             where: Key of the object, for messages.
 
         Raises:
             DataError: They are damaged, or cannot be checked without the rest (``read_range`` reads it).
         """
+        assert not self.is_first
         data = memoryview(pieces[0])
-        behind = [*pieces[1:], data[self.high - self.low :]]
+        blocks_bytes = self.place.stored_bytes if self.place.is_packed else self.high - self.low
+        if self.known is not None:
+            blocks_bytes = len(data)
+        behind = [*pieces[1:], data[blocks_bytes:]]
         tail = bytes(behind[0])
-        trailer = check_trailer(tail, self.place, where=where) if tail else known
-        if trailer is None or trailer.block_bytes != BLOCK_BYTES:
+        trailer = check_trailer(tail, self.place, where=where) if tail else self.known
+        if trailer is None:
             raise _another(where)
-        blocks = data[: self.high - self.low]
-        check_blocks(blocks, self.low, trailer, where=where)
+        blocks = _plain(data[:blocks_bytes], self.low, self.high, trailer, where)
         return blocks[self.start - self.low : self.end - self.low], trailer
 
 
+def _plain(data: memoryview, low: int, high: int, trailer: Trailer, where: str) -> memoryview:
+    """Whole blocks of a payload, checked, from what is stored of them."""
+    if trailer.table is not None:
+        return memoryview(unpack_blocks(data, low, high, trailer, where=where))
+    if trailer.block_bytes != BLOCK_BYTES:
+        raise _another(where)
+    check_blocks(data, low, trailer, where=where)
+    return data
+
+
 def plan_range(
-    place: ObjectRange, start: int, end: int, *, where: str, has_trailer: bool = False
+    place: ObjectRange, start: int, end: int, *, where: str, known: Trailer | None = None
 ) -> RangePlan:
     """Plan to read bytes ``[start, end)`` of an object's payload.
 
@@ -91,7 +112,7 @@ def plan_range(
         start: First byte.
         end: One past the last.
         where: Prefix of the broker, for messages.
-        has_trailer: The caller knows the object's trailer.
+        known: The object's trailer, if the caller has it.
 
     Raises:
         DataError: The journal contradicts itself.
@@ -105,16 +126,78 @@ def plan_range(
             where=where + place.key,
             do="run `tiered verify` to see what is damaged",
         )
+    if place.is_packed:
+        return _plan_packed(place, start, end, known)
     low = start // BLOCK_BYTES * BLOCK_BYTES
     high = min(-(-end // BLOCK_BYTES) * BLOCK_BYTES, place.payload_bytes)
     trailer = ByteRange(place.payload_bytes, place.object_bytes)
-    if has_trailer:
+    if known is not None:
         ranges: tuple[ByteRange, ...] = (ByteRange(low, high),)
     elif high == place.payload_bytes:
         ranges = (ByteRange(low, place.object_bytes),)
     else:
         ranges = (ByteRange(low, high), trailer)
-    return RangePlan(place, start, end, low, high, ranges)
+    return RangePlan(place, start, end, low, high, ranges, known)
+
+
+def _plan_packed(place: ObjectRange, start: int, end: int, known: Trailer | None) -> RangePlan:
+    """Where the blocks are the trailer says; without it, it is read first, or all is read at once."""
+    if known is not None and known.table is not None:
+        low, high = aligned_range(start, end, known)
+        stored = ByteRange(*stored_range(low, high, known))
+        return RangePlan(place, start, end, low, high, (stored,), known)
+    is_most = 2 * (end - start) >= place.payload_bytes or place.object_bytes <= WHOLE_AT_ONCE_BYTES
+    if is_most and place.payload_bytes <= WHOLE_BYTES_MAX:
+        whole = ByteRange(0, place.object_bytes)
+        return RangePlan(place, start, end, 0, place.payload_bytes, (whole,))
+    trailer = ByteRange(place.stored_bytes, place.object_bytes)
+    return RangePlan(place, start, end, start, end, (trailer,), is_first=True)
+
+
+def plan_trailer(place: ObjectRange, *, where: str) -> RangePlan | None:
+    """Plan to read the trailer of a packed object ahead; None when pieces of the object are read without it.
+
+    Raises:
+        DataError: The journal contradicts itself.
+    """
+    if place.object_bytes <= WHOLE_AT_ONCE_BYTES or place.start >= place.end:
+        return None
+    plan = plan_range(place, place.start, place.start + 1, where=where)
+    return plan if plan.is_first else None
+
+
+def read_planned(
+    place: ObjectRange,
+    start: int,
+    end: int,
+    get: Callable[[str, Sequence[ByteRange]], Sequence[bytes]],
+    *,
+    where: str,
+    known: Trailer | None = None,
+) -> tuple[memoryview, Trailer]:
+    """Read and check as planned: with one step of requests, or two if the trailer has to come first.
+
+    Args:
+        place: The object, as the journal names it.
+        start: First byte.
+        end: One past the last.
+        get: Reads ranges of an object.
+        where: Prefix of the broker.
+        known: The object's trailer, if the caller has it.
+
+    Returns:
+        The bytes, and the object's trailer.
+
+    Raises:
+        DataError: As of ``plan_range`` and ``RangePlan.check``.
+        BackendError: It could not be read.
+    """
+    plan = plan_range(place, start, end, where=where, known=known)
+    key = where + place.key
+    if plan.is_first:
+        known = check_trailer(get(key, plan.ranges)[0], place, where=key)
+        plan = plan_range(place, start, end, where=where, known=known)
+    return plan.check(get(key, plan.ranges), where=key)
 
 
 def read_range(
@@ -122,7 +205,8 @@ def read_range(
 ) -> memoryview:
     """Read bytes ``[start, end)`` of an object's payload, checked block by block.
 
-    One request: the whole object when most of it is wanted, else the blocks around the range and the trailer.
+    One request: the whole object when most of it is wanted, else the blocks around the range and the trailer. Of a packed
+    object the trailer comes first, in a request of its own.
 
     Raises:
         DataError: The object is damaged there; nothing of it is returned.
@@ -133,7 +217,7 @@ def read_range(
     if 2 * (plan.high - plan.low) >= place.payload_bytes:
         return _from_whole(store, key, place, start, end)
     try:
-        return plan.check(store.get_ranges(key, plan.ranges), None, where=key)[0]
+        return read_planned(place, start, end, store.get_ranges, where=prefix)[0]
     except (InvalidRangeError, ShortReadError, DataError):
         return _from_whole(store, key, place, start, end)
 
@@ -141,20 +225,28 @@ def read_range(
 def _from_whole(
     store: ObjectStore, key: str, place: ObjectRange, start: int, end: int
 ) -> memoryview:
-    """Read the whole object; check the blocks wanted, or all by the journal's checksum if the trailer is damaged."""
+    """Read the whole object; check the blocks wanted, or all by the journal's checksum if the trailer is damaged.
+
+    Without its trailer nobody can tell where the blocks of a packed object are.
+    """
     whole = memoryview(_whole(store, key, place))
-    payload, tail = whole[: place.payload_bytes], whole[place.payload_bytes :]
+    stored, tail = whole[: place.stored_bytes], whole[place.stored_bytes :]
     try:
         trailer = check_trailer(bytes(tail), place, where=key)
     except DataError:
-        if len(payload) == place.payload_bytes and zlib_ng.crc32(payload) == place.crc:
-            return payload[start:end]
+        is_payload = len(stored) == place.payload_bytes and not place.is_packed
+        if is_payload and zlib_ng.crc32(stored) == place.crc:
+            return stored[start:end]
         if store.head(key).size_bytes != place.object_bytes:
             raise _another(key) from None
         raise
     low, high = aligned_range(start, end, trailer)
-    check_blocks(payload[low:high], low, trailer, where=key)
-    return payload[start:end]
+    if trailer.table is not None:
+        first, last = stored_range(low, high, trailer)
+        blocks = unpack_blocks(stored[first:last], low, high, trailer, where=key)
+        return memoryview(blocks)[start - low : end - low]
+    check_blocks(stored[low:high], low, trailer, where=key)
+    return stored[start:end]
 
 
 def _whole(store: ObjectStore, key: str, place: ObjectRange) -> bytes:
@@ -180,7 +272,7 @@ def read_trailer(store: ObjectStore, prefix: str, place: ObjectRange) -> Trailer
         BackendError: It could not be read.
     """
     key = prefix + place.key
-    tail = store.get(key, ByteRange(place.payload_bytes, place.object_bytes))
+    tail = store.get(key, ByteRange(place.stored_bytes, place.object_bytes))
     return check_trailer(tail, place, where=key)
 
 
@@ -191,8 +283,10 @@ def check_trailer(tail: bytes, place: ObjectRange, *, where: str) -> Trailer:
         DataError: The trailer is damaged, or the object is not the one that the journal names.
     """
     trailer = parse_trailer(tail, where=where)
-    found = (trailer.payload_bytes, trailer.trailer_bytes, trailer.payload_crc)
-    if found != (place.payload_bytes, len(tail), place.crc) or len(tail) != place.trailer_bytes:
+    found = (trailer.payload_bytes, trailer.stored_bytes, trailer.payload_crc)
+    wanted = (place.payload_bytes, place.stored_bytes, place.crc)
+    fits = trailer.trailer_bytes == len(tail) == place.trailer_bytes
+    if found != wanted or not fits or (trailer.table is not None) != place.is_packed:
         raise _another(where)
     return trailer
 

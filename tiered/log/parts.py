@@ -13,7 +13,7 @@ from tiered.log.wellformed import KEY_CHARS_MAX, check_ints, check_part_row, che
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tiered.journal.entry import Action
 
@@ -33,6 +33,8 @@ class ObjectRange:
         payload_bytes: Size of the object's whole payload.
         trailer_bytes: Size of the trailer behind it.
         crc: CRC-32 of the whole payload.
+        packed_bytes: What is stored of the payload: less than ``payload_bytes`` if it is compressed
+            (``tiered.format.packed``), as much if sealing has found that this is not worth it; 0: nobody has tried.
     """
 
     key: str
@@ -41,6 +43,7 @@ class ObjectRange:
     payload_bytes: int
     trailer_bytes: int
     crc: int
+    packed_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -50,7 +53,17 @@ class ObjectRange:
     @property
     def object_bytes(self) -> int:
         """Size of the whole object."""
-        return self.payload_bytes + self.trailer_bytes
+        return self.stored_bytes + self.trailer_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of what is stored of the payload; the trailer begins there."""
+        return self.packed_bytes or self.payload_bytes
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether positions in the payload are not positions in the object."""
+        return 0 < self.packed_bytes < self.payload_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +284,37 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
     }
 
 
-def part_json(part: Part) -> list[Any]:
-    """A part as a JSON row: log range (6), index range (6), log offset, queue offset, count, holes, times (2), mark.
+def seal_action(
+    queue: MessageQueue,
+    incarnation: int,
+    segment: int,
+    parts: Sequence[Part],
+    *,
+    start: int | None = None,
+) -> Action:
+    """The action by which these parts take the place of a segment's (with ``start``: of neighbours that become one).
 
-    A mark of 0 is left out, so a row has 18 values or 19; who knows only 18 does not look at the mark.
+    Args:
+        queue: Whose.
+        incarnation: Which life.
+        segment: Base log offset of the segment, or of the first of the neighbours.
+        parts: Of what it is to consist.
+        start: Queue offset at which the neighbours begin.
     """
+    fields: dict[str, Any] = {"segment": segment, "parts": [part_json(part) for part in parts]}
+    if start is not None:
+        fields["start"] = start
+    do = "pack" if packs(parts) else "seal" if start is None else "join"
+    return queue_action(do, queue, incarnation, **fields)
+
+
+def part_json(part: Part) -> list[Any]:
+    """A part as a JSON row: log range (6), index range (6), log offset, queue offset, count, holes, times (2), mark, packed.
+
+    A mark of 0 is left out, so a row has 18 values or 19; who knows only 18 does not look at the mark. Where compression was
+    tried there are 20: who knows only 19 could not read that part, and never gets here (``packs``).
+    """
+    packed = part.log.packed_bytes
     return [
         *_range_json(part.log),
         *_range_json(part.index),
@@ -285,8 +324,14 @@ def part_json(part: Part) -> list[Any]:
         part.holes,
         part.store_min_ms,
         part.store_max_ms,
-        *([part.last] if part.last else []),
+        *([part.last] if part.last or packed else []),
+        *([packed] if packed else []),
     ]
+
+
+def packs(parts: Iterable[Part]) -> bool:
+    """Whether to name these parts takes what programs before compression do not know: the action ``pack``, and format 3."""
+    return any(part.log.packed_bytes for part in parts)
 
 
 def part_of(row: list[Any]) -> Part:
@@ -296,7 +341,7 @@ def part_of(row: list[Any]) -> Part:
         ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
     """
     check_part_row(row)
-    return Part(ObjectRange(*row[0:6]), ObjectRange(*row[6:12]), *row[12:19])
+    return Part(ObjectRange(*row[0:6], *row[19:20]), ObjectRange(*row[6:12]), *row[12:19])
 
 
 def _range_json(place: ObjectRange) -> list[Any]:

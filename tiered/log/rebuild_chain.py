@@ -96,7 +96,7 @@ def _candidate(log: Described, index: Described) -> Candidate:
 
 def _place(one: Described) -> ObjectRange:
     size = one.payload_bytes
-    return ObjectRange(one.key, 0, size, size, one.trailer_bytes, one.crc)
+    return ObjectRange(one.key, 0, size, size, one.trailer_bytes, one.crc, one.packed_bytes)
 
 
 def add_known(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
+from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import REIGN, Action, Entry, json_text
 from tiered.log.expiry import expired
 from tiered.log.indexed import INDEX, after_index, is_of_use
@@ -29,6 +30,7 @@ from tiered.log.parts import (
     TierState,
     life_json,
     life_of,
+    packs,
     part_json,
     part_of,
     queue_action,
@@ -67,6 +69,7 @@ class TierMachine:
                   the last, only the reigning writer may, since it would go on in it
     join          ``segment``, ``start``, ``parts``: the same for a row of neighbours, which become one segment; the
                   first begins at log offset ``segment`` and queue offset ``start``, the last ends where the parts end
+    pack          as ``seal``, or with ``start`` as ``join``, where programs before compression could not read the parts
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
                   anybody, but an open segment only from the reigning writer
@@ -128,6 +131,11 @@ class TierMachine:
             yield (b"," if number else b"{") + json_text(name) + b":"
             yield from _list_pieces(value) if name in rows else (json_text(value),)
         yield b"}"
+
+    def checkpoint_format(self, state: TierState) -> int:
+        """3 where compressed parts are named, so that a program that could not read them says so; else 2."""
+        lives = (life for lives in state.queues.values() for life in lives)
+        return FORMAT_MAX if any(packs(life.parts()) for life in lives) else FORMAT
 
     def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``.
@@ -260,7 +268,7 @@ def _seal(work: _Work, action: Action) -> None:
             segment,
             parts=parts,
             sealed=True,
-            merged=segment.merged or len(parts) < len(segment.parts),
+            merged=segment.merged or len(parts) < len(segment.parts) or action["do"] == "pack",
         )
         if segment.base_offset == action["segment"]
         and (segment.sealed or work.reigns)
@@ -280,6 +288,10 @@ def _join(work: _Work, action: Action) -> None:
     segments = joined(life, parts, base=base, start=start, with_open=work.reigns)
     if segments is not None:
         work.put(action, replace(life, segments=segments))
+
+
+def _pack(work: _Work, action: Action) -> None:
+    (_join if "start" in action else _seal)(work, action)
 
 
 def _gap(work: _Work, action: Action) -> None:
@@ -362,6 +374,7 @@ _HANDLERS = {
     "part": _part,
     "seal": _seal,
     "join": _join,
+    "pack": _pack,
     "gap": _gap,
     "take_back": _take_back,
     "expire": _expire,

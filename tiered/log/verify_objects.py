@@ -10,6 +10,7 @@ from zlib_ng import zlib_ng
 from backends.errors import BackendError, ObjectNotFoundError
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
+from tiered.format.packed import faults_of, unpack_blocks
 from tiered.format.part import Trailer, parse_trailer
 from tiered.format.record import RecordFault
 from tiered.log.consume_queue import ITEM, ITEM_BYTES
@@ -97,16 +98,19 @@ class PartCheck:
             return None
         if len(data) != place.object_bytes:
             found.problem("size", key, f"{len(data)} bytes; the journal says {place.object_bytes}")
-        payload, tail = data[: place.payload_bytes], bytes(data[place.payload_bytes :])
+        stored, tail = data[: place.stored_bytes], bytes(data[place.stored_bytes :])
         before = len(found.problems)
-        trailer = check_object(payload, tail, key, found)
+        trailer = check_object(stored, tail, key, found)
         if trailer is not None:
-            same = (trailer.payload_bytes, trailer.payload_crc, trailer.trailer_bytes)
-            if same != (place.payload_bytes, place.crc, place.trailer_bytes):
+            same = (trailer.payload_bytes, trailer.stored_bytes, trailer.payload_crc)
+            wanted = (place.payload_bytes, place.stored_bytes, place.crc)
+            if same != wanted or trailer.trailer_bytes != place.trailer_bytes:
                 found.problem("trailer", key, "it is of another object than the journal names")
             if (place.start, place.end) == (0, place.payload_bytes):
                 self._description(key, trailer.description, said)
-        if len(found.problems) == before and zlib_ng.crc32(payload) != place.crc:
+        is_sound = len(found.problems) == before
+        payload = _payload(stored, place, trailer, is_sound=is_sound)
+        if is_sound and (payload is None or zlib_ng.crc32(payload) != place.crc):
             found.problem("payload", key, "the checksum of the payload is not the journal's")
         return payload
 
@@ -197,6 +201,17 @@ class PartCheck:
             self._found.problem(kind, key, f"{len(numbers) - LISTED_MAX} more: {what}")
 
 
+def _payload(
+    stored: memoryview, place: ObjectRange, trailer: Trailer | None, *, is_sound: bool
+) -> memoryview | None:
+    """The payload; of a packed object only if all of it is sound."""
+    if not place.is_packed:
+        return stored
+    if trailer is None or trailer.table is None or not is_sound:
+        return None
+    return memoryview(unpack_blocks(stored, 0, trailer.payload_bytes, trailer, where=place.key))
+
+
 def _lies_in(place: ObjectRange, payload: memoryview) -> bool:
     return 0 <= place.start <= place.end <= len(payload)
 
@@ -216,16 +231,20 @@ def read_object(store: ObjectStore, prefix: str, key: str, found: Finding) -> me
     return data
 
 
-def check_object(payload: memoryview, tail: bytes, key: str, found: Finding) -> Trailer | None:
-    """Check an object's trailer and each block of its payload; None when the trailer is no proof."""
+def check_object(stored: memoryview, tail: bytes, key: str, found: Finding) -> Trailer | None:
+    """Check an object's trailer and each block of what is before it; None when the trailer is no proof."""
     try:
         trailer = parse_trailer(tail, where=key)
     except (DataError, InvalidError) as error:
         found.problem("trailer", key, error.what)
         return None
+    if trailer.table is not None:
+        for fault in faults_of(stored, trailer, where=key):
+            found.problem("block", key, fault)
+        return trailer
     block = trailer.block_bytes
     for number, crc in enumerate(trailer.block_crcs):
-        piece = payload[number * block : (number + 1) * block]
+        piece = stored[number * block : (number + 1) * block]
         if zlib_ng.crc32(piece) != crc:
             start = number * block
             found.problem(

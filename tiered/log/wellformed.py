@@ -75,4 +75,7 @@ def check_part_row(row: list[Any]) -> None:
     for key in (row[0], row[6]):
         if type(key) is not str or len(key) > KEY_CHARS_MAX:
             raise ValueError(f"an object's key is {key!r:.80}")
-    check_ints(row[1:6] + row[7:19], "a part")
+    check_ints(row[1:6] + row[7:20], "a part")
+    packed = row[19:20]
+    if packed and not 0 <= packed[0] <= row[3]:
+        raise ValueError(f"of {row[3]} bytes {packed[0]} are stored")

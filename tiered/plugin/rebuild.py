@@ -258,7 +258,8 @@ def _write(store: ObjectStore, prefix: str, number: int, state: TierState) -> No
     document = machine.dump(state)
     # No entry has this number; the next one has to name this mark as that of the entry before it.
     mark = zlib_ng.crc32(repr((number, state.generation, state.writer)).encode())
-    data = encode_checkpoint(CheckpointText(number, mark, document))
+    version = machine.checkpoint_format(state)
+    data = encode_checkpoint(CheckpointText(number, mark, document), version=version)
     try:
         store.put_if_absent(checkpoint_key(prefix, number), data)
     except AlreadyExistsError:
