@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tiered.store.rows import RowWriter
 
 
-
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where the messages of one append were put.
@@ -135,7 +134,7 @@ class CommitLog:
                 blank = SIZE_AND_MAGIC.pack(room + BLANK_BYTES_MIN, MAGIC_BLANK) + bytes(room)
                 pieces = [blank, make(offset, position, now_ms)]
             end = position + len(pieces[-1])
-            self._write(pieces, end)
+            self._write(b"".join(pieces), end)
             self._queue_ends[queue] = offset + takes
             self.end, self.store_ms = end, now_ms
             return Places((offset,), (position,), end, now_ms)

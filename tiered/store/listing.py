@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.block import RecordBlock, group_by_queue
 from tiered.format.consume_queue import ITEM_BYTES, encode_items, fillers
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from tiered.local.batches import cut_records
 from tiered.local.face import RecordBatch
 from tiered.local.layout import QUEUE_DIRECTORY
 from tiered.model import MessageQueue, QueueOffset
-from tiered.store.spans import describe
 from tiered.store.startup import QueueEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tiered.format.block import RecordBlock
+    from tiered.store.facts import Facts
     from tiered.store.keyindex import KeyIndex
     from tiered.store.rows import RowWriter
 
@@ -60,40 +60,30 @@ class Listing:
         self._index = index
         self._file_bytes = consumequeue_file_bytes
 
-    def take(
-        self,
-        block: RecordBlock,
-        among: npt.NDArray[np.bool_] | None,
-        dispatchers: Sequence[Dispatch],
-    ) -> None:
+    def take(self, facts: Facts, dispatchers: Sequence[Dispatch] = ()) -> None:
         """List the records of a piece of the log.
 
         Args:
-            block: Parsed records, in log order.
-            among: bool[n], which count; None: all without a fault.
-            dispatchers: Called last, in order.
+            facts: What is to be listed, in log order.
+            dispatchers: Called last, in order; then the facts must have their block.
 
         Raises:
             OSError: The disk refused it; taking the same piece again does the rest.
         """
-        groups = group_by_queue(block, among=among)
-        described = describe(block, groups)
         batches: list[RecordBatch] = []
-        for queue, indices in groups:
-            batch = self._list(
-                queue, block, indices, described.tag_codes, is_offered=bool(dispatchers)
-            )
+        for queue, indices in facts.groups:
+            batch = self._list(queue, facts, indices, is_offered=bool(dispatchers))
             if batch is not None:
                 batches.append(batch)
-        owners = described.owners
+        owners = facts.described.owners
         if len(owners):
             self._index.put(
-                described.hashes,
-                block.physical_offsets[owners],
-                block.store_timestamps_ms[owners],
+                facts.described.hashes,
+                facts.physical_offsets[owners],
+                facts.store_timestamps_ms[owners],
             )
-        if len(block):
-            self.last_ms = max(self.last_ms, int(block.store_timestamps_ms.max()))
+        if len(facts):
+            self.last_ms = max(self.last_ms, int(facts.store_timestamps_ms.max()))
         for dispatch in dispatchers:
             for batch in batches:
                 dispatch(batch)
@@ -101,18 +91,17 @@ class Listing:
     def _list(
         self,
         queue: MessageQueue,
-        block: RecordBlock,
+        facts: Facts,
         indices: Longs,
-        tag_codes: Longs,
         *,
         is_offered: bool,
     ) -> RecordBatch | None:
         """Write a queue's items; the batch of them where it is wanted."""
-        kinds = block.sys_flags[indices] & TRANSACTION_MASK
+        kinds = facts.sys_flags[indices] & TRANSACTION_MASK
         indices = indices[(kinds == TRANSACTION_NONE) | (kinds == TRANSACTION_COMMIT)]
         if not len(indices):
             return None
-        offsets = block.queue_offsets[indices]
+        offsets = facts.queue_offsets[indices]
         end = self.queues.get(queue)
         if end is None:
             end = QueueEnd(int(offsets[0]), self._file_bytes, is_new=True)
@@ -122,13 +111,17 @@ class Listing:
         indices, offsets = indices[fresh], offsets[fresh]
         if not len(indices):
             return None
-        tags = tag_codes[indices]
-        items = encode_items(block.physical_offsets[indices], block.sizes[indices], tags)
+        tags = facts.described.tag_codes[indices]
+        items = encode_items(facts.physical_offsets[indices], facts.sizes[indices], tags)
         self._write(queue, end, offsets, items)
         end.next_offset = int(offsets[-1]) + 1
-        if not is_offered or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets):
+        if (
+            not is_offered
+            or facts.block is None
+            or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets)
+        ):
             return None
-        return _batch(queue, block, indices, int(offsets[0]), tags)
+        return _batch(queue, facts.block, indices, int(offsets[0]), tags)
 
     def _write(self, queue: MessageQueue, end: QueueEnd, offsets: Longs, data: bytes) -> None:
         folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"

@@ -27,7 +27,7 @@ from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 from tiered.store.checks import check_host, check_topic
 from tiered.store.commitlog import CommitLog
 from tiered.store.commits import GroupCommits
-from tiered.store.encoding import Encoder, Prepared
+from tiered.store.encoding import Encoder
 from tiered.store.hold import Disk
 from tiered.store.opening import Parts, make_new, open_existing
 from tiered.store.options import Expiry, Flush, StoreOptions
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tiered.clock import Clock
+    from tiered.store.columns import QueueKey
     from tiered.store.expiry import Expired
     from tiered.store.listing import Dispatch
     from tiered.store.messages import Appended, Message
@@ -143,7 +144,13 @@ class MessageStore:
             needs_replica=options.needs_replica,
         )
         self._commits.replica_end = parts.log_end
-        self._reput = Reput(parts.log, parts.listing, parts.log_end, lambda: self.confirm_offset)
+        self._reput = Reput(
+            parts.log,
+            parts.listing,
+            self._log.handover,
+            parts.log_end,
+            lambda: self.confirm_offset,
+        )
         self.reader = StoreReader(parts, lambda: self.confirm_offset)
         self._upkeep = Upkeep(parts, self._log, self._commits, self._reput, clock)
         self._topics_known: set[tuple[str, int]] = set()
@@ -245,11 +252,12 @@ class MessageStore:
         self._check_open()
         prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
         with Disk(self.root):
-            self._ensure_topics(prepared)
+            self._ensure_topics(prepared.queues)
             places = self._log.append(prepared, self._encoder.store_host)
         receipts = Receipts(prepared, places, self.options.store_host)
         if self.options.flush is Flush.ASYNC and not self.options.needs_replica:
-            self._upkeep.work.set()
+            if not self._upkeep.work.is_set():
+                self._upkeep.work.set()
             return receipts, None
         future = self._commits.submit(places.end)
         return receipts, future
@@ -348,12 +356,12 @@ class MessageStore:
                 do="close the store",
             )
 
-    def _ensure_topics(self, prepared: Sequence[Prepared]) -> None:
+    def _ensure_topics(self, queues: Sequence[QueueKey]) -> None:
         known = self._topics_known
-        for found in prepared:
-            if found.queue in known:
-                continue
-            topic, queue_id = found.queue
+        if known.issuperset(queues):
+            return
+        for queue in dict.fromkeys(queues):
+            topic, queue_id = queue
             with self._topics_lock:
                 if self._parts.topics.is_batch(topic):
                     raise InvalidError(
@@ -365,7 +373,7 @@ class MessageStore:
                     queues=self.options.topic_queues,
                     now_ms=self._clock.now_ms(),
                 )
-                known.add(found.queue)
+                known.add(queue)
 
     def _wait(self, future: Future[None]) -> None:
         try:

@@ -9,10 +9,10 @@ from tiered.model import PhysicalOffset, QueueOffset
 from tiered.store.messages import Appended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from tiered.store.columns import Prepared
     from tiered.store.commitlog import Places
-    from tiered.store.encoding import Prepared
 
 
 class Receipts:
@@ -20,7 +20,7 @@ class Receipts:
 
     __slots__ = ("_host", "_messages", "places")
 
-    def __init__(self, messages: Sequence[Prepared], places: Places, host: str) -> None:
+    def __init__(self, messages: Prepared, places: Places, host: str) -> None:
         self._messages = messages
         self.places = places
         self._host = host
@@ -31,13 +31,13 @@ class Receipts:
 
     def __getitem__(self, number: int) -> Appended:
         """The receipt of one message."""
-        found, position = self._messages[number], self.places.positions[number]
+        messages, position = self._messages, self.places.positions[number]
         return Appended(
             QueueOffset(self.places.queue_offsets[number]),
             PhysicalOffset(position),
             offset_msg_id(self._host, position),
-            found.msg_id,
-            found.size,
+            messages.msg_ids[number],
+            messages.sizes[number],
         )
 
     def __iter__(self) -> Iterator[Appended]:

@@ -34,6 +34,7 @@ from tiered.local.files import FileCache, FileRow
 from tiered.local.layout import check_contiguous, list_queues, queue_file_bytes
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import count_sound
+from tiered.store.facts import of_block
 from tiered.store.rows import cut_row
 from tiered.store.startup import CHECKPOINT_FILE, QueueEnd
 
@@ -189,7 +190,7 @@ def replay(log: FileRow, begin: int, end: int, listing: Listing) -> int:
     while position < end:
         piece = pieces.read(position, end, _PIECE_BYTES, check_crc=False)
         count = len(piece.block)
-        listing.take(piece.block, np.ones(count, np.bool_), ())
+        listing.take(of_block(piece.block, np.ones(count, np.bool_)))
         records += count
         position = piece.end
         if piece.follows is Next.FILE and piece.next_file is not None:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 from tiered.errors import DataError
 from tiered.local.pieces import LogPieces, Next
+from tiered.store.facts import of_block, of_handed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tiered.local.files import FileRow
+    from tiered.store.handover import Handover
     from tiered.store.listing import Dispatch, Listing
 
 _PIECE_BYTES: Final = 1 << 20
+_MESSAGES_MAX: Final = 1 << 13
 
 
 class Reput:
@@ -29,12 +32,18 @@ class Reput:
     """
 
     def __init__(
-        self, log: FileRow, listing: Listing, position: int, confirmed: Callable[[], int]
+        self,
+        log: FileRow,
+        listing: Listing,
+        handover: Handover,
+        position: int,
+        confirmed: Callable[[], int],
     ) -> None:
         self.position = position
         self.dispatchers: list[Dispatch] = []
         self._log = log
         self._listing = listing
+        self._handover = handover
         self._confirmed = confirmed
         self._pieces = LogPieces(log)
 
@@ -48,13 +57,28 @@ class Reput:
         limit = self._confirmed()
         if self.position >= limit:
             return False
+        dispatchers = tuple(self.dispatchers)
+        if not dispatchers:  # those want the records themselves
+            handed = self._handover.take(self.position, limit, _MESSAGES_MAX)
+            if handed:
+                self._listing.take(of_handed(handed))
+                self.position = handed[-1].end
+                return True
+            following = self._handover.peek()
+            if following is not None and following.begin > self.position:
+                limit = min(limit, following.begin)
+        self._read(limit, dispatchers)
+        return True
+
+    def _read(self, limit: int, dispatchers: Sequence[Dispatch]) -> None:
+        """Take a piece from the log itself."""
         if self._log.base_of(self.position) is None:
             self._log.rescan()
         piece = self._pieces.read(
             self.position, limit, _PIECE_BYTES, check_crc=False, check_place=False
         )
         if len(piece.block):
-            self._listing.take(piece.block, None, tuple(self.dispatchers))
+            self._listing.take(of_block(piece.block), dispatchers)
         elif piece.follows in {Next.NOTHING, Next.BROKEN}:
             raise DataError(
                 f"no record at {piece.end}, where one was appended", where=self._log.directory
@@ -62,4 +86,3 @@ class Reput:
         self.position = piece.end
         if piece.follows is Next.FILE:
             self.position = -(-piece.end // self._log.file_bytes) * self._log.file_bytes
-        return True

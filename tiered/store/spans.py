@@ -64,14 +64,14 @@ def describe(block: RecordBlock, groups: Sequence[Group]) -> Described:
     pairs = _Pairs(np.frombuffer(joined, np.uint8), block.properties_sizes.astype(np.int64))
     owners, at, lengths = pairs.values(b"TAGS")
     tag_codes = np.zeros(len(block), np.int64)
-    tag_codes[owners] = _hash(pairs.data, at, lengths, np.zeros(len(at), np.uint32))
+    tag_codes[owners] = hash_texts(pairs.data, at, lengths, np.zeros(len(at), np.uint32))
     unique = pairs.values(b"UNIQ_KEY")
-    tokens = _tokens(pairs.data, *pairs.values(b"KEYS"))
+    tokens = split_at_blanks(pairs.data, *pairs.values(b"KEYS"))
     owners, at, lengths = (np.concatenate(both) for both in zip(unique, tokens, strict=True))
     order = np.argsort(owners, kind="stable")
     order = order[is_meant[owners[order]]]
     owners, at, lengths = owners[order], at[order], lengths[order]
-    hashes = np.abs(_hash(pairs.data, at, lengths, leads[owners]))
+    hashes = np.abs(hash_texts(pairs.data, at, lengths, leads[owners]))
     hashes[hashes > _INT >> 1] = 0
     return Described(tag_codes, hashes, owners)
 
@@ -111,7 +111,9 @@ def _first(places: Longs, starts: Longs, missing: int) -> Longs:
     return np.append(places, missing)[np.searchsorted(places, starts)]
 
 
-def _tokens(data: Text, owners: Longs, at: Longs, lengths: Longs) -> tuple[Longs, Longs, Longs]:
+def split_at_blanks(
+    data: Text, owners: Longs, at: Longs, lengths: Longs
+) -> tuple[Longs, Longs, Longs]:
     """Values divided at blanks; empty ones dropped."""
     stops = at + lengths
     blanks = np.flatnonzero(data == _BLANK)
@@ -125,7 +127,7 @@ def _tokens(data: Text, owners: Longs, at: Longs, lengths: Longs) -> tuple[Longs
     return whose[kept], starts[kept], (ends - starts)[kept]
 
 
-def _hash(data: Text, at: Longs, lengths: Longs, leads: Words) -> Longs:
+def hash_texts(data: Text, at: Longs, lengths: Longs, leads: Words) -> Longs:
     """Java's hash of ``lead`` (the hash of what stands before) and each text; signed."""
     found = np.zeros(len(at), np.uint32)
     for length in np.flatnonzero(np.bincount(lengths)).tolist():

@@ -17,6 +17,8 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 if TYPE_CHECKING:
     import random
 
@@ -43,7 +45,10 @@ class KeyMaker:
                 self._prefix = f"{self._maker}{ms_of_month(now_ms) & 0xFFFF_FFFF:08X}"
             prefix, first = self._prefix, self._count
             self._count = (first + count) & 0xFFFF
-        return [f"{prefix}{(first + number) & 0xFFFF:04X}" for number in range(count)]
+        if first + count > 1 << 16:
+            return [f"{prefix}{(first + number) & 0xFFFF:04X}" for number in range(count)]
+        digits = np.arange(first, first + count, dtype=">u2").tobytes().hex().upper()
+        return [prefix + digits[at : at + 4] for at in range(0, 4 * count, 4)]
 
 
 def ms_of_month(time_ms: int) -> int:

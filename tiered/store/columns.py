@@ -1,0 +1,158 @@
+"""The messages of one append in columns: what is written before and behind each body, whose it is, what it is found by.
+
+What a record says of its place (queue offset, physical offset, store time) is known only to the one writer, so the
+heads are packed there, by ``heads``. Everything else is made by the thread that appends (``tiered.store.encoding``).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from itertools import repeat
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tiered.errors import InvalidError
+from tiered.format.record import MAGIC_V1
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+QueueKey = tuple[str, int]
+_HEADS: Final = {
+    (born, stored): Struct(f">iIIiiqqiq{born}sq{stored}siqi")
+    for born in (8, 20)
+    for stored in (8, 20)
+}
+_ALIKE: Final = {size: Struct(f">i4sIi4sqq{size}si") for size in (48, 60, 72)}
+"""Heads that differ in sizes, CRC and place only: what lies between them is one run of bytes."""
+_MAGIC_V1: Final = MAGIC_V1.to_bytes(4, "big")
+_NO_FLAG: Final = bytes(4)
+
+
+class Fields(NamedTuple):
+    """The messages' fields, one tuple each, in the order of ``tiered.store.messages.Message``."""
+
+    topics: tuple[str, ...]
+    queue_ids: tuple[int, ...]
+    bodies: tuple[bytes, ...]
+    tags: tuple[str | None, ...]
+    keys: tuple[str | None, ...]
+    flags: tuple[int, ...]
+    born_ms: tuple[int | None, ...]
+    reconsume_times: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Checked messages of one append.
+
+    Attributes:
+        fields: As given.
+        queues: Topic and queue id of each.
+        crcs: Of the bodies, as records store them.
+        sizes: Bytes of each record.
+        leads: What stands between body and properties: topic, length of the properties.
+        properties: As stored.
+        msg_ids: Each one's ``UNIQ_KEY``.
+        sys_flags: With the bits of the hosts.
+        born_hosts: Packed.
+        magics: Of the records' versions.
+        is_alike: Flags, hosts, born times and versions are all the usual ones.
+        is_plain: Keys, tags and unique ids are what ``fields`` and ``msg_ids`` say: no property says otherwise.
+    """
+
+    fields: Fields
+    queues: Sequence[QueueKey]
+    crcs: Sequence[int]
+    sizes: Sequence[int]
+    leads: Sequence[bytes]
+    properties: Sequence[bytes]
+    msg_ids: Sequence[str]
+    sys_flags: Sequence[int]
+    born_hosts: Sequence[bytes]
+    magics: Sequence[int]
+    is_alike: bool
+    is_plain: bool
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return len(self.sizes)
+
+    def heads(
+        self,
+        queue_offsets: Sequence[int],
+        positions: Sequence[int],
+        store_ms: int,
+        store_host: bytes,
+    ) -> list[bytes]:
+        """What stands before each body, once the records' places are known.
+
+        Raises:
+            InvalidError: A number of a message does not fit its field.
+        """
+        try:
+            if self.is_alike:
+                return self._alike(queue_offsets, positions, store_ms, store_host)
+            return [
+                self._head(at, queue_offsets[at], positions[at], store_ms, store_host)
+                for at in range(len(self.sizes))
+            ]
+        except struct.error as error:
+            raise InvalidError(f"a message for {self.fields.topics[0]}: {error}") from error
+
+    def _alike(
+        self,
+        queue_offsets: Sequence[int],
+        positions: Sequence[int],
+        store_ms: int,
+        store_host: bytes,
+    ) -> list[bytes]:
+        born = self.born_hosts[0]
+        middle = struct.pack(
+            f">iq{len(born)}sq{len(store_host)}siq",
+            self.sys_flags[0],
+            store_ms,
+            born,
+            store_ms,
+            store_host,
+            0,
+            0,
+        )
+        return list(
+            map(
+                _ALIKE[len(middle)].pack,
+                self.sizes,
+                repeat(_MAGIC_V1),
+                self.crcs,
+                self.fields.queue_ids,
+                repeat(_NO_FLAG),
+                queue_offsets,
+                positions,
+                repeat(middle),
+                map(len, self.fields.bodies),
+            )
+        )
+
+    def _head(
+        self, at: int, queue_offset: int, position: int, store_ms: int, store_host: bytes
+    ) -> bytes:
+        fields, born_host = self.fields, self.born_hosts[at]
+        born_ms = fields.born_ms[at]
+        return _HEADS[len(born_host), len(store_host)].pack(
+            self.sizes[at],
+            self.magics[at],
+            self.crcs[at],
+            fields.queue_ids[at],
+            fields.flags[at],
+            queue_offset,
+            position,
+            self.sys_flags[at],
+            store_ms if born_ms is None else born_ms,
+            born_host,
+            store_ms,
+            store_host,
+            fields.reconsume_times[at],
+            0,
+            len(fields.bodies[at]),
+        )

@@ -1,0 +1,116 @@
+"""What was appended, handed to the thread that lists it, so that it need not read the log again.
+
+**Contract.** The writer gives what it has written, in log order, without bodies; one thread takes it, in the same order.
+No more than ``MESSAGES_MAX`` messages are held: then the oldest go, and who takes reads those from the log instead.
+Nothing is lost with it in a crash: the log has it all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.store.columns import Prepared, QueueKey
+    from tiered.store.commitlog import Places
+
+MESSAGES_MAX: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """The messages of one append.
+
+    Attributes:
+        begin: Where the log ended before it.
+        end: Behind the last record.
+        store_ms: Store time of all of them, UTC.
+        queues: Topic and queue id of each.
+        queue_offsets: Of each.
+        positions: Physical offset of each.
+        sizes: Bytes of each record.
+        sys_flags: Of each.
+        tags, keys, msg_ids: Of each, when ``properties`` is None.
+        properties: As stored, when they say more than those.
+    """
+
+    begin: int
+    end: int
+    store_ms: int
+    queues: Sequence[QueueKey]
+    queue_offsets: Sequence[int]
+    positions: Sequence[int]
+    sizes: Sequence[int]
+    sys_flags: Sequence[int]
+    tags: Sequence[str | None]
+    keys: Sequence[str | None]
+    msg_ids: Sequence[str]
+    properties: Sequence[bytes] | None
+
+
+class Handover:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Handed] = deque()
+        self._given = self._taken = self._dropped = 0
+        self._next: Handed | None = None
+
+    def give(self, begin: int, messages: Prepared, places: Places) -> None:
+        """Hand over what was written. From one thread at a time."""
+        fields = messages.fields
+        self._waiting.append(
+            Handed(
+                begin,
+                places.end,
+                places.store_ms,
+                messages.queues,
+                places.queue_offsets,
+                places.positions,
+                messages.sizes,
+                messages.sys_flags,
+                fields.tags,
+                fields.keys,
+                messages.msg_ids,
+                None if messages.is_plain else messages.properties,
+            )
+        )
+        self._given += len(messages)
+        while self._given - self._taken - self._dropped > MESSAGES_MAX and (oldest := self._pop()):
+            self._dropped += len(oldest.sizes)
+
+    def take(self, position: int, limit: int, count_max: int) -> list[Handed]:
+        """What was appended from ``position`` on, as far as it lies below ``limit``; about ``count_max`` messages.
+
+        All with properties or all without. Empty when the log has to be read from ``position`` on, up to what
+        ``peek`` tells.
+        """
+        found: list[Handed] = []
+        count = 0
+        while count < count_max and (handed := self.peek()) is not None:
+            if handed.begin >= position:
+                if handed.begin > position or handed.end > limit:
+                    break
+                if found and (handed.properties is None) != (found[0].properties is None):
+                    break
+                found.append(handed)
+                position, count = handed.end, count + len(handed.sizes)
+            self._next = None  # it is taken, or was read from the log already
+        return found
+
+    def peek(self) -> Handed | None:
+        """The next one, for the thread that takes."""
+        if self._next is None:
+            self._next = self._pop()
+            if self._next is not None:
+                self._taken += len(self._next.sizes)
+        return self._next
+
+    def _pop(self) -> Handed | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
