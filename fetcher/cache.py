@@ -1,9 +1,11 @@
 """What has been read from the tier and may be wanted again, within a budget of bytes.
 
 Contract
-    Entries stand on one of three shelves: ``UNREAD`` (read ahead, nobody had it yet), ``READ`` and ``INDEX``. Room is
-    made by dropping what was used longest ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each shelf has
-    its time to live: ``UNREAD`` since the entry was put there, the others since it was last used.
+    Entries stand on one of four shelves: ``UNREAD`` (read ahead, nobody had it yet), ``READ``, ``SPENT`` (every reader
+    of its queue is past it) and ``INDEX``. Room is made by dropping the oldest of ``SPENT``, then what was used longest
+    ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each shelf has its time to live: ``UNREAD`` since the
+    entry was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: whoever comes
+    later may still profit from it, but memory that was never touched costs more than a second read of the same bytes.
 
     What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the entry's
     own when it is put, or is given back (``release``).
@@ -31,6 +33,7 @@ class Shelf(IntEnum):
     UNREAD = 0
     READ = 1
     INDEX = 2
+    SPENT = 3
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -63,14 +66,17 @@ class ByteCache(Generic[V]):
     Attributes:
         bytes_max: The budget.
         seconds: Time to live of each shelf.
+        spent_bytes_max: What of them may be spent; None: no limit but the budget.
         held_bytes: Bytes of the entries.
         reserved_bytes: Bytes of what is on its way.
     """
 
     bytes_max: int
     seconds: Mapping[Shelf, float]
+    spent_bytes_max: int | None = None
     held_bytes: int = 0
     reserved_bytes: int = 0
+    _spent_bytes: int = 0
     _entries: dict[Hashable, Entry[V]] = field(default_factory=dict)
     _shelves: dict[Shelf, OrderedDict[int, Entry[V]]] = field(
         default_factory=lambda: {shelf: OrderedDict() for shelf in Shelf}
@@ -119,15 +125,30 @@ class ByteCache(Generic[V]):
         """Say that a thing is read now."""
         if not entry.is_here:
             return
-        del self._shelves[entry.shelf][id(entry)]
-        self._place(entry, Shelf.READ if entry.shelf is Shelf.UNREAD else entry.shelf, now_s)
+        shelf = entry.shelf
+        if shelf is Shelf.UNREAD or shelf is Shelf.SPENT:
+            self._take_off(entry)
+            self._place(entry, Shelf.READ, now_s)
+        else:
+            entry.used_s = now_s
+            self._shelves[shelf].move_to_end(id(entry))
+
+    def retire(self, entry: Entry[V]) -> None:
+        """Say that every reader is past a thing that was read; the oldest such go when there are too many bytes of them."""
+        if not entry.is_here or entry.shelf is not Shelf.READ:
+            return
+        self._take_off(entry)
+        self._place(entry, Shelf.SPENT, entry.used_s)
+        spent = self._shelves[Shelf.SPENT]
+        while self.spent_bytes_max is not None and self._spent_bytes > self.spent_bytes_max:
+            self.drop(next(iter(spent.values())))
 
     def drop(self, entry: Entry[V]) -> None:
         """Forget a thing, if it is there."""
         if not entry.is_here:
             return
         entry.is_here = False
-        del self._shelves[entry.shelf][id(entry)]
+        self._take_off(entry)
         self.held_bytes -= entry.size_bytes
         for key in entry.keys:
             if self._entries.get(key) is entry:
@@ -157,8 +178,15 @@ class ByteCache(Generic[V]):
     def _place(self, entry: Entry[V], shelf: Shelf, now_s: float) -> None:
         entry.shelf, entry.used_s = shelf, now_s
         self._shelves[shelf][id(entry)] = entry
+        self._spent_bytes += entry.size_bytes if shelf is Shelf.SPENT else 0
+
+    def _take_off(self, entry: Entry[V]) -> None:
+        del self._shelves[entry.shelf][id(entry)]
+        self._spent_bytes -= entry.size_bytes if entry.shelf is Shelf.SPENT else 0
 
     def _oldest(self) -> Entry[V] | None:
+        if self._shelves[Shelf.SPENT]:
+            return next(iter(self._shelves[Shelf.SPENT].values()))
         read = next(iter(self._shelves[Shelf.READ].values()), None)
         index = next(iter(self._shelves[Shelf.INDEX].values()), None)
         if read is not None and index is not None:

@@ -24,36 +24,34 @@ After a crash nothing is left: it holds no state of its own.
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError, Executor
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from backends.errors import BackendError, ObjectNotFoundError
 from fetcher.careful import CarefulReader
 from fetcher.loading import Loader
+from fetcher.obtaining import Obtainer
+from fetcher.readers import Readers
 from fetcher.runs import Run
 from fetcher.settings import FetchSettings
 from fetcher.stats import FetchStats
-from fetcher.stock import NOTHING, Begun, Stock, Thing, Waiting
-from fetcher.streams import Stream
+from fetcher.stock import NOTHING, Begun, Stock
 from fetcher.transfers import Transfers
 from fetcher.views import Views
-from tiered.errors import ClosedError, DataError, StoreUnavailableError
+from tiered.errors import DataError
 from tiered.log.parts import Gap
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
+    from concurrent.futures import Executor
 
+    from fetcher.readers import Name
+    from fetcher.streams import Stream
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
     from tiered.log.reader import TierReader
     from tiered.log.view import LifeView
     from tiered.model import MessageQueue
-
-STREAM_IDLE_SECONDS = 60.0
-"""A stream that was not read for so long is forgotten; it begins again with the smallest window."""
 
 
 def _sleep_on() -> None:
@@ -80,19 +78,19 @@ class TieredMessageFetcher:
         """
         self.settings = settings or FetchSettings()
         self.views = Views(reader)
+        self._reader = reader
         self._wake: Callable[[], None] = _sleep_on
         self.transfers = Transfers(
             reader.store, executor, clock, self.settings.transfers, wake=self._wake_up
         )
         loader = Loader(reader.store, reader.prefix, self.transfers)
-        self._stock = Stock(loader, clock, self.settings, self._ahead)
+        self._stock = Stock(loader, clock, self.settings, self._ahead_now)
         self._prefix = reader.prefix
+        self._obtain = Obtainer(self._stock, clock, self._prefix)
         self._careful = CarefulReader(reader.store, reader.prefix)
         self._clock = clock
-        self._streams: dict[tuple[str, MessageQueue, int | None], Stream] = {}
-        self._is_closed = False
+        self._readers = Readers(self.settings.window)
         self._delivered_bytes = self._delivered_items = 0
-        self._hits = self._waits = 0
 
     # Reading
 
@@ -128,37 +126,61 @@ class TieredMessageFetcher:
             StoreUnavailableError: They did not come in time. The same read may be tried again.
             BackendError: They could not be read.
         """
-        deadline_s = self._clock.monotonic_s() + (
-            self.settings.read_timeout_s if timeout_s is None else timeout_s
-        )
+        name = (group, queue, incarnation)
+        now_s = self._clock.monotonic_s()
+        batch = self._go_on(name, start, bytes_max, count_max, now_s)
+        if batch is not None:
+            return batch
+        deadline_s = now_s + (self.settings.read_timeout_s if timeout_s is None else timeout_s)
 
         def work(view: LifeView) -> TierBatch | Gap | None:
             begin = QueueOffset(max(start, view.life.min_offset))
-            return self._read(group, view, begin, bytes_max, count_max, deadline_s, incarnation)
+            return self._read(name, view, begin, bytes_max, count_max, deadline_s)
 
         return self.views.again(queue, incarnation, start, work)
 
+    def _go_on(
+        self, name: Name, start: QueueOffset, bytes_max: int, count_max: int, now_s: float
+    ) -> TierBatch | None:
+        """What nearly all reads are: of what the reader was served from last, with nothing new in the journal."""
+        state = self._reader.state
+        with self._stock.lock:
+            stream = self._readers.find(name)
+            if stream is None or stream.state is not state or not stream.goes_on_at(start):
+                return None
+            run = stream.at_hand(start)
+            if run is None:
+                return None
+            self._stock.hits += 1
+            batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
+            begun = self._note(stream, batch, now_s)
+        if begun:
+            self._stock.begin(begun)
+        return batch
+
     def _read(  # noqa: PLR0917 (one caller, in this order)
         self,
-        group: str,
+        name: Name,
         view: LifeView,
         start: QueueOffset,
         bytes_max: int,
         count_max: int,
         deadline_s: float,
-        incarnation: int | None,
     ) -> TierBatch | Gap | None:
+        state = self._reader.state
         with self._stock.lock:
-            stream = self._stream(group, view, incarnation)
+            stream = self._stream(name, view)
             leaps = stream.arrive(start)
             run = stream.at_hand(start)
-            self._hits += run is not None
+            self._stock.hits += run is not None
+            if run is None:
+                self._leave(name, stream)
         if leaps:
             self._stock.forsake(stream)
         if run is None:
             found = view.locate(start, where=self._prefix)
             if found is None:
-                self._drop([(group, view.queue, incarnation)])
+                self._drop([name])
                 return None
             if isinstance(found, Gap):
                 with self._stock.lock:
@@ -173,6 +195,8 @@ class TieredMessageFetcher:
                 return batch
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
         self._deliver(stream, batch)
+        if stream.state is not state and view is self.views.find(view.queue, name[2]):
+            stream.state = state  # in which this is the newest view: the next read need not look
         return batch
 
     def _fetch_warily(  # noqa: PLR0917 (one caller, in this order)
@@ -186,142 +210,68 @@ class TieredMessageFetcher:
     ) -> Run:
         """The run that holds ``start``; where something of the part is damaged, with no more than its block."""
         if start not in stream.wary:
-            share = self.settings.cache_bytes // (2 * max(len(self._streams), 1))
-            least = min(bytes_max, self.settings.piece_bytes, share)
+            least = min(bytes_max, self.settings.piece_bytes, self._share())
             try:
                 window = max(self._window(stream), least)
-                return self._fetch(stream, view, part, start, window, deadline_s)
+                return self._obtain(stream, view, part, start, window, deadline_s)
             except DataError:
                 with self._stock.lock:
                     stream.wary = range(part.queue_offset, part.queue_end)
-        return self._fetch(stream, view, part, start, 1, deadline_s)
+        return self._obtain(stream, view, part, start, 1, deadline_s)
 
     def _deliver(self, stream: Stream, batch: TierBatch) -> None:
         now_s = self._clock.monotonic_s()
         with self._stock.lock:
-            stream.deliver(batch, now_s)
-            if (entry := stream.entry) is not None:
-                self._stock.cache.use(entry, now_s)
-            self._delivered_bytes += memoryview(batch.records.data).nbytes
-            self._delivered_items += batch.records.count
-            begun = self._ahead(stream)
+            begun = self._note(stream, batch, now_s)
         self._stock.begin(begun)
 
-    def _fetch(  # noqa: PLR0917 (one caller, in this order)
-        self,
-        stream: Stream,
-        view: LifeView,
-        part: Part,
-        start: QueueOffset,
-        window: int,
-        deadline_s: float,
-    ) -> Run:
-        """The run that holds ``start``, asked for if it is not here, with so many bytes behind it."""
-        waiting = Waiting()
-        try:
-            while True:
-                run = self._try(waiting, stream, view, part, start, window, deadline_s)
-                if run is not None:
-                    return run
-        finally:
-            if waiting.has_queued:
-                with self._stock.lock:
-                    self._stock.step_out(waiting)
-
-    def _try(  # noqa: PLR0917 (one caller)
-        self,
-        waiting: Waiting,
-        stream: Stream,
-        view: LifeView,
-        part: Part,
-        start: QueueOffset,
-        window: int,
-        deadline_s: float,
-    ) -> Run | None:
-        """Take what is here; else wait for what has to come, for room, or for what brings us nearer (None)."""
-        stock, begun = self._stock, NOTHING
-        with stock.lock:
-            if self._is_closed:
-                raise ClosedError("the fetcher has been closed")
-            entry = stock.find(part, start)
-            if entry is not None:
-                self._waits += waiting.has_waited
-                self._hits += not waiting.has_waited
-                return stream.serve(cast("Run", entry.value), entry)
-            waiting.has_waited = True
-            load = stock.on_its_way(part, start)
-            is_ahead = load is not None and not load.is_urgent
-            if load is None:
-                begun = stock.claim_urgently(waiting, stream, view, start, window)
-                if not begun:
-                    self._await_room(deadline_s)
-                    return None
-                load = begun[0][1]
-            if waiting.has_queued:
-                stock.step_out(waiting)
-        stock.begin(begun)
-        stock.hurry(load)
-        try:
-            thing = self._await(load.future, deadline_s)
-        except (BackendError, StoreUnavailableError) as error:
-            if isinstance(error, ObjectNotFoundError) or not (is_ahead and waiting.may_fail):
-                raise
-            waiting.may_fail = False  # it was read ahead: who wants it asks for it again, once
-            return None
-        if not isinstance(thing, Run) or not thing.base <= start < thing.end:
-            return None
-        with stock.lock:
-            self._waits += 1
-            return stream.serve(thing, stock.find(part, start))
-
-    def _await(self, future: Future[Thing], deadline_s: float) -> Thing | None:
-        try:
-            return future.result(max(deadline_s - self._clock.monotonic_s(), 0))
-        except CancelledError:
-            return None  # somebody forsook it: it is asked for again
-        except TimeoutError:
-            if not future.done():
-                raise self._late() from None
-            return None if future.cancelled() else future.result()  # it came at that very moment
-
-    def _await_room(self, deadline_s: float) -> None:
-        left_s = deadline_s - self._clock.monotonic_s()
-        if left_s <= 0 or not self._stock.room.wait(left_s):
-            raise self._late()
-
-    def _late(self) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            "the tier did not answer before the read's deadline",
-            where=self._prefix,
-            do="try again, or look at the store with `tiered doctor`",
-        )
+    def _note(self, stream: Stream, batch: TierBatch, now_s: float) -> Begun:
+        """A batch is handed out; what to read ahead now. With the lock held."""
+        size_bytes = stream.deliver(batch, now_s)
+        if (entry := stream.entry) is not None:
+            self._stock.cache.use(entry, now_s)
+        self._delivered_bytes += size_bytes
+        self._delivered_items += batch.records.count
+        return self._ahead(stream, now_s)
 
     # Reading ahead
 
-    def _stream(self, group: str, view: LifeView, incarnation: int | None) -> Stream:
-        key = group, view.queue, incarnation
-        stream = self._streams.get(key)
-        if stream is None:
-            stream = self._streams[key] = Stream(group, view.queue, self.settings.window)
-            stream.used_s = self._clock.monotonic_s()
+    def _stream(self, name: Name, view: LifeView) -> Stream:
+        stream = self._readers.make(name, self._clock.monotonic_s())
         stream.look(view)
         return stream
 
+    def _share(self) -> int:
+        """Of half the cache, for each reader."""
+        return self.settings.cache_bytes // (2 * max(len(self._readers), 1))
+
     def _window(self, stream: Stream) -> int:
         """How far to read ahead: the stream's own window, but no more than its share of half the cache."""
-        share = self.settings.cache_bytes // (2 * max(len(self._streams), 1))
-        return max(min(stream.window, share), 1)
+        return max(min(stream.window, self._share()), 1)
 
-    def _ahead(self, stream: Stream) -> Begun:
+    def _ahead(self, stream: Stream, now_s: float) -> Begun:
         """What to read ahead for a stream now; with the lock held."""
+        if not stream.wants_more(stream.window):
+            return NOTHING
         view, window = stream.view, self._window(stream)
-        if view is None or self._is_closed or stream.next_offset < 0:
-            return []
-        if stream.next_offset in stream.wary or stream.paused_s > self._clock.monotonic_s():
-            return []
+        if view is None or self._stock.is_closed or stream.next_offset < 0:
+            return NOTHING
+        if stream.next_offset in stream.wary or stream.paused_s > now_s:
+            return NOTHING
         if stream.asked >= view.life.log_end or not stream.wants_more(window):
-            return []
+            return NOTHING
         return self._stock.claim(stream, view, QueueOffset(stream.next_offset), window)
+
+    def _ahead_now(self, stream: Stream) -> Begun:
+        return self._ahead(stream, self._clock.monotonic_s())
+
+    def _leave(self, name: Name, stream: Stream) -> None:
+        """A reader goes on to other records than it was served from last; with the lock held."""
+        entry = stream.leave()
+        if entry is None or not isinstance(entry.value, Run):
+            return
+        if self._readers.is_spent(name, entry.value.end):
+            self._stock.cache.retire(entry)
 
     def forget(self, group: str) -> None:
         """A reader has done: what was read ahead for it makes room, and the others may read further ahead.
@@ -329,13 +279,18 @@ class TieredMessageFetcher:
         Readers that have come to the end of their queue, or have not read for a minute, are forgotten by themselves.
         """
         with self._stock.lock:
-            keys = [key for key in self._streams if key[0] == group]
-        self._drop(keys)
+            names = self._readers.of_group(group)
+        self._drop(names)
 
-    def _drop(self, keys: list[tuple[str, MessageQueue, int | None]]) -> None:
+    def _drop(self, names: list[Name]) -> None:
+        dropped = []
         with self._stock.lock:
-            streams = [stream for key in keys if (stream := self._streams.pop(key, None))]
-        for stream in streams:
+            for name in names:
+                stream = self._readers.forget(name)
+                if stream is not None:
+                    self._leave(name, stream)
+                    dropped.append(stream)
+        for stream in dropped:
             self._stock.forsake(stream)
 
     # Upkeep
@@ -360,10 +315,9 @@ class TieredMessageFetcher:
         now_s = self._clock.monotonic_s()
         with self._stock.lock:
             self._stock.expire(now_s)
-            for key, stream in list(self._streams.items()):
-                if stream.used_s + STREAM_IDLE_SECONDS < now_s:
-                    del self._streams[key]
-            is_idle = not self._streams and not self._stock.cache.held_bytes
+            for name in self._readers.idle(now_s):
+                self._readers.forget(name)
+            is_idle = not len(self._readers) and not self._stock.cache.held_bytes
         due_s = self.transfers.tick()
         return due_s if is_idle else min(1.0 if due_s is None else due_s, 1.0)
 
@@ -373,20 +327,20 @@ class TieredMessageFetcher:
             return FetchStats(
                 delivered_bytes=self._delivered_bytes,
                 delivered_items=self._delivered_items,
-                hits=self._hits,
-                waits=self._waits,
+                hits=self._stock.hits,
+                waits=self._stock.waits,
                 unread_bytes=self._stock.unread_bytes,
                 cached_bytes=self._stock.cache.held_bytes,
                 reserved_bytes=self._stock.cache.reserved_bytes,
-                streams=len(self._streams),
+                streams=len(self._readers),
             )
 
     def close(self) -> None:
         """Refuse new reads, and forget everything. Batches that were handed out stay valid."""
         with self._stock.lock:
-            self._is_closed = True
+            self._stock.is_closed = True
             self._stock.room.notify_all()
         self.transfers.close()
         with self._stock.lock:
             self._stock.cache.clear()
-            self._streams.clear()
+            self._readers.clear()

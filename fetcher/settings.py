@@ -29,6 +29,7 @@ class FetchSettings:
         gap_bytes: Blocks that are here already are read again when no more than this lies between two that are not.
         unread_seconds: How long what nobody has read is kept.
         read_seconds: How long after its last reading what has been read is kept.
+        spent_bytes: What every reader of its queue is past is kept no longer than there is no more than this of it.
         read_timeout_s: Deadline of a read that names none.
         window: Bounds of the read-ahead of one group in one queue.
         transfers: Bounds of what goes over the wire.
@@ -40,6 +41,7 @@ class FetchSettings:
     gap_bytes: int = 256 * KIB
     unread_seconds: float = 180.0
     read_seconds: float = 10.0
+    spent_bytes: int = 16 * MIB
     read_timeout_s: float = 30.0
     window: WindowLimits = field(default_factory=WindowLimits)
     transfers: TransferLimits = field(default_factory=TransferLimits)

@@ -66,6 +66,9 @@ class Stock:
         room: Notified when a load has ended.
         cache: What is here; with the lock held.
         unread_bytes: What was read ahead and dropped before anybody had it, so far.
+        hits: Reads that were served at once, so far.
+        waits: Reads that had to wait, so far.
+        is_closed: Nothing is asked for any more.
     """
 
     def __init__(
@@ -92,14 +95,17 @@ class Stock:
         self.room = threading.Condition(self.lock)
         self._waiting: deque[Waiting] = deque()
         self._loads: dict[Key, Load[Thing]] = {}
-        self.unread_bytes = 0
+        self.unread_bytes = self.hits = self.waits = 0
+        self.is_closed = False
         self.cache: ByteCache[Thing] = ByteCache(
             settings.cache_bytes,
             {
                 Shelf.UNREAD: settings.unread_seconds,
                 Shelf.READ: settings.read_seconds,
                 Shelf.INDEX: settings.unread_seconds,
+                Shelf.SPENT: settings.read_seconds,
             },
+            settings.spent_bytes,
         )
 
     # With the lock held
@@ -236,6 +242,7 @@ class Stock:
             wanted,
             lambda pieces: self._arrive(claim, load, pieces),
             lambda: self._end(claim, load),
+            trailers=[] if claim.blocks else [part.log],
         )
 
     def _arrive(self, claim: Claim, load: Load[Thing], pieces: list[memoryview]) -> Thing:

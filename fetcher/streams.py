@@ -30,6 +30,7 @@ class Stream:
         limits: Of its window.
         window: Bytes to read ahead.
         view: The life that it read last.
+        state: The journal's state in which that was the newest view of it; None: to be looked up.
         held: Where the run is cached that it was last served from; it does not keep it in memory.
         here: Log offset behind the last batch.
         asked: Log offset up to which read-ahead has been asked for.
@@ -46,6 +47,7 @@ class Stream:
     limits: WindowLimits
     window: int = 0
     view: LifeView | None = None
+    state: object = None
     held: ReferenceType[Entry[Run | PartLayout]] | None = None
     here: int = 0
     asked: int = 0
@@ -59,8 +61,17 @@ class Stream:
     def look(self, view: LifeView) -> None:
         """Go on with a view; what was read of another one says nothing of it."""
         if self.view is not view:
-            self.view, self.held = view, None
+            self.view, self.held, self.state = view, None, None
             self.asked = 0
+
+    @property
+    def position(self) -> int:
+        """Queue offset from which on it may read."""
+        return self.next_offset if self.next_offset >= 0 else max(self.leapt_to, 0)
+
+    def goes_on_at(self, start: int) -> bool:
+        """Whether reading there is reading in order, or asking again for what was delivered last or for the rest of it."""
+        return self.last_start <= start <= self.next_offset
 
     def arrive(self, start: int) -> bool:
         """Begin a read; whether the reader has gone elsewhere, and something may be under way for it.
@@ -68,7 +79,7 @@ class Stream:
         Asking again for what was delivered last, or for the rest of it, is no leap: its answer may have been lost, or
         cut. Nor is it one to try again.
         """
-        if self.last_start <= start <= self.next_offset or start == self.leapt_to:
+        if self.goes_on_at(start) or start == self.leapt_to:
             return False
         had_asked = self.asked > 0
         self.window, self.asked = self.limits.bytes_min, 0
@@ -84,10 +95,12 @@ class Stream:
         """What it was served from last, if that is still here and holds ``start`` as well."""
         entry = self.entry
         run = entry.value if entry is not None and entry.is_here else None
-        if isinstance(run, Run) and run.base <= start < run.end:
-            return run
-        self.held = None
-        return None
+        return run if isinstance(run, Run) and run.base <= start < run.end else None
+
+    def leave(self) -> Entry[Run | PartLayout] | None:
+        """What it was served from last, from which it goes away, if anybody else still has it."""
+        entry, self.held = self.entry, None
+        return entry
 
     @property
     def entry(self) -> Entry[Run | PartLayout] | None:
@@ -99,16 +112,19 @@ class Stream:
         self.held = None if entry is None else ref(entry)
         return run
 
-    def deliver(self, batch: TierBatch, now_s: float) -> None:
-        """A batch is handed out."""
-        size_bytes = memoryview(batch.records.data).nbytes
-        if self.last_start < batch.base_offset <= self.next_offset:
-            new_bytes = batch.log_offset + size_bytes - self.here
-            self.window = grown(self.window, min(max(new_bytes, 0), size_bytes), self.limits)
-        self.last_start, self.next_offset = batch.base_offset, batch.end_offset
+    def deliver(self, batch: TierBatch, now_s: float) -> int:
+        """A batch is handed out; its size in bytes."""
+        records = batch.records
+        size_bytes = memoryview(records.data).nbytes
+        here = batch.log_offset + size_bytes
+        if self.last_start < records.base_offset <= self.next_offset:
+            new_bytes = min(max(here - self.here, 0), size_bytes)
+            self.window = grown(self.window, new_bytes, self.limits)
+        self.last_start, self.next_offset = records.base_offset, records.end_offset
         self.leapt_to = -1
-        self.here = batch.log_offset + size_bytes
+        self.here = here
         self.used_s = now_s
+        return size_bytes
 
     def wants_more(self, window: int) -> bool:
         """Whether it is time to read ahead, with a window of so many bytes."""

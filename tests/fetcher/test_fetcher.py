@@ -146,7 +146,7 @@ def test_what_is_ahead_is_bounded_by_what_was_read():
     builder = big(parts=1, each=200)
     fetcher = fetcher_of(builder.store, window=WindowLimits(bytes_min=256 * KIB))
     for _ in batches(fetcher, bytes_max=64 * KIB):
-        (stream,) = fetcher._streams.values()
+        (stream,) = fetcher._readers.streams()
         ahead = stream.asked - stream.here
         assert ahead <= fetcher.stats().delivered_bytes / 2 + 3 * 256 * KIB
 
@@ -197,7 +197,7 @@ def test_what_expires_unread_halves_the_window():
     pieces = batches(fetcher, bytes_max=128 * KIB)
     for _ in range(20):
         next(pieces)
-    (stream,) = fetcher._streams.values()
+    (stream,) = fetcher._readers.streams()
     window, asked = stream.window, stream.asked
     assert window > 1 << 20
     clock.advance(11.0)
@@ -222,7 +222,7 @@ def test_a_reader_that_goes_elsewhere_begins_small_again():
     pieces = batches(fetcher, bytes_max=64 * KIB)
     for _ in range(20):
         next(pieces)
-    (stream,) = fetcher._streams.values()
+    (stream,) = fetcher._readers.streams()
     grown = stream.window
     assert isinstance(fetcher.read("g", QUEUE, QueueOffset(90), bytes_max=1), TierBatch)
     assert stream.window == 64 * KIB < grown

@@ -152,7 +152,7 @@ def test_a_gap_is_no_leap():
     builder.add([bytes(50 * KIB)] * 10)
     fetcher = fetcher_of(builder.store, window=WindowLimits(bytes_min=64 * KIB))
     for _ in batches(fetcher, bytes_max=50 * KIB):
-        (stream,) = fetcher._streams.values()
+        (stream,) = fetcher._readers.streams()
     assert stream.window > 400 * KIB
     assert fetcher.stats().unread_bytes == 0
     assert fetcher.transfers.stats.received_bytes <= 1.2 * fetcher.stats().delivered_bytes
@@ -165,7 +165,7 @@ def test_going_on_in_the_middle_of_the_last_batch_is_no_leap():
     start = 0
     while start < 90:
         start = min(start + 5, batch_at(fetcher, start, count_max=10).end_offset)
-    (stream,) = fetcher._streams.values()
+    (stream,) = fetcher._readers.streams()
     assert stream.window > 400 * KIB
     assert fetcher.stats().unread_bytes == 0
 
