@@ -129,7 +129,7 @@ def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> N
     assert seen
     assert [spark.task_of(spark.task_text(task)) for task in seen] == seen
     order = spark.Order(tier.url, place.prefix + "x", "memory://", S3Options())
-    assert isinstance(spark.outcome_of(spark.do_task(order, spark.task_text(seen[0]))), Exception)
+    assert isinstance(spark.outcome_of(spark.do_task(order, spark.work_text(seen[0]))), Exception)
     error = spark.outcome_of('{"kind": "data", "said": ["damaged", "here", "mend it"]}')
     assert isinstance(error, DataError)
     assert str(error) == "damaged (here); mend it"

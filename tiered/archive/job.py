@@ -17,35 +17,39 @@ Threads: one job belongs to one thread; its tasks run in the executor.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
 from backends.probe import probe
-from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
-from tiered.archive.model import LOG, Archived
-from tiered.archive.plan import Plan, Task, plan_archive
-from tiered.archive.task import archive_segment
+from tiered.archive.engines import Engine, archived_of, local_engine
+from tiered.archive.limits import NO_LIMITS, Limits, limited
+from tiered.archive.machine import ArchiveMachine, archive_action, forget_action
+from tiered.archive.model import LOG
+from tiered.archive.moves import pack_action
+from tiered.archive.packing import Pack, plan_packs, tasks_of
+from tiered.archive.plan import plan_archive
+from tiered.archive.records import job_action
+from tiered.archive.result import Done, Result
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.journal.writer import JournalWriter
 from tiered.log.reader import TierReader
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable, Iterator, Sequence
 
     from backends.base import ObjectStore
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.packing import Work
+    from tiered.archive.plan import Plan, Task
     from tiered.clock import Clock
+    from tiered.journal.entry import Action
     from tiered.plugin.place import Place
 
 COMMIT_FILES = 64
 COMMIT_BYTES = 1 << 30
 ROUNDS = 4
-
-Outcome = tuple[Task, Archived | Exception]
-Engine = Callable[[list[Task]], Iterator[Outcome]]
-"""Does tasks in any order; gives what each came to. A task's failure is an outcome, not an exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,47 +73,6 @@ class Workshop:
     clock: Clock
     rng: random.Random
     takes: Callable[[str], bool] = lambda _topic: True
-
-
-@dataclass(slots=True)
-class Result:
-    """What a job has done.
-
-    Attributes:
-        plan: What was there to do at its beginning.
-        segments: Stretches that it archived.
-        overtaken: Stretches that another job had archived first.
-        files: Files that its entries name.
-        rows: Messages in them.
-        bad: Records that could not be unpacked.
-        holes: Offsets without a message.
-        source_bytes: Bytes of the source's commit log.
-        size_bytes: Bytes of the files.
-        entries: Written to the log.
-        failed: Tasks that failed, and why.
-    """
-
-    plan: Plan
-    segments: int = 0
-    overtaken: int = 0
-    files: int = 0
-    rows: int = 0
-    bad: int = 0
-    holes: int = 0
-    source_bytes: int = 0
-    size_bytes: int = 0
-    entries: int = 0
-    failed: list[tuple[Task, Exception]] = field(default_factory=list)
-
-    def count(self, archived: Archived) -> None:
-        """One more stretch is part of the archive."""
-        self.segments += 1
-        self.files += len(archived.files)
-        self.rows += archived.rows
-        self.bad += archived.bad
-        self.holes += archived.holes
-        self.source_bytes += archived.source_bytes
-        self.size_bytes += sum(file.size_bytes for file in archived.files)
 
 
 def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
@@ -140,14 +103,23 @@ def plan_job(at: Workshop, state: ArchiveState) -> Plan:
 
 
 def run_job(
-    at: Workshop, engine: Engine, *, told: Callable[[Result], None] | None = None
+    at: Workshop,
+    engine: Engine,
+    *,
+    told: Callable[[Result], None] | None = None,
+    limits: Limits = NO_LIMITS,
+    small_bytes: int = 0,
+    kind: str = "local",
 ) -> Result:
     """Archive all that is sealed and not archived yet.
 
     Args:
         at: Tier and archive.
         engine: Does the tasks.
-        told: Called after each entry, with the result so far.
+        told: Called when the plan is made and after each entry, with the result so far.
+        limits: What the run is held to.
+        small_bytes: Segments of less commit log share files (``tiered.archive.packing``); 0: none does.
+        kind: What the engine is called in the log.
 
     Raises:
         InvalidError: The archive's store does not keep to conditional writes, or lies within the tier (or round it).
@@ -156,130 +128,146 @@ def run_job(
     """
     _require_apart(at)
     log = log_writer(at)
-    plan = plan_job(at, log.state)
-    result = Result(plan)
+    plan = limited(plan_job(at, log.state), limits)
+    result = Result(plan, log.writer, kind, at.clock.now_ms())
     if plan.tasks or plan.overtaken:
         _require_conditional(at)
-    for _ in range(ROUNDS):
-        _forget(log, plan, result)
-        moved = _do(log, engine, plan.tasks, result, told or (lambda _result: None))
-        if not moved:
-            break
-        log.catch_up()
-        plan = plan_job(at, log.state)
-    log.write_checkpoint()
+    tell = told or (lambda _result: None)
+    _Run(at, log, engine, result, tell, limits=limits, small_bytes=small_bytes).run()
     return result
 
 
-def local_engine(at: Workshop, jobs: int) -> Engine:
-    """Tasks in threads of this process.
+class _Run:
+    """One run of a job, and what it has in hand."""
 
-    Args:
-        at: Tier and archive.
-        jobs: How many at once (> 0).
-    """
+    def __init__(
+        self,
+        at: Workshop,
+        log: JournalWriter[ArchiveState],
+        engine: Engine,
+        result: Result,
+        told: Callable[[Result], None],
+        *,
+        limits: Limits,
+        small_bytes: int,
+    ) -> None:
+        self._at = at
+        self._log = log
+        self._engine = engine
+        self._result = result
+        self._told = told
+        self._limits = limits
+        self._small_bytes = small_bytes
+        self._began_s = at.clock.monotonic_s()
 
-    def run(tasks: list[Task]) -> Iterator[Outcome]:
-        with ThreadPoolExecutor(jobs, "tiered-archive") as pool:
-            work = (at.tier, at.place.prefix, at.archive)
-            ahead = iter(tasks)
-            running = {}
+    def run(self) -> None:
+        """See ``run_job``."""
+        plan = self._result.plan
+        for _ in range(ROUNDS):
+            self._told(self._result)
+            self._forget(plan)
+            works = plan_packs(plan.tasks, self._small_bytes)
+            is_moved, alone = self._do(works)
+            if alone:
+                is_moved |= self._do(alone)[0]
+            if not is_moved:
+                break
+            self._log.catch_up()
+            left = self._limits.after(self._result.source_bytes)
+            is_first = not self._result.segments
+            plan = limited(plan_job(self._at, self._log.state), left, is_first=is_first)
+        self._log.write_checkpoint()
+
+    def _do(self, works: Sequence[Work]) -> tuple[bool, list[Task]]:
+        """Have work done and commit it.
+
+        Returns:
+            Whether some has to be planned again; and tasks of packs that failed, to be done alone.
+        """
+        alone: list[Task] = []
+        is_moved = False
+        done: list[Done] = []
+        for work, outcome in self._engine(self._until_late(works)):
+            if isinstance(outcome, ObjectNotFoundError):
+                is_moved = True
+            elif not isinstance(outcome, Exception):
+                done.append(Done(tasks_of(work), archived_of(outcome)))
+            elif isinstance(work, Pack):
+                alone += work.tasks
+            else:
+                self._result.failed.append((work, outcome))
+            if _is_due(done):
+                is_moved |= self._commit(done)
+                done = []
+        return (self._commit(done) if done else False) or is_moved, alone
+
+    def _until_late(self, works: Sequence[Work]) -> Iterator[Work]:
+        """Work, as long as there is time."""
+        limit_ms = self._limits.runtime_ms
+        for number, work in enumerate(works):
+            elapsed_ms = 1000 * (self._at.clock.monotonic_s() - self._began_s)
+            if limit_ms is not None and elapsed_ms >= limit_ms:
+                self._result.out_of_time += sum(len(tasks_of(one)) for one in works[number:])
+                return
+            yield work
+
+    def _commit(self, done: list[Done]) -> bool:
+        """One entry for all of it that nobody has archived yet; whether some has to be planned again."""
+        due = list(done)
+
+        def hold(state: ArchiveState) -> None:
+            if any(_is_taken(state, task) for one in due for task in one.tasks):
+                raise _OvertakenError
+
+        while due:
+            due = [one for one in due if not any(_is_taken(self._log.state, t) for t in one.tasks)]
             try:
-                for task in _some(ahead, 2 * jobs):
-                    running[pool.submit(archive_segment, *work, task)] = task
-                while running:
-                    done = next(as_completed(running))
-                    task = running.pop(done)
-                    for more in _some(ahead, 1):
-                        running[pool.submit(archive_segment, *work, more)] = more
-                    error = done.exception()
-                    if error is not None and not isinstance(error, Exception):
-                        raise error
-                    yield task, error or done.result()
-            finally:
-                for future in running:
-                    future.cancel()
+                if due:
+                    record = self._result.after(due, self._at.clock.now_ms())
+                    self._log.append([*map(_action, due), job_action(record)], check=hold)
+                    self._result.entries += 1
+                break
+            except _OvertakenError:
+                continue
+        for one in due:
+            for archived in one.archived:
+                self._result.count(archived)
+        lost = [task for one in done if one not in due for task in one.tasks]
+        taken = [task for task in lost if _is_taken(self._log.state, task)]
+        self._result.overtaken += len(taken)
+        self._log.write_checkpoint()
+        self._told(self._result)
+        return len(taken) < len(lost)
 
-    return run
-
-
-def _some(tasks: Iterator[Task], count: int) -> Iterable[Task]:
-    return [task for _, task in zip(range(count), tasks, strict=False)]
-
-
-def _do(
-    log: JournalWriter[ArchiveState],
-    engine: Engine,
-    tasks: Iterable[Task],
-    result: Result,
-    told: Callable[[Result], None],
-) -> bool:
-    """Have tasks done and commit them; whether one has to be planned again."""
-    moved = False
-    done: list[tuple[Task, Archived]] = []
-    for task, outcome in engine(list(tasks)):
-        if isinstance(outcome, ObjectNotFoundError):
-            moved = True
-        elif isinstance(outcome, Exception):
-            result.failed.append((task, outcome))
-        else:
-            done.append((task, outcome))
-        if _is_due(done):
-            _commit(log, done, result)
-            told(result)
-            done = []
-    if done:
-        _commit(log, done, result)
-        told(result)
-    return moved
+    def _forget(self, plan: Plan) -> None:
+        """Take out of the archive what the broker took back."""
+        for one in plan.overtaken:
+            if one.mark not in self._log.state.tails.get(one.lane, ()):
+                self._log.append([forget_action(one.lane, list(one.starts), one.mark)])
+                self._result.entries += 1
 
 
-def _is_due(done: list[tuple[Task, Archived]]) -> bool:
-    files = sum(len(archived.files) for _, archived in done)
-    return files >= COMMIT_FILES or sum(a.source_bytes for _, a in done) >= COMMIT_BYTES
+def _action(done: Done) -> Action:
+    pairs = list(zip(done.tasks, done.archived, strict=True))
+    if len(pairs) == 1:
+        ((task, archived),) = pairs
+        return archive_action(task.lane, archived, task.tails)
+    return pack_action((task.lane, task.tails, archived) for task, archived in pairs)
+
+
+def _is_due(done: list[Done]) -> bool:
+    every = [archived for one in done for archived in one.archived]
+    files = len({file.key for archived in every for file in archived.files})
+    return files >= COMMIT_FILES or sum(a.source_bytes for a in every) >= COMMIT_BYTES
 
 
 class _OvertakenError(Exception):
     """Another job has archived some of it."""
 
 
-def _commit(
-    log: JournalWriter[ArchiveState], done: list[tuple[Task, Archived]], result: Result
-) -> None:
-    """One entry for all of it that nobody has archived yet."""
-    due = list(done)
-
-    def hold(state: ArchiveState) -> None:
-        if any(_is_taken(state, task) for task, _ in due):
-            raise _OvertakenError
-
-    while due:
-        due = [(task, archived) for task, archived in due if not _is_taken(log.state, task)]
-        actions = [archive_action(task.lane, archived, task.tails) for task, archived in due]
-        try:
-            if actions:
-                log.append(actions, check=hold)
-                result.entries += 1
-            break
-        except _OvertakenError:
-            continue
-    for _, archived in due:
-        result.count(archived)
-    result.overtaken += len(done) - len(due)
-    log.write_checkpoint()
-
-
 def _is_taken(state: ArchiveState, task: Task) -> bool:
     late = len(state.tails.get(task.lane, ())) != task.tails
     return late or bool(state.overlapping(task.lane, task.start, task.end))
-
-
-def _forget(log: JournalWriter[ArchiveState], plan: Plan, result: Result) -> None:
-    """Take out of the archive what the broker took back."""
-    for one in plan.overtaken:
-        if one.mark not in log.state.tails.get(one.lane, ()):
-            log.append([forget_action(one.lane, list(one.starts), one.mark)])
-            result.entries += 1
 
 
 def _require_conditional(at: Workshop) -> None:
@@ -306,3 +294,6 @@ def first_error(result: Result) -> TieredStoreError | Exception | None:
     errors = [error for _, error in result.failed]
     mine = [error for error in errors if isinstance(error, TieredStoreError)]
     return mine[0] if mine else next(iter(errors), None)
+
+
+__all__ = ["Result", "Workshop", "first_error", "local_engine", "log_writer", "plan_job", "run_job"]

@@ -93,12 +93,23 @@ class Plan:
         opened: What is not sealed.
         overtaken: What has to be forgotten before.
         archived_segments: Sealed segments that are archived already.
+        outside: Segments left out, since none of their messages is of the wanted time.
+        postponed: Segments left to a later run.
+        postponed_bytes: Of their commit log.
     """
 
     tasks: tuple[Task, ...]
     opened: tuple[Open, ...]
     overtaken: tuple[Overtaken, ...]
     archived_segments: int
+    outside: int = 0
+    postponed: int = 0
+    postponed_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the commit log in its tasks, at most."""
+        return sum(task.size_bytes for task in self.tasks)
 
 
 def plan_archive(

@@ -1,4 +1,4 @@
-"""Tasks of an archive job as Spark tasks: one segment each, the same function as without Spark.
+"""Work of an archive job as Spark tasks: a segment each, or a pack of small ones; the same function as without Spark.
 
 Overview: the driver sends a wave of tasks as a table of numbers, one partition each; ``mapInArrow`` has each worker read its
 segment, write its Parquet objects and give one row back, which says what it made. No message enters the JVM. The driver's
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,8 @@ from backends.errors import BackendError, ObjectNotFoundError
 from tiered.archive.body.layout import Layout
 from tiered.archive.machine import lane_row
 from tiered.archive.model import Archived, Lane
+from tiered.archive.packing import Pack, do_work, tasks_of
 from tiered.archive.plan import Task
-from tiered.archive.task import archive_segment
 from tiered.clock import SystemClock
 from tiered.errors import (
     DataError,
@@ -46,12 +47,13 @@ from tiered.plugin.arrow import load_pyarrow
 from tiered.plugin.stores import open_metered, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
     from backends.s3_options import S3Options
-    from tiered.archive.job import Engine, Outcome
+    from tiered.archive.engines import Engine, Outcome
+    from tiered.archive.packing import Work
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""
@@ -145,14 +147,14 @@ def spark_engine(session: Any, order: Order, *, wave: int = WAVE) -> Engine:  # 
     Args:
         session: Of Spark.
         order: Where tier and archive are, as workers see them.
-        wave: Tasks at once, at most; all of them are done before the next.
+        wave: Tasks at once, at most; all of them are done, and committed, before the next.
     """
 
-    def run(tasks: list[Task]) -> Iterator[Outcome]:
-        for start in range(0, len(tasks), wave):
-            some = tasks[start : start + wave]
+    def run(works: Iterable[Work]) -> Iterator[Outcome]:
+        ahead = iter(works)
+        while some := list(islice(ahead, wave)):
             numbers = session.range(0, len(some), 1, len(some))
-            texts = [task_text(task) for task in some]
+            texts = [work_text(work) for work in some]
             for row in _collect(numbers.mapInArrow(worker(order, texts), _ROW)):
                 yield some[row["number"]], outcome_of(row["text"])
 
@@ -198,13 +200,14 @@ def worker(
 
 
 def do_task(order: Order, text: str) -> str:
-    """One task; what it came to, as ``outcome_of`` reads it."""
-    task, stop, clock = task_of(text), threading.Event(), SystemClock()
+    """One task, or pack of them; what it came to, as ``outcome_of`` reads it."""
+    work, stop, clock = work_of(text), threading.Event(), SystemClock()
     rng = random.SystemRandom()
     tier = with_retries(open_metered(order.tier, order.options), clock, rng, stop)
     archive = with_retries(open_metered(order.archive, order.options), clock, rng, stop)
     try:
-        return json.dumps({"done": archive_segment(tier, order.prefix, archive, task).document()})
+        made = do_work(tier, order.prefix, archive, work)
+        return json.dumps({"done": [archived.document() for archived in made]})
     except ObjectNotFoundError as error:
         return json.dumps({"moved": str(error)})
     except TieredStoreError as error:
@@ -216,15 +219,26 @@ def do_task(order: Order, text: str) -> str:
         archive.close()
 
 
-def outcome_of(text: str) -> Archived | Exception:
+def outcome_of(text: str) -> list[Archived] | Exception:
     """What a worker said."""
     said = json.loads(text)
     if "done" in said:
-        return Archived.of(said["done"])
+        return [Archived.of(document) for document in said["done"]]
     if "moved" in said:
         return ObjectNotFoundError(said["moved"])
     what, where, do = said["said"]
     return _KINDS.get(said["kind"], InternalError)(what, where=where, do=do)
+
+
+def work_text(work: Work) -> str:
+    """A task, or a pack, as JSON."""
+    return json.dumps([task_text(task) for task in tasks_of(work)])
+
+
+def work_of(text: str) -> Work:
+    """Undo ``work_text``."""
+    tasks = tuple(map(task_of, json.loads(text)))
+    return tasks[0] if len(tasks) == 1 else Pack(tasks)
 
 
 def task_text(task: Task) -> str:

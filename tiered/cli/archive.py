@@ -16,7 +16,8 @@ from tiered.cli.output import Output
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
-    from tiered.archive.job import Engine, Result, Workshop
+    from tiered.archive.engines import Engine
+    from tiered.archive.job import Result, Workshop
     from tiered.cli.call import Call
 
 _COLUMNS = ["segments", "files", "rows", "holes", "bad", "source_bytes", "size_bytes", "entries"]
