@@ -195,7 +195,7 @@ class EndsLate(Future[Any]):
 def test_what_comes_at_the_moment_of_the_deadline_is_taken():
     builder = TierBuilder()
     builder.add([b"x"])
-    assert fetcher_of(builder.store)._await(EndsLate(), 0.0) == "the thing"
+    assert fetcher_of(builder.store)._obtain._await(EndsLate(), 0.0) == "the thing"
 
 
 def test_tiny_parts_are_planned_and_asked_for_in_small_numbers():
