@@ -16,7 +16,7 @@ from backends.s3_options import S3Options
 from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
 from tests.e2e.harness import here
 from tiered.archive import spark
-from tiered.archive.datasource import ArchiveSource
+from tiered.archive.datasource import register as register_sources
 from tiered.archive.job import Workshop, run_job
 from tiered.archive.spark_sql import ask_spark, register
 from tiered.clock import SystemClock
@@ -109,7 +109,7 @@ def test_the_source_reads_chosen_files_and_columns(
 ) -> None:
     tier = sealed("s01-basic")
     here("archive", tier.url, "--to", archive_url).good()
-    session.dataSource.register(ArchiveSource)
+    register_sources(session)
     source = session.read.format("tieredmq").option("topic", "orders")
     some = source.schema("keys array<string>, queue_offset long").option("queue", "1")
     wanted = [m for m in tier.dump.messages["orders"] if m["queue_id"] == 1]

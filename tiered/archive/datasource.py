@@ -1,45 +1,59 @@
-"""Spark reads an archive as ``tieredmq``: exactly the files that the log names, through this program's own client.
+"""Spark reads an archive, or a tier itself, through this program's own client.
 
 How to use it::
 
-    spark.dataSource.register(ArchiveSource)
+    register(spark)
     spark.read.format("tieredmq").option("topic", "orders").load("s3://bucket2/parquet")
 
-Options: ``topic`` (required), ``from`` and ``until`` (store time, UTC ms: files outside are not read), ``queue``,
-``endpoint-url``, ``region``, ``profile``, ``path-style``, ``ca-bundle``. One partition for each file. Spark does not tell a
-source which columns it wants; ``.schema("queue_offset long, body binary")`` does, and the others are then not read.
+``tieredmq`` looks at the place to see which of both it is; ``rmq_archive`` and ``rmq_tier`` say so, as the option ``source``
+does. Of an archive exactly the files that its log names are read, a partition each; of a tier what is committed, sealed or
+not, in partitions of whole segments. Both have the same columns. docs/spark.md lists the options.
+
+What is not needed is not read: files and parts by options and by filters that Spark hands down, row groups by statistics and
+bloom filters, columns by ``.schema("queue_offset long, body binary")``, since Spark does not tell a source written in Python
+which columns it wants. Filters that Spark hands down are applied here and again by Spark.
+
+Threads and retries: a reader is pickled and used in workers, one partition at a time each; whatever fails, Spark does a
+partition again, and gets the same rows.
 
 Whoever imports this module needs pyspark.
 """
 
 from __future__ import annotations
 
-import io
-import random
-import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from backends.s3_options import S3Options
 from tiered.archive.columns import schema as archive_schema
-from tiered.archive.ranges import ObjectFile
-from tiered.archive.tables import Wanted, choose_files, read_archive
-from tiered.clock import SystemClock
+from tiered.archive.selection import selection_of
+from tiered.archive.source_options import (
+    ARCHIVE,
+    OF_STREAM,
+    OF_TIER,
+    READ,
+    TIER,
+    choice,
+    kind_of,
+    require_known,
+    source_options,
+)
+from tiered.archive.source_readers import (
+    ArchiveReader,
+    PushingArchiveReader,
+    PushingTierReader,
+    SourceReader,
+    TierBatchReader,
+)
+from tiered.archive.streaming import TierStreamReader
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
-from tiered.plugin.stores import open_metered, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import pyarrow as pa
 
-    from backends.base import ObjectStore
+__all__ = ["DDL", "ArchiveSource", "TierSource", "TieredSource", "register", "source_options"]
 
-BATCH_ROWS = 10_000
-_BUFFER_BYTES = 1 << 20
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 DDL = (
     "topic string, queue_id int, queue_offset long, uniq_key string, msg_key string, keys array<string>, tag string,"
     " born_ts timestamp, store_ts timestamp, born_host string, store_host string, sys_flag int, flag int,"
@@ -47,31 +61,21 @@ DDL = (
     " physical_offset long, broker string, incarnation int"
 )
 """The columns of docs/formats/archive.md in Spark's words."""
+_MORE = ("value_", "body_", "record")
+"""What names of columns begin with that only some files have: decoded bodies, stored records."""
 
 
-def source_options(options: S3Options) -> dict[str, str]:
-    """How to reach S3, as options of the source; headers and keys of encryption are not among them."""
-    style = options.path_style
-    texts = {
-        "endpoint-url": options.endpoint_url,
-        "region": options.region,
-        "profile": options.profile,
-        "path-style": None if style is None else str(style).lower(),
-        "ca-bundle": options.ca_bundle,
-    }
-    return {name: text for name, text in texts.items() if text is not None}
+def register(session: Any) -> None:  # noqa: ANN401 (pyspark has no types)
+    """Make the sources known to a session, and let Spark hand filters down to them."""
+    session.conf.set(PUSHDOWN, "true")
+    for source in (TieredSource, ArchiveSource, TierSource):
+        session.dataSource.register(source)
 
 
-@dataclass
-class FilePartition(InputPartition):
-    """One file of the archive."""
+class TieredSource(DataSource):
+    """Either of both; see the module."""
 
-    key: str
-    size_bytes: int
-
-
-class ArchiveSource(DataSource):
-    """The source; see the module."""
+    kind: ClassVar[str | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -79,74 +83,68 @@ class ArchiveSource(DataSource):
         return "tieredmq"
 
     def schema(self) -> str:
-        """All columns."""
+        """All columns that every file has."""
         return DDL
 
-    def reader(self, schema: Any) -> ArchiveReader:  # noqa: ANN401
+    def reader(self, schema: Any) -> DataSourceReader:  # noqa: ANN401
         """A reader of the columns of ``schema``, some of ours in any order."""
-        columns = [field.name for field in schema.fields]
-        unknown = set(columns) - set(archive_schema().names)
-        if unknown or "topic" not in self.options:
+        options = dict(self.options)
+        is_archive = kind_of(options, self.kind) == ARCHIVE
+        require_known(options, READ if is_archive else READ | OF_TIER)
+        wanted, columns = selection_of(options), _arrow_schema(schema)
+        _require_columns(columns.names, more=is_archive)
+        is_plain = choice(options, "pushdown", ("true", "false")) == "false"
+        kinds: dict[tuple[bool, bool], type[SourceReader]] = {
+            (True, True): ArchiveReader,
+            (True, False): PushingArchiveReader,
+            (False, True): TierBatchReader,
+            (False, False): PushingTierReader,
+        }
+        return kinds[is_archive, is_plain](options, columns, wanted)
+
+    def streamReader(self, schema: Any) -> TierStreamReader:  # noqa: N802, ANN401 (Spark's name)
+        """A reader of what comes into a tier."""
+        options = dict(self.options)
+        if kind_of(options, self.kind) == ARCHIVE:
             raise InvalidError(
-                f"an archive has no column {min(unknown)}" if unknown else "no topic is given",
-                do=f"columns are {DDL}" if unknown else 'say .option("topic", …)',
+                "an archive is no stream", do="read it as a batch, or give the tier's URL"
             )
-        return ArchiveReader(dict(self.options), columns)
+        require_known(options, READ | OF_TIER | OF_STREAM)
+        columns = _arrow_schema(schema)
+        _require_columns(columns.names, more=False)
+        return TierStreamReader(options, columns, selection_of(options))
 
 
-class ArchiveReader(DataSourceReader):
-    """Plans on the driver, reads on the workers."""
+class ArchiveSource(TieredSource):
+    """An archive."""
 
-    def __init__(self, options: Mapping[str, str], columns: list[str]) -> None:
-        self._options = options
-        self._columns = columns
+    kind = ARCHIVE
 
-    def partitions(self) -> Sequence[InputPartition]:
-        """One for each file that may hold what is wanted; without any, one that is empty."""
-        options = self._options
-        until, queue = options.get("until"), options.get("queue")
-        wanted = Wanted(
-            options["topic"],
-            int(options.get("from", 0)),
-            None if until is None else int(until),
-            None if queue is None else int(queue),
-        )
-        store = self._open()
-        try:
-            files, _ = choose_files(read_archive(store), wanted)
-        finally:
-            store.close()
-        return [FilePartition(file.key, file.size_bytes) for file in files] or [
-            FilePartition("", 0)
-        ]
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "rmq_archive"
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Rows of one file."""
-        assert isinstance(partition, FilePartition)
-        if not partition.key:
-            return
-        arrow = load_pyarrow()
-        from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
-        store = self._open()
-        try:
-            raw = ObjectFile(store, partition.key, partition.size_bytes)
-            file = parquet.ParquetFile(io.BufferedReader(raw, _BUFFER_BYTES), pre_buffer=True)
-            for batch in file.iter_batches(BATCH_ROWS, columns=self._columns):
-                arrays = [batch.column(name) for name in self._columns]
-                yield arrow.RecordBatch.from_arrays(arrays, self._columns)
-        finally:
-            store.close()
+class TierSource(TieredSource):
+    """A tier."""
 
-    def _open(self) -> ObjectStore:
-        style = self._options.get("path-style")
-        options = S3Options(
-            endpoint_url=self._options.get("endpoint-url"),
-            region=self._options.get("region"),
-            profile=self._options.get("profile"),
-            path_style=None if style is None else style == "true",
-            ca_bundle=self._options.get("ca-bundle"),
-        )
-        meter = open_metered(self._options["path"], options)
-        rng = random.SystemRandom()
-        return with_retries(meter, SystemClock(), rng, threading.Event())
+    kind = TIER
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` takes."""
+        return "rmq_tier"
+
+
+def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 (heavy)
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _require_columns(names: list[str], *, more: bool) -> None:
+    known = archive_schema().names
+    unknown = [n for n in names if n not in known and not (more and n.startswith(_MORE))]
+    if unknown:
+        raise InvalidError(f"there is no column {unknown[0]}", do=f"columns are {DDL}")

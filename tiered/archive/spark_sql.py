@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.datasource import DDL, ArchiveSource, source_options
+from tiered.archive.datasource import register as register_sources
 from tiered.archive.duck import local_root
+from tiered.archive.native import uri_of
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
 
@@ -69,7 +71,7 @@ def register(session: Any, archive: ObjectStore, url: str, options: S3Options) -
         DataError: The log is damaged.
         BackendError: The store failed.
     """
-    session.dataSource.register(ArchiveSource)
+    register_sources(session)
     topics = files_by_topic(read_archive(archive))
     for topic, files in topics.items():
         frame = _frame(session, archive, topic, files, {**source_options(options), "path": url})
@@ -88,10 +90,5 @@ def _frame(
     if not files:
         return session.createDataFrame([], DDL)
     if root is not None:
-        return session.read.schema(DDL).parquet(*(_uri(root + file.key) for file in files))
+        return session.read.schema(DDL).parquet(*(uri_of(archive, file.key) for file in files))
     return session.read.format(ArchiveSource.name()).options(**options, topic=topic).load()
-
-
-def _uri(path: str) -> str:
-    """A path that Hadoop takes for no pattern."""
-    return "file://" + "".join("\\" + char if char in "{}[]*?\\" else char for char in path)

@@ -1,0 +1,171 @@
+"""How far a stream has come in each queue of a tier. Pure; ``tiered.archive.stream_plan`` says what is read next.
+
+A position says where a batch ends *and* where it began, so a batch that is done again after a crash is the same one whatever
+the stream's start, the tier's expiry or the broker have done meanwhile. With ``tails`` (how many ends of the incarnation the
+broker had taken back) it also says which history the offsets are of: of messages that were taken back afterwards, a batch
+that is done again still has the old ones, as long as the tier has them.
+
+Offsets that have expired, or never came into the tier, are counted: those of the batch in ``missing``, those of the whole
+stream in ``lost``. Whether a stream may go on over them is the caller's to say; it never does so in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tiered.archive.stretches import incarnations
+from tiered.errors import DataError, InvalidError
+from tiered.log.wellformed import check_ints
+from tiered.plugin.place import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tiered.log.parts import QueueLife, TierState
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+class Key(NamedTuple):
+    """A queue of one broker."""
+
+    cluster: str
+    broker: str
+    topic: str
+    queue_id: int
+
+    @property
+    def place(self) -> Place:
+        """Which broker."""
+        return Place(self.cluster, self.broker)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a batch ends in one queue, and where it began.
+
+    Attributes:
+        incarnation: Of the queue.
+        offset: The next queue offset.
+        from_incarnation: In which the batch began.
+        from_offset: First queue offset of the batch.
+        tails: Ends of ``incarnation`` that had been taken back, as the batch was planned.
+        missing: Offsets of the batch without anything to read: expired, or never in the tier.
+        lost: All that the stream has gone over so far.
+    """
+
+    incarnation: int
+    offset: int
+    from_incarnation: int
+    from_offset: int
+    tails: int = 0
+    missing: int = 0
+    lost: int = 0
+
+    @classmethod
+    def at(cls, incarnation: int, offset: int, tails: int) -> Position:
+        """Before the first message is read."""
+        return cls(incarnation, offset, incarnation, offset, tails)
+
+    @property
+    def settled(self) -> Position:
+        """The same with nothing in its batch."""
+        own = {"from_incarnation": self.incarnation, "from_offset": self.offset}
+        return replace(self, **own, missing=0)
+
+
+Positions = dict[Key, Position]
+
+
+def document_of(positions: Mapping[Key, Position]) -> dict[str, Any]:
+    """As Spark's checkpoint has it: by cluster, broker, topic and queue."""
+    found: dict[str, Any] = {}
+    for key, position in sorted(positions.items()):
+        brokers = found.setdefault(key.cluster, {})
+        topics = brokers.setdefault(key.broker, {})
+        topics.setdefault(key.topic, {})[str(key.queue_id)] = asdict(position)
+    return found
+
+
+def positions_of(document: Any) -> Positions:  # noqa: ANN401 (JSON values)
+    """Undo ``document_of``.
+
+    Raises:
+        DataError: It is none.
+    """
+    try:
+        found = {
+            Key(cluster, broker, topic, int(queue)): Position(**fields)
+            for cluster, brokers in document.items()
+            for broker, topics in brokers.items()
+            for topic, queues in topics.items()
+            for queue, fields in queues.items()
+        }
+        check_ints((n for one in found.values() for n in asdict(one).values()), "a position")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(f"the checkpoint has no positions of ours: {error}") from error
+    return found
+
+
+def queues_of(
+    states: Mapping[Place, TierState],
+) -> Iterator[tuple[Key, dict[int, list[QueueLife]]]]:
+    """Every queue and its lives by incarnation."""
+    for place, state in sorted(states.items()):
+        for queue, lives in sorted(state.queues.items()):
+            key = Key(place.cluster, place.broker, queue.topic, queue.queue_id)
+            yield key, incarnations(lives)
+
+
+def earliest(lives: Mapping[int, list[QueueLife]]) -> Position:
+    """Before all that a queue has."""
+    first = min(lives)
+    return Position.at(first, lives[first][-1].min_offset, len(lives[first]) - 1)
+
+
+def latest(lives: Mapping[int, list[QueueLife]]) -> Position:
+    """Behind all that a queue has."""
+    last = max(lives)
+    return Position.at(last, lives[last][-1].commit_offset, len(lives[last]) - 1)
+
+
+def start_of(states: Mapping[Place, TierState], start: Any) -> Positions:  # noqa: ANN401 (JSON values)
+    """Where a new stream begins; queues that are not named begin at their earliest message.
+
+    Args:
+        states: Of the brokers.
+        start: ``earliest``, ``latest``, or by topic and queue an offset or one of these.
+
+    Raises:
+        InvalidError: It is none of these, or names several brokers' queues, or one that is not there.
+    """
+    if start == EARLIEST:
+        return {}
+    if start == LATEST:
+        return {key: latest(lives) for key, lives in queues_of(states)}
+    if not isinstance(start, dict) or len(states) > 1:
+        raise InvalidError(
+            f"a stream cannot start at {start!r:.80}" + (" of several brokers" * (len(states) > 1)),
+            do='say earliest, latest, or {"topic": {"0": offset}} of one broker',
+        )
+    known = {(key.topic, key.queue_id): (key, lives) for key, lives in queues_of(states)}
+    found: Positions = {}
+    for topic, queues in start.items():
+        for queue, where in queues.items() if isinstance(queues, dict) else [("", queues)]:
+            number = int(queue) if queue.isascii() and queue.isdigit() else -1
+            if (topic, number) not in known:
+                raise InvalidError(f"the tier has no queue {queue!r:.20} of topic {topic!r:.80}")
+            key, lives = known[topic, number]
+            found[key] = _start(lives, where, f"{topic}/{queue}")
+    return found
+
+
+def _start(lives: Mapping[int, list[QueueLife]], where: Any, name: str) -> Position:  # noqa: ANN401
+    last = latest(lives)
+    if where in {EARLIEST, LATEST}:
+        return last if where == LATEST else earliest(lives)
+    if type(where) is not int or not 0 <= where <= last.offset:
+        raise InvalidError(f"a stream cannot start at offset {where!r:.40} of {name}")
+    return Position.at(last.incarnation, where, last.tails)
