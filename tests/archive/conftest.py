@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.archive.shop import Shop, make
 from tests.e2e import harness
 from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
 from tests.e2e.harness import here
@@ -51,3 +52,9 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sealed]:
 @pytest.fixture
 def archive_url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/parquet"
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """A day of a small shop, archived; made once. Not to be changed."""
+    return make(tmp_path_factory.mktemp("shop"))
