@@ -13,7 +13,7 @@ from tiered.cli.errors import DONE, NEEDS_A_PERSON, Terminated
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.logs import logging_to_stderr
 from tiered.cli.output import Output
-from tiered.cli.parsers import split_address
+from tiered.cli.parsers import compression_level, split_address
 from tiered.cli.progress import Progress, Progressed
 from tiered.cli.signals import Stopper
 from tiered.cli.sizes import format_count, format_size
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tiered.cli.call import Call
+    from tiered.dispatch.packing import Compression
     from tiered.journal.lease import LeaseState
     from tiered.local.face import StoreReport
     from tiered.plugin.attach import Attachment, AttachResult, AttachSettings
@@ -159,9 +160,25 @@ def read_settings(call: Call) -> AttachSettings:
             segment_bytes_max=call.whole("segment-size"),
             read_rate_bytes_s=call.whole("max-read-rate"),
             upload_rate_bytes_s=call.whole("max-upload-rate"),
+            compression=compression(call),
         ),
         index=index_settings(call),
     )
+
+
+def compression(call: Call) -> Compression | None:
+    """How sealing compresses; None: not at all.
+
+    Raises:
+        InvalidError: There is no such level.
+    """
+    from tiered.dispatch.packing import Compression
+
+    asked = call.text("compress")
+    if asked is None:
+        return None
+    level = compression_level(asked)
+    return Compression() if level is None else Compression(level)
 
 
 def index_settings(call: Call) -> IndexSettings | None:

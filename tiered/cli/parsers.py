@@ -59,6 +59,24 @@ def pair(text: str) -> str:
     return text
 
 
+def compression(text: str) -> str:
+    """``zstd`` or ``zstd:LEVEL``."""
+    compression_level(text)
+    return text
+
+
+def compression_level(text: str) -> int | None:
+    """The level that ``zstd:LEVEL`` names; None for ``zstd`` alone.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    name, colon, level = text.partition(":")
+    if name != "zstd" or (colon and not level):
+        raise ValueError(f"it is zstd or zstd:LEVEL, not {text!r}")
+    return whole(level, low=1) if colon else None
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets.
 

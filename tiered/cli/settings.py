@@ -7,6 +7,7 @@ from functools import cache, partial
 from tiered.cli.parsers import (
     above_zero,
     address,
+    compression,
     incarnation,
     not_below_zero,
     pair,
@@ -246,6 +247,14 @@ ATTACH: tuple[Setting, ...] = (
         default=128 * _MIB,
     ),
     _positive(section="attach", name="uploads", help="uploads at once", default=8),
+    Setting(
+        section="attach",
+        name="compress",
+        help="compress segments when they are sealed: zstd, or zstd:LEVEL with a level from 1 to 19",
+        default_text="not compressed; zstd alone is level 3",
+        metavar="zstd[:LEVEL]",
+        parse=compression,
+    ),
     _flag(
         section="attach",
         name="strict",

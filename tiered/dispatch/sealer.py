@@ -6,13 +6,13 @@ names both. What was merged is named by no entry any more, and is collected as a
 Retries and errors: nothing is retried here, but a job can be gone on with: it keeps what is stored, so that a failure costs
 at most one orphan. Every byte read is checked; a damaged or missing part is a ``DataError``.
 
-Memory: one merged object (at most ``SealPolicy.merged_bytes_max``), one part, and the copy of the merged object that some
-stores need.
+Memory: one merged object (at most ``SealPolicy.merged_bytes_max``, or one part that is larger), one part, and the copy of
+the merged object that some stores need; compressed blocks once more, but never more than the object.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError
@@ -20,13 +20,14 @@ from tiered import keys
 from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.log.objects import read_range
+from tiered.log.parts import ObjectRange, Part, seal_action
 from tiered.log.seal import SealPlan, summary
-from tiered.log.state import ObjectRange, Part, part_json, queue_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backends.base import ObjectStore
+    from tiered.dispatch.packing import Packer
     from tiered.dispatch.uploads import Uploader
     from tiered.journal.entry import Action
 
@@ -48,18 +49,15 @@ class SealJob:
     def action(self) -> Action:
         """What the journal is to say when all is made."""
         plan, first = self.plan, self.plan.segment
-        parts = [part_json(part) for part in self.parts]
-        told: dict[str, Any] = {"segment": first.base_offset, "parts": parts}
-        if plan.joins:
-            told["start"] = first.base_queue_offset
-        return queue_action("join" if plan.joins else "seal", plan.queue, plan.incarnation, **told)
+        start = first.base_queue_offset if plan.joins else None
+        return seal_action(plan.queue, plan.incarnation, first.base_offset, self.parts, start=start)
 
     def rewritten(self) -> tuple[int, int]:
-        """How many parts were replaced by merged ones, and the bytes of those (records and index)."""
+        """How many parts were written anew, and the bytes of what they became (records and index, before compression)."""
         merged = [
             (len(run), part)
             for run, part in zip(self.plan.runs, self.parts, strict=True)
-            if len(run) > 1
+            if part.log.key != run[0].log.key
         ]
         sizes = [part.log.size_bytes + part.index.size_bytes for _, part in merged]
         return sum(count for count, _ in merged), sum(sizes)
@@ -74,6 +72,8 @@ class Sealer:
         store: ObjectStore,
         prefix: str,
         pace: Callable[[int], None] = lambda _bytes: None,
+        *,
+        packer: Packer | None = None,
     ) -> None:
         """Wire it.
 
@@ -82,11 +82,13 @@ class Sealer:
             store: Where the parts are read.
             prefix: The broker's, ending in a slash.
             pace: Called with the bytes of each upload before it begins; may wait.
+            packer: Compresses records, where the plan says so.
         """
         self._uploader = uploader
         self._store = store
         self._prefix = prefix
         self._pace = pace
+        self._packer = packer
 
     def advance(self, job: SealJob, stop: Callable[[], bool] = lambda: False) -> bool:
         """Make what is still missing.
@@ -103,7 +105,7 @@ class Sealer:
             DataError: A part is damaged or gone.
         """
         for run in job.plan.runs[len(job.parts) :]:
-            part = run[0] if len(run) == 1 else self._merge(job, run, stop)
+            part = self._merge(job, run, stop) if job.plan.is_rewritten(run) else run[0]
             if part is None:
                 return False
             job.parts.append(part)
@@ -135,7 +137,10 @@ class Sealer:
             key = keys.commit_log_key(
                 "", plan.queue, plan.incarnation, first.log_offset, self._uploader.next_id()
             )
-            job.log = self._put(key, data, {**description, "kind": "commitlog"})
+            log = self._put_log(key, job.plan, run, data, {**description, "kind": "commitlog"})
+            if log is None:
+                return _kept(run[0])
+            job.log = log
             del data  # before the index is read
             reached("merged-log-stored")
         more = {"kind": "consumequeue", "log_key": job.log.key, "log_crc": job.log.crc}
@@ -173,6 +178,26 @@ class Sealer:
                 do="run `tiered verify` to see what is damaged",
             ) from error
 
+    def _put_log(
+        self, key: str, plan: SealPlan, run: Sequence[Part], data: bytearray, description: Action
+    ) -> ObjectRange | None:
+        """Upload records, compressed if it is asked for and worth it; None for one part that stays as it is."""
+        if not plan.packs or self._packer is None or not data:
+            return self._put(key, data, description)
+        made = self._packer.pack(plan.queue.topic, data, description)
+        if made is not None:
+            self._pace(made.packed_bytes)
+            return self._uploader.put_made(key, made)
+        if len(run) == 1:
+            return None
+        plain = self._put(key, data, description)
+        return replace(plain, packed_bytes=plain.payload_bytes)
+
     def _put(self, key: str, data: bytearray, description: Action) -> ObjectRange:
         self._pace(len(data))
         return self._uploader.put_merged(key, [data] if data else [], description)
+
+
+def _kept(part: Part) -> Part:
+    """A part that compressing would not make smaller: the journal says so, and nobody tries again."""
+    return replace(part, log=replace(part.log, packed_bytes=part.log.payload_bytes))

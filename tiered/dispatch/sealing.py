@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from backends.errors import AlreadyExistsError, BackendError
 from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import refused
+from tiered.dispatch.packing import Packer
 from tiered.dispatch.rounds import Fact
 from tiered.dispatch.sealer import Sealer, SealJob
 from tiered.dispatch.throttle import Throttle
@@ -93,7 +94,8 @@ class SealThread:
             stop: Ends everything here.
         """
         throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
-        self._sealer = Sealer(uploader, store, prefix, throttle.take)
+        packer = Packer(settings.compression) if settings.compression else None
+        self._sealer = Sealer(uploader, store, prefix, throttle.take, packer=packer)
         self._policy = settings.seal_policy
         self._state = state
         self._say = say

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tiered.errors import InvalidError
 from tiered.log.composite import CommitPolicy
 from tiered.log.seal import MERGED_BYTES_MAX, SealPolicy
+
+if TYPE_CHECKING:
+    from tiered.dispatch.packing import Compression
 
 MIB = 1024 * 1024
 
@@ -29,6 +33,7 @@ class DispatchSettings:
         small_part_bytes: Neighbouring parts below this are merged when their segment has rolled; 0: none.
         read_rate_bytes_s: Bytes of the local store read in a second, at most; 0: no limit.
         upload_rate_bytes_s: Bytes uploaded in a second, at most; 0: no limit. Merging has the same limit once more.
+        compression: How sealing compresses records; None: not at all.
     """
 
     freshness_s: float = 2.0
@@ -44,6 +49,7 @@ class DispatchSettings:
     small_part_bytes: int = 4 * MIB
     read_rate_bytes_s: int = 0
     upload_rate_bytes_s: int = 0
+    compression: Compression | None = None
 
     def __post_init__(self) -> None:
         for name in ("freshness_s", "part_bytes", "window_bytes", "uploads_max", "poll_s"):
@@ -87,4 +93,5 @@ class DispatchSettings:
         merged_bytes_max = min(MERGED_BYTES_MAX, self.buffer_bytes_max)
         small_bytes = min(self.small_part_bytes, merged_bytes_max // 2)
         age_ms = self.commit_policy.segment_age_ms_max
-        return SealPolicy(small_bytes, merged_bytes_max, self.segment_bytes_max, age_ms)
+        packs = self.compression is not None
+        return SealPolicy(small_bytes, merged_bytes_max, self.segment_bytes_max, age_ms, packs)

@@ -65,8 +65,8 @@ class _NewObject:
     def place(self) -> ObjectRange:
         """Where its payload will be."""
         made = self.made
-        size = made.payload_bytes
-        return ObjectRange(self.key, 0, size, size, made.trailer_bytes, made.payload_crc)
+        size, crc = made.payload_bytes, made.payload_crc
+        return ObjectRange(self.key, 0, size, size, made.trailer_bytes, crc, made.packed_bytes)
 
 
 class Uploader:
@@ -146,6 +146,12 @@ class Uploader:
         """
         return self._put(key, buffers, description)
 
+    def put_made(self, key: str, made: SealedObject) -> ObjectRange:
+        """Upload an object that is made already; errors as of ``put_merged``."""
+        new = _NewObject(key, made)
+        self._store.put_if_absent(self._prefix + key, made.buffers)
+        return new.place
+
     def next_id(self) -> keys.ObjectId:
         """Id of an object that is about to be begun."""
         return self._next_id()
@@ -196,9 +202,7 @@ class Uploader:
     def _put(
         self, key: str, buffers: Sequence[Buffer], description: Mapping[str, Any]
     ) -> ObjectRange:
-        new = _NewObject(key, build_object(buffers, description))
-        self._store.put_if_absent(self._prefix + key, new.made.buffers)
-        return new.place
+        return self.put_made(key, build_object(buffers, description))
 
     def _next_id(self) -> keys.ObjectId:
         return keys.ObjectId(self._generation, self._writer, next(self._sequence))

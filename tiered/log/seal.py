@@ -7,6 +7,9 @@ Short segments that a bad hour has left (file switches) are joined with their ne
 are rows of segments that would have been one without the switches. A group is merged once it is *closed*, when what lies
 behind it can never join it; so no byte is merged for a group that still grows. What was merged (``Segment.merged``) joins
 no neighbour any more: nothing is rewritten twice.
+
+Where sealing compresses (``SealPolicy.packs``), large parts are rewritten as well, once: the journal says of each part
+whether that was tried (``ObjectRange.packed_bytes``), also of those that it does not make smaller.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 MERGED_BYTES_MAX = 32 * 1024 * 1024
 SMALL_BYTES = 4 * 1024 * 1024
+PACK_BYTES_MIN = 64 * 1024
+"""A smaller part is not worth the requests, unless it is merged anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,14 @@ class SealPolicy:
         segment_bytes_max: Neighbours are joined to segments of at most so many bytes of records; 0: never.
         segment_age_ms_max: The age at which a segment is rolled. Neighbours are joined that were begun within half of
             it: so what was rolled for its age stays apart, and expires in time.
+        packs: Sealing compresses: parts of ``PACK_BYTES_MIN`` and more are rewritten once for that, whatever their size.
     """
 
     small_bytes: int = SMALL_BYTES
     merged_bytes_max: int = MERGED_BYTES_MAX
     segment_bytes_max: int = 0
     segment_age_ms_max: int = 24 * 3_600_000
+    packs: bool = False
 
     def __post_init__(self) -> None:
         if self.merged_bytes_max < 2 * self.small_bytes:
@@ -62,13 +69,15 @@ class SealPlan:
         queue: Whose.
         incarnation: Which life.
         segments: As the journal has them.
-        runs: Their parts, in order; a run of several becomes one part, a run of one stays as it is.
+        runs: Their parts, in order; a run of several becomes one part, a run of one stays as it is, unless it ``is_packed``.
+        packs: What is rewritten is compressed.
     """
 
     queue: MessageQueue
     incarnation: int
     segments: tuple[Segment, ...]
     runs: tuple[tuple[Part, ...], ...]
+    packs: bool = False
 
     @property
     def segment(self) -> Segment:
@@ -92,9 +101,23 @@ class SealPlan:
         return any(len(run) > 1 for run in self.runs)
 
     @property
+    def rewrites(self) -> bool:
+        """Whether any part is written anew."""
+        return any(map(self.is_rewritten, self.runs))
+
+    def is_rewritten(self, run: Sequence[Part]) -> bool:
+        """Whether a run is written anew: several, or one that is to be compressed and never was looked at for that."""
+        return len(run) > 1 or (self.packs and may_pack(run[0]))
+
+    @property
     def joins(self) -> bool:
         """Whether several segments become one."""
         return len(self.segments) > 1
+
+
+def may_pack(part: Part) -> bool:
+    """Whether compressing was not tried yet, and could gain anything."""
+    return part.log.packed_bytes == 0 and part.log.size_bytes >= PACK_BYTES_MIN
 
 
 def plan_merge(parts: Sequence[Part], policy: SealPolicy) -> list[list[Part]]:
@@ -156,7 +179,7 @@ def _plans(
             yield plan
         else:  # nothing is gained by joining them
             alone = (_plan(queue, life, [segment], policy) for segment in group)
-            yield from (plan for plan in alone if not plan.segment.sealed)
+            yield from (plan for plan in alone if plan.rewrites or not plan.segment.sealed)
 
 
 def _plan(
@@ -164,7 +187,7 @@ def _plan(
 ) -> SealPlan:
     parts = [part for segment in group for part in segment.parts]
     runs = tuple(tuple(run) for run in plan_merge(parts, policy))
-    return SealPlan(queue, life.incarnation, tuple(group), runs)
+    return SealPlan(queue, life.incarnation, tuple(group), runs, policy.packs)
 
 
 def groups(segments: Sequence[Segment], policy: SealPolicy) -> list[list[Segment]]:

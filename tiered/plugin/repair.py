@@ -21,7 +21,7 @@ from tiered.dispatch.uploads import Uploader
 from tiered.errors import InvalidError
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.writer import JournalWriter
-from tiered.log.parts import Part, part_json, queue_action
+from tiered.log.parts import Part, seal_action
 from tiered.log.repair import (
     PartBytes,
     SegmentRepair,
@@ -153,10 +153,8 @@ class Repairer:
         if not made:
             return
         segment = repair.segment
-        parts = [part_json(made.get(part, part)) for part in segment.parts]
-        action = queue_action(
-            "seal", repair.queue, repair.incarnation, segment=segment.base_offset, parts=parts
-        )
+        parts = [made.get(part, part) for part in segment.parts]
+        action = seal_action(repair.queue, repair.incarnation, segment.base_offset, parts)
         self._journal.append([action])
         life = self._journal.state.life(repair.queue)
         named = set(life.parts()) if life else set()
