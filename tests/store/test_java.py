@@ -1,4 +1,4 @@
-"""Java's own store reads what the embedded store wrote; a real broker starts on it, serves it, adds to it, and back."""
+"""Java's own store reads what the embedded store wrote; a real broker starts on what a killed writer left."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from store.harness import create, reopen
-from store.javalines import as_java_tells, check_as_java_reads
-from store.reading import KINDS, read_all
+from store.javalines import check_as_java_reads
+from store.reading import KINDS
 from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
 
@@ -51,57 +51,8 @@ def test_java_reads_what_we_wrote(tmp_path: Path):
     check_as_java_reads(tmp_path / "s", 40 * (len(messages) + 1) + 71)
 
 
-def keyed(broker: Broker, key: str) -> set[tuple[int, int]]:
-    found = run("query", "--namesrv", broker.address, "--topic", "orders", "--key", key)
-    return {(line["queue_id"], line["queue_offset"]) for line in found}
-
-
 def pulled(broker: Broker) -> list[dict[str, Any]]:
     return run("pull", "--namesrv", broker.address, "--topic", "orders")
-
-
-def expected(root: Path) -> dict[tuple[int, int], dict[str, Any]]:
-    """The topic as our reader has it, while nobody runs on the store."""
-    return {
-        (record.queue_id, record.queue_offset): as_java_tells(record)
-        for queue, records in read_all(root).items()
-        if queue.topic == "orders"
-        for record in records.values()
-    }
-
-
-def check_served(broker: Broker, ours: dict[tuple[int, int], dict[str, Any]]) -> None:
-    """A client pulls every message of the topic, field by field."""
-    lines = pulled(broker)
-    assert len(lines) == len(ours)
-    for line in lines:
-        mine = ours[line["queue_id"], line["queue_offset"]]
-        assert line == {name: mine[name] for name in line}
-
-
-def test_a_real_broker_serves_our_store_and_we_take_turns(tmp_path: Path):
-    root = tmp_path / "s"
-    with create(root, OPTIONS) as store:
-        put = list(store.append_batch(ORDERS))
-    with Broker(tmp_path, root) as broker:
-        ours = expected(root)
-        broker.start()
-        check_served(broker, ours)
-        assert keyed(broker, "k77") == {(1, put[77].queue_offset)}
-        words = ("--namesrv", broker.address, "--topic", "orders", "--msgid")
-        (found,) = run("view", *words, put[5].msg_id)
-        assert (found["queue_id"], found["queue_offset"]) == (1, put[5].queue_offset)
-        acknowledged = broker.produce("orders", 40, queues=4)
-        broker.stop()
-        assert {line["queue_offset"] for line in acknowledged} == set(range(150, 160))
-        with reopen(root, OPTIONS) as store:
-            assert store.recovered is None
-            assert store.append(ORDERS[0]).queue_offset == 160
-        ours = expected(root)
-        broker.start()
-        check_served(broker, ours)
-        broker.stop()
-    check_as_java_reads(root, 641)
 
 
 def killed_writer(root: Path) -> list[dict[str, int]]:

@@ -1,0 +1,216 @@
+"""Our store and a real broker take turns on one directory, each stopped or killed; clients read what either has put.
+
+Of every turn is asked: the broker changes nothing of what we wrote when it starts; a client pulls every message field by
+field, and finds messages by key, by id and by time; an administrator is told the same offsets; we go on where it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from store.harness import create, reopen
+from store.javalines import as_java_tells
+from store.replayed import records_of
+from support.oracle import CLUSTER, ORACLE, SMALL, Broker, needs_java, run
+
+from tiered.store.messages import Message
+from tiered.store.options import Flush, StoreOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tiered.format.record import Record
+
+pytestmark = [pytest.mark.java, needs_java]
+TOPIC, QUEUES = "orders", 4
+OPTIONS = StoreOptions(
+    SMALL["mappedFileSizeCommitLog"],
+    SMALL["mappedFileSizeConsumeQueue"] // 20,
+    index_slots=1000,
+    index_items=4000,
+    flush=Flush.SYNC,
+)
+Place = tuple[int, int]
+LISTS = ("commitlog", "consumequeue")
+
+
+def messages(turn: int) -> list[Message]:
+    """Of many kinds, others in each turn."""
+    rng = random.Random(turn)
+    kinds = (
+        {},
+        {"tags": "paid"},
+        {"tags": "täg-✓", "keys": f"t{turn} all"},
+        {"properties": {"näme": "välue 🚀", **{f"p{at}": "x" * at for at in range(1, 40)}}},
+        {"flag": -7, "born_timestamp_ms": 12, "reconsume_times": 3},
+        {"born_host": "[2001:db8:0:0:0:0:0:1]:40000"},
+        {"body": b""},
+        {"body": zlib.compress(b"squeezed" * 500), "sys_flag": 0x301},
+        {"properties": {"UNIQ_KEY": f"OWN{turn}", "WAIT": "false"}, "keys": f"u{turn}"},
+    )
+    return [
+        Message(
+            TOPIC,
+            at % QUEUES,
+            **{"body": rng.randbytes(rng.randrange(1500)), "keys": f"k{turn}-{at}", **kind},
+        )
+        for at in range(40)
+        for kind in kinds
+    ]
+
+
+def write(root: Path, host: str, turn: int, ending: str) -> None:
+    """One turn of ours, in a process that is to be killed or in this one. ``host``: where the broker will answer."""
+    options = replace(OPTIONS, store_host=host)
+    store = create(root, options) if turn == 0 else reopen(root, options)
+    given = messages(turn)
+    for start in range(0, len(given), 30):
+        store.append_batch(given[start : start + 30])
+    assert store.wait_listed()
+    if ending == "kill":
+        os.kill(os.getpid(), 9)
+    store.close()
+
+
+def write_and_die(root: Path, host: str, turn: int) -> None:
+    script = (
+        "from pathlib import Path; from store.test_turns import write;"
+        f"write(Path({str(root)!r}), {host!r}, {turn}, 'kill')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == -9, done.stderr.decode()
+
+
+def contents(root: Path, ours: str) -> dict[str, bytes]:
+    """What log and consume queues hold, but for zeros; and the index, which a broker makes anew after a kill."""
+    found = {
+        str(path.relative_to(root)): path.read_bytes().rstrip(b"\0")
+        for folder in (LISTS if ours == "kill" else (*LISTS, "index"))
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    }
+    return {name: data for name, data in found.items() if data}
+
+
+def check_pulled(broker: Broker, records: Mapping[Place, Record]) -> None:
+    lines = run("pull", "--namesrv", broker.address, "--topic", TOPIC)
+    assert len(lines) == len(records)
+    for line in lines:
+        mine = as_java_tells(records[line["queue_id"], line["queue_offset"]])
+        assert line == {name: mine[name] for name in line}
+
+
+def check_found(broker: Broker, records: Mapping[Place, Record], turn: int) -> None:
+    """By keys of this turn and the first, by unique id, and by the id that tells the place."""
+    for key in (f"k{turn}-7", f"u{turn}") if turn else ("k0-7",):
+        wanted = {
+            place
+            for place, record in records.items()
+            if key in record.properties.get("KEYS", "").split()
+        }
+        found = run("query", "--namesrv", broker.address, "--topic", TOPIC, "--key", key)
+        assert wanted
+        assert {(line["queue_id"], line["queue_offset"]) for line in found} == wanted
+    place, record = next(item for item in records.items() if item[1].flag == -7)
+    told = as_java_tells(record)
+    for name in ("msg_id", "offset_msg_id"):
+        words = ("--topic", TOPIC, "--msgid", told[name])
+        (found,) = run("view", "--namesrv", broker.address, *words)
+        assert (found["queue_id"], found["queue_offset"]) == place
+
+
+def check_offsets(broker: Broker, records: Mapping[Place, Record], time_ms: int) -> None:
+    """Minima, maxima and offsets by time as a client is told them, and as an administrator is."""
+    lines = run("offsets", "--namesrv", broker.address, "--topic", TOPIC, "--time", str(time_ms))
+    assert len(lines) == QUEUES
+    ends = {}
+    for line in lines:
+        times = [
+            records[place].store_timestamp_ms
+            for place in sorted(place for place in records if place[0] == line["queue_id"])
+        ]
+        lower = sum(time < time_ms for time in times)
+        assert (line["min_offset"], line["max_offset"]) == (0, len(times))
+        assert line["earliest_store_timestamp_ms"] == times[0]
+        assert line["search_lower"] == line["search_default"] == lower
+        assert line["search_upper"] == max(0, sum(time <= time_ms for time in times) - 1)
+        ends[line["queue_id"]] = (0, len(times))
+    assert topic_status(broker) == ends
+
+
+def topic_status(broker: Broker) -> dict[int, Place]:
+    words = ("admin", "topicStatus", "-n", broker.address, "-t", TOPIC, "-c", CLUSTER)
+    done = subprocess.run([ORACLE, *words], capture_output=True, text=True, timeout=60, check=True)
+    rows = re.findall(r"^\S+ +(\d+) +(\d+) +(\d+) ", done.stdout, re.MULTILINE)
+    return {int(queue): (int(low), int(end)) for queue, low, end in rows}
+
+
+def in_topic(root: Path) -> dict[Place, Record]:
+    return {
+        (record.queue_id, record.queue_offset): record
+        for record, _ in records_of(root)
+        if record.topic == TOPIC
+    }
+
+
+def take_turns(folder: Path, endings: list[tuple[str, str]]) -> None:
+    """For each turn: how ours ends, and how the broker does."""
+    root, count = folder / "s", 0
+    with Broker(folder, root) as broker:
+        host = f"127.0.0.1:{broker._port}"
+        for turn, (ours, theirs) in enumerate(endings):
+            if ours == "kill":
+                write_and_die(root, host, turn)
+            else:
+                write(root, host, turn, ours)
+            records = in_topic(root)
+            count += len(messages(turn))
+            assert len(records) == count
+            before = contents(root, ours)
+            broker.start()
+            check_pulled(broker, records)
+            check_found(broker, records, turn)
+            middle = sorted(record.store_timestamp_ms for record in records.values())[count // 2]
+            check_offsets(broker, records, middle)
+            after = contents(root, ours)
+            assert {name: after.get(name) for name in before} == before
+            assert {name for name in after.keys() - before.keys() if "orders" in name} == set()
+            told = broker.produce(TOPIC, 40, queues=QUEUES, tags="a,b", keys=5, inflight=8)
+            count += 40
+            broker.kill() if theirs == "kill" else broker.stop()
+            records = in_topic(root)
+            assert len(records) == count
+            assert {(line["queue_id"], line["queue_offset"]) for line in told} <= records.keys()
+    with reopen(root, OPTIONS) as store:
+        assert (store.recovered is None) == (endings[-1][1] == "stop")
+
+
+def test_two_turns(tmp_path: Path):
+    take_turns(tmp_path, [("kill", "kill"), ("close", "kill")])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_five_turns(tmp_path: Path):
+    ways = [
+        ("close", "stop"),
+        ("kill", "kill"),
+        ("close", "kill"),
+        ("kill", "stop"),
+        ("kill", "kill"),
+    ]
+    take_turns(tmp_path, ways)
