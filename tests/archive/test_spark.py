@@ -13,6 +13,8 @@ from conftest import use_server
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
+from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
+from tests.archive.questions import rows_of as rows_of_answer
 from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
 from tests.e2e.harness import here
 from tiered.archive import spark
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from support.servers import S3Server
 
     from tests.archive.conftest import Sealed
+    from tests.archive.shop import Shop
     from tiered.archive.plan import Task
 
 
@@ -155,3 +158,17 @@ def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(InvalidError, match="this is 8"):
         spark.require_java()
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_spark_answers_the_questions_of_the_page_on_analytics(shop: Shop, session: Any) -> None:
+    archive, options = open_store(shop.archive, S3Options()), S3Options()
+    try:
+        for name, question in QUESTIONS.items():
+            answer = ask_spark(session, archive, for_spark(question), shop.archive, options)
+            assert rows_of_answer(answer) == ANSWERS[name](shop), name
+        with pytest.raises(InvalidError, match="nope"):
+            ask_spark(session, archive, "SELECT * FROM nope", shop.archive, options)
+    finally:
+        archive.close()
