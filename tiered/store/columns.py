@@ -13,10 +13,12 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tiered.errors import InvalidError
-from tiered.format.record import MAGIC_V1
+from tiered.format.record import MAGIC_V1, MAGIC_V2
+from tiered.store.checks import TOPIC_BYTES_MAX, check_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
 QueueKey = tuple[str, int]
 _HEADS: Final = {
@@ -27,6 +29,8 @@ _HEADS: Final = {
 _ALIKE: Final = {size: Struct(f">i4sIi4sqq{size}si") for size in (48, 60, 72)}
 """Heads that differ in sizes, CRC and place only: what lies between them is one run of bytes."""
 _MAGIC_V1: Final = MAGIC_V1.to_bytes(4, "big")
+_SHORT: Final = Struct(">h")
+_LENGTHS_KNOWN_MAX: Final = 10_000
 _NO_FLAG: Final = bytes(4)
 
 
@@ -43,35 +47,78 @@ class Fields(NamedTuple):
     reconsume_times: tuple[int, ...]
 
 
+class Leads(dict[int, bytes]):
+    """What stands between body and properties of a topic's records, by the length of the properties.
+
+    Attributes:
+        size: Bytes of each.
+        magic: Of the records' version, which the topic's length decides.
+    """
+
+    def __init__(self, topic: str) -> None:
+        """For a topic.
+
+        Raises:
+            InvalidError: No broker would take its name.
+        """
+        super().__init__()
+        length = check_topic(topic)
+        is_v1 = length <= TOPIC_BYTES_MAX
+        self.magic = MAGIC_V1 if is_v1 else MAGIC_V2
+        self._topic = length.to_bytes(1 if is_v1 else 2, "big") + topic.encode()
+        self.size = len(self._topic) + _SHORT.size
+
+    def __missing__(self, properties_bytes: int) -> bytes:
+        if len(self) >= _LENGTHS_KNOWN_MAX:
+            self.clear()
+        made = self[properties_bytes] = self._topic + _SHORT.pack(properties_bytes)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What many messages have in common.
+
+    Attributes:
+        leads: Of the topic.
+        born_host: Packed.
+        sys_flag: With the bits of the hosts.
+        rest_bytes: Of a record without body and properties.
+    """
+
+    leads: Leads
+    born_host: bytes
+    sys_flag: int
+    rest_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Checked messages of one append.
 
     Attributes:
         fields: As given.
+        kinds: Of each.
         queues: Topic and queue id of each.
+        distinct: The queues there are.
         crcs: Of the bodies, as records store them.
         sizes: Bytes of each record.
         leads: What stands between body and properties: topic, length of the properties.
         properties: As stored.
         msg_ids: Each one's ``UNIQ_KEY``.
-        sys_flags: With the bits of the hosts.
-        born_hosts: Packed.
-        magics: Of the records' versions.
-        is_alike: Flags, hosts, born times and versions are all the usual ones.
+        is_alike: They are of one kind of the usual version, and flags and times are the usual ones.
         is_plain: Keys, tags and unique ids are what ``fields`` and ``msg_ids`` say: no property says otherwise.
     """
 
     fields: Fields
+    kinds: Sequence[Kind]
     queues: Sequence[QueueKey]
+    distinct: AbstractSet[QueueKey]
     crcs: Sequence[int]
     sizes: Sequence[int]
     leads: Sequence[bytes]
     properties: Sequence[bytes]
     msg_ids: Sequence[str]
-    sys_flags: Sequence[int]
-    born_hosts: Sequence[bytes]
-    magics: Sequence[int]
     is_alike: bool
     is_plain: bool
 
@@ -108,12 +155,12 @@ class Prepared:
         store_ms: int,
         store_host: bytes,
     ) -> list[bytes]:
-        born = self.born_hosts[0]
+        kind = self.kinds[0]
         middle = struct.pack(
-            f">iq{len(born)}sq{len(store_host)}siq",
-            self.sys_flags[0],
+            f">iq{len(kind.born_host)}sq{len(store_host)}siq",
+            kind.sys_flag,
             store_ms,
-            born,
+            kind.born_host,
             store_ms,
             store_host,
             0,
@@ -137,19 +184,19 @@ class Prepared:
     def _head(
         self, at: int, queue_offset: int, position: int, store_ms: int, store_host: bytes
     ) -> bytes:
-        fields, born_host = self.fields, self.born_hosts[at]
+        fields, kind = self.fields, self.kinds[at]
         born_ms = fields.born_ms[at]
-        return _HEADS[len(born_host), len(store_host)].pack(
+        return _HEADS[len(kind.born_host), len(store_host)].pack(
             self.sizes[at],
-            self.magics[at],
+            kind.leads.magic,
             self.crcs[at],
             fields.queue_ids[at],
             fields.flags[at],
             queue_offset,
             position,
-            self.sys_flags[at],
+            kind.sys_flag,
             store_ms if born_ms is None else born_ms,
-            born_host,
+            kind.born_host,
             store_ms,
             store_host,
             fields.reconsume_times[at],

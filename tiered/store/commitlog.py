@@ -21,7 +21,7 @@ from tiered.local.layout import LOG_DIRECTORY
 from tiered.store.handover import Handover
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tiered.clock import Clock
     from tiered.store.columns import Prepared, QueueKey
@@ -195,7 +195,7 @@ class _Plan:
     ) -> None:
         self.blanks: list[tuple[int, int]] = []
         self.positions, self.end = self._positions(messages.sizes, position, file_bytes)
-        self.moved, self.queue_offsets = _queue_offsets(messages.queues, ends)
+        self.moved, self.queue_offsets = _queue_offsets(messages.queues, messages.distinct, ends)
 
     def _positions(
         self, sizes: Sequence[int], position: int, file_bytes: int
@@ -227,10 +227,10 @@ class _Plan:
 
 
 def _queue_offsets(
-    queues: Sequence[QueueKey], ends: Mapping[QueueKey, int]
+    queues: Sequence[QueueKey], distinct: Iterable[QueueKey], ends: Mapping[QueueKey, int]
 ) -> tuple[dict[QueueKey, int], Sequence[int]]:
     """Where the queues go on, and each record's place in its own."""
-    moved = {queue: ends.get(queue, 0) for queue in set(queues)}
+    moved = {queue: ends.get(queue, 0) for queue in distinct}
     if len(moved) == 1:
         ((queue, first),) = moved.items()
         return {queue: first + len(queues)}, range(first, first + len(queues))

@@ -8,8 +8,7 @@ one template, others pair by pair.
 from __future__ import annotations
 
 from operator import attrgetter
-from struct import Struct
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from zlib_ng import zlib_ng
 
@@ -17,30 +16,27 @@ from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format import sysflag
 from tiered.format.hosts import pack_host
-from tiered.format.record import BODY_AT, CRC_MASK, MAGIC_V1, MAGIC_V2
+from tiered.format.record import BODY_AT, CRC_MASK, MAGIC_V1
 from tiered.store.checks import (
     PROPERTIES_BYTES_MAX,
     QUEUE_ID_MAX,
-    TOPIC_BYTES_MAX,
-    check_topic,
     checked_properties,
 )
-from tiered.store.columns import Fields, Prepared
+from tiered.store.columns import Fields, Kind, Leads, Prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tiered.store.messages import Message
     from tiered.store.options import StoreOptions
     from tiered.store.uniqkeys import KeyMaker
 
-_Value = TypeVar("_Value")
-_Made = TypeVar("_Made")
+_KindKey = tuple[str, str | None, int]
+"""Topic, producer, sysFlag."""
 _KNOWN_MAX: Final = 10_000
-"""How many tags, hosts, or lengths of one topic's properties are remembered."""
+"""How many tags and kinds are remembered."""
 _STORES_OWN: Final = frozenset({names.TAGS, names.KEYS, names.UNIQ_KEY, names.CLUSTER})
 """Properties that are also given otherwise, or that the store adds."""
-_SHORT: Final = Struct(">h")
 _V4_BYTES: Final = 8
 _REFUSED: Final = (
     sysflag.NEED_UNWRAP | sysflag.INNER_BATCH | sysflag.TRANSACTION_PREPARED  # of a rollback too
@@ -61,34 +57,17 @@ _FIELDS: Final = attrgetter(
 )
 
 
-class _Leads(dict[int, bytes]):
-    """What stands between a topic's bodies and properties, by the length of the properties."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__()
-        size = check_topic(topic)
-        self.is_v1 = size <= TOPIC_BYTES_MAX
-        self._topic = size.to_bytes(1 if self.is_v1 else 2, "big") + topic.encode()
-
-    def __missing__(self, size: int) -> bytes:
-        if len(self) >= _KNOWN_MAX:
-            self.clear()
-        made = self[size] = self._topic + _SHORT.pack(size)
-        return made
-
-
 _NONE: Final = Prepared(
     Fields((), (), (), (), (), (), (), ()),
-    (),
-    (),
-    (),
-    (),
-    (),
-    (),
-    (),
-    (),
-    (),
-    is_alike=True,
+    kinds=(),
+    queues=(),
+    distinct=frozenset(),
+    crcs=(),
+    sizes=(),
+    leads=(),
+    properties=(),
+    msg_ids=(),
+    is_alike=False,
     is_plain=True,
 )
 
@@ -101,9 +80,9 @@ class Encoder:
         self._cluster = cluster
         self._cluster_pair = f"{names.CLUSTER}\x01{cluster}\x02"
         self._keys = keys
-        self._topics: dict[str, _Leads] = {}
+        self._topics: dict[str, Leads] = {}
         self._tags: dict[str | None, str] = {None: ""}
-        self._hosts: dict[str | None, tuple[bytes, int, int]] = {}
+        self._known: dict[_KindKey, Kind] = {}
         self.store_host = pack_host(options.store_host)
         self._body_max = options.message_bytes_max
         self._size_max = options.record_bytes_max
@@ -119,8 +98,9 @@ class Encoder:
         columns = tuple(zip(*map(_FIELDS, messages), strict=True))
         fields, (others, born_hosts, sys_flags) = Fields(*columns[:8]), columns[8:]
         fresh = self._keys.take(len(messages), now_ms)
-        topics = _spread(fields.topics, self._topic)
-        hosts = _spread(born_hosts, self._host)
+        kinds, is_one = self._kinds(
+            messages, list(zip(fields.topics, born_hosts, sys_flags, strict=True)), fresh
+        )
         is_plain = not any(others)
         if is_plain:
             msg_ids, texts = fresh, self._plain_texts(messages, fields, fresh)
@@ -128,47 +108,67 @@ class Encoder:
             made = list(map(self._properties, messages, fresh))
             msg_ids, texts = [one for _, one in made], [text for text, _ in made]
         properties = self._encode(messages, texts, fresh)
-        bodies = fields.bodies
-        leads = [lead[len(raw)] for lead, raw in zip(topics, properties, strict=True)]
-        sizes = [
-            rest + len(body) + len(lead) + len(raw)
-            for (_, _, rest), body, lead, raw in zip(hosts, bodies, leads, properties, strict=True)
-        ]
-        flags = set(sys_flags)
+        leads, sizes = _measure(fields.bodies, properties, kinds, is_one=is_one)
+        queues = list(zip(fields.topics, fields.queue_ids, strict=True))
+        distinct = set(queues)
         if (
-            max(sizes) > self._size_max
-            or max(map(len, bodies)) > self._body_max
-            or min(fields.queue_ids) < 0
-            or max(fields.queue_ids) > QUEUE_ID_MAX
-            or min(fields.reconsume_times) < 0
-            or any(flag < 0 or flag & _REFUSED for flag in flags)
+            (largest := max(sizes)) > self._size_max
+            or (largest > self._body_max and max(map(len, fields.bodies)) > self._body_max)
+            or not all(0 <= queue_id <= QUEUE_ID_MAX for _, queue_id in distinct)
+            or (any(fields.reconsume_times) and min(fields.reconsume_times) < 0)
         ):
             self._refuse(messages, fresh)
-        is_alike = (
-            len(flags) == 1
-            and len(set(born_hosts)) == 1
-            and not any(fields.flags)
-            and not any(fields.reconsume_times)
-            and set(fields.born_ms) == {None}
-            and max(map(len, set(fields.topics))) <= TOPIC_BYTES_MAX
-        )
         return Prepared(
             fields=fields,
-            queues=list(zip(fields.topics, fields.queue_ids, strict=True)),
-            crcs=[crc & CRC_MASK for crc in map(zlib_ng.crc32, bodies)],
+            kinds=kinds,
+            queues=queues,
+            distinct=distinct,
+            crcs=[crc & CRC_MASK for crc in map(zlib_ng.crc32, fields.bodies)],
             sizes=sizes,
             leads=leads,
             properties=properties,
             msg_ids=msg_ids,
-            sys_flags=[
-                flag & ~_HOST_BITS | bits
-                for flag, (_, bits, _) in zip(sys_flags, hosts, strict=True)
-            ],
-            born_hosts=[packed for packed, _, _ in hosts],
-            magics=[MAGIC_V1 if lead.is_v1 else MAGIC_V2 for lead in topics],
-            is_alike=is_alike,
+            is_alike=(
+                is_one
+                and kinds[0].leads.magic == MAGIC_V1
+                and not any(fields.flags)
+                and not any(fields.reconsume_times)
+                and fields.born_ms.count(None) == len(sizes)
+            ),
             is_plain=is_plain,
         )
+
+    def _kinds(
+        self, messages: Sequence[Message], keys: list[_KindKey], fresh: Sequence[str]
+    ) -> tuple[list[Kind], bool]:
+        """Each message's kind, and whether there is but one."""
+        made = {}
+        for key in set(keys):
+            found = self._known.get(key)
+            made[key] = self._kind(messages, key, fresh) if found is None else found
+        if len(made) == 1:
+            return list(made.values()) * len(keys), True
+        return [made[key] for key in keys], False
+
+    def _kind(self, messages: Sequence[Message], key: _KindKey, fresh: Sequence[str]) -> Kind:
+        topic, born_host, sys_flag = key
+        leads = self._topics.get(topic)
+        if leads is None:
+            leads = self._topics[topic] = Leads(topic)
+        try:
+            host = self.store_host if born_host is None else pack_host(born_host)
+        except ValueError as error:
+            raise InvalidError(str(error), do="give ip:port or [ip]:port") from error
+        if sys_flag < 0 or sys_flag & _REFUSED:
+            self._refuse(messages, fresh)
+        flag = sys_flag & ~_HOST_BITS
+        flag |= sysflag.BORN_HOST_V6 if len(host) > _V4_BYTES else 0
+        flag |= sysflag.STORE_HOST_V6 if len(self.store_host) > _V4_BYTES else 0
+        rest = BODY_AT + len(host) + len(self.store_host) - 2 * _V4_BYTES + leads.size
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        made = self._known[key] = Kind(leads, host, flag, rest)
+        return made
 
     # -- properties: the stored text (``UNIQ_KEY`` and ``CLUSTER`` last) -----------------------------
 
@@ -243,7 +243,7 @@ class Encoder:
             self._refuse(messages, fresh)
         return found
 
-    # -- once for each topic, host, or error ---------------------------------------------------------
+    # -- once for each error ---------------------------------------------------------
 
     def _checked(self, message: Message, fresh: str) -> tuple[bytes, str]:
         return checked_properties(message, self._options, cluster=self._cluster, unique_key=fresh)
@@ -254,34 +254,22 @@ class Encoder:
             self._checked(message, own)
         raise InvalidError(f"a message for {messages[0].topic} that cannot be stored")
 
-    def _topic(self, topic: str) -> _Leads:
-        found = self._topics.get(topic)
-        if found is None:
-            found = self._topics[topic] = _Leads(topic)
-        return found
 
-    def _host(self, host: str | None) -> tuple[bytes, int, int]:
-        """Packed, the bits of both hosts, and the bytes of a record of nothing."""
-        found = self._hosts.get(host)
-        if found is not None:
-            return found
-        try:
-            packed = self.store_host if host is None else pack_host(host)
-        except ValueError as error:
-            raise InvalidError(str(error), do="give ip:port or [ip]:port") from error
-        bits = sysflag.BORN_HOST_V6 if len(packed) > _V4_BYTES else 0
-        bits |= sysflag.STORE_HOST_V6 if len(self.store_host) > _V4_BYTES else 0
-        if len(self._hosts) > _KNOWN_MAX:
-            self._hosts.clear()
-        rest = BODY_AT + len(packed) + len(self.store_host) - 2 * _V4_BYTES
-        made = self._hosts[host] = packed, bits, rest
-        return made
-
-
-def _spread(column: tuple[_Value, ...], make: Callable[[_Value], _Made]) -> list[_Made]:
-    """What is made of each value, made once for equal ones."""
-    values = set(column)
-    if len(values) == 1:
-        return [make(column[0])] * len(column)
-    made = {value: make(value) for value in values}
-    return [made[value] for value in column]
+def _measure(
+    bodies: Sequence[bytes], properties: Sequence[bytes], kinds: Sequence[Kind], *, is_one: bool
+) -> tuple[list[bytes], list[int]]:
+    """What stands between bodies and properties, and the sizes of the records."""
+    lengths = list(map(len, properties))
+    if is_one:
+        lead, rest = kinds[0].leads, kinds[0].rest_bytes
+        return (
+            [lead[length] for length in lengths],
+            [rest + size + length for size, length in zip(map(len, bodies), lengths, strict=True)],
+        )
+    return (
+        [kind.leads[length] for kind, length in zip(kinds, lengths, strict=True)],
+        [
+            kind.rest_bytes + len(body) + length
+            for kind, body, length in zip(kinds, bodies, lengths, strict=True)
+        ],
+    )

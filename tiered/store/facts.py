@@ -78,7 +78,8 @@ def of_handed(handed: Sequence[Handed]) -> Facts:
     count = sum(counts)
     sizes = _column((one.sizes for one in handed), count).astype(np.int32)
     groups = _group(handed, count)
-    flags = _column((one.sys_flags for one in handed), count).astype(np.int32)
+    kinds = list(chain.from_iterable(one.kinds for one in handed))
+    flags = np.fromiter((kind.sys_flag for kind in kinds), np.int32, count)
     if handed[0].properties is None:
         described = _describe(handed, groups, count)
     else:

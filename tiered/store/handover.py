@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.store.columns import Prepared, QueueKey
+    from tiered.store.columns import Kind, Prepared, QueueKey
     from tiered.store.commitlog import Places
 
 MESSAGES_MAX: Final = 1 << 16
@@ -32,7 +32,7 @@ class Handed:
         queue_offsets: Of each.
         positions: Physical offset of each.
         sizes: Bytes of each record.
-        sys_flags: Of each.
+        kinds: Of each: its sysFlag.
         tags, keys, msg_ids: Of each, when ``properties`` is None.
         properties: As stored, when they say more than those.
     """
@@ -44,7 +44,7 @@ class Handed:
     queue_offsets: Sequence[int]
     positions: Sequence[int]
     sizes: Sequence[int]
-    sys_flags: Sequence[int]
+    kinds: Sequence[Kind]
     tags: Sequence[str | None]
     keys: Sequence[str | None]
     msg_ids: Sequence[str]
@@ -71,7 +71,7 @@ class Handover:
                 places.queue_offsets,
                 places.positions,
                 messages.sizes,
-                messages.sys_flags,
+                messages.kinds,
                 fields.tags,
                 fields.keys,
                 messages.msg_ids,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tiered.clock import Clock
-    from tiered.store.columns import QueueKey
+    from tiered.store.columns import Prepared
     from tiered.store.expiry import Expired
     from tiered.store.listing import Dispatch
     from tiered.store.messages import Appended, Message
@@ -252,7 +252,7 @@ class MessageStore:
         self._check_open()
         prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
         with Disk(self.root):
-            self._ensure_topics(prepared.queues)
+            self._ensure_topics(prepared)
             places = self._log.append(prepared, self._encoder.store_host)
         receipts = Receipts(prepared, places, self.options.store_host)
         if self.options.flush is Flush.ASYNC and not self.options.needs_replica:
@@ -356,11 +356,11 @@ class MessageStore:
                 do="close the store",
             )
 
-    def _ensure_topics(self, queues: Sequence[QueueKey]) -> None:
+    def _ensure_topics(self, messages: Prepared) -> None:
         known = self._topics_known
-        if known.issuperset(queues):
+        if messages.distinct <= known:
             return
-        for queue in dict.fromkeys(queues):
+        for queue in dict.fromkeys(messages.queues):
             topic, queue_id = queue
             with self._topics_lock:
                 if self._parts.topics.is_batch(topic):

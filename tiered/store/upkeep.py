@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tiered.store.reput import Reput
 
 _REST_S: Final = 0.01
-_COLLECT_S: Final = 0.002
+_COLLECT_S: Final = 0.004
 """What comes within it is listed in one go: a piece of the log costs as much as some hundred messages."""
 _LOOK_S: Final = 0.001
 

@@ -1,0 +1,116 @@
+"""What is handed to the listing thread says the same as the log does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store.harness import create
+from store.reading import KINDS, read_all
+
+from tiered.clock import ManualClock
+from tiered.format.block import parse_records, walk_records
+from tiered.store import handover
+from tiered.store.facts import Facts, of_block, of_handed
+from tiered.store.handover import Handover
+from tiered.store.messages import Message
+from tiered.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tiered.store.columns import Prepared
+    from tiered.store.commitlog import Places
+
+TEXT = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=9)
+PLAIN = st.builds(
+    Message,
+    topic=st.sampled_from(["t", "u", "%RETRY%g"]),
+    queue_id=st.integers(0, 2),
+    body=st.binary(max_size=30),
+    tags=st.none() | st.sampled_from(["A", "tag", "täg"]),
+    keys=st.none() | st.from_regex(r"[a-z ]{1,9}", fullmatch=True) | TEXT,
+)
+OTHER = st.builds(
+    Message,
+    topic=st.just("t"),
+    queue_id=st.integers(0, 2),
+    body=st.just(b""),
+    properties=st.sampled_from(
+        [{"a": "b"}, {"KEYS": "x  y"}, {"TAGS": "T", "UNIQ_KEY": "own", "KEYS": "ä"}]
+    ),
+    sys_flag=st.sampled_from([0, 0x8]),
+)
+
+
+class Kept(Handover):
+    """Remembers what was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[Prepared, Places]] = []
+
+    def give(self, begin: int, messages: Prepared, places: Places) -> None:
+        self.given.append((messages, places))
+        super().give(begin, messages, places)
+
+
+def check_equal(one: Facts, other: Facts) -> None:
+    for name in ("physical_offsets", "queue_offsets", "store_timestamps_ms", "sizes", "sys_flags"):
+        assert (getattr(one, name) == getattr(other, name)).all(), name
+    for name in ("tag_codes", "hashes", "owners"):
+        assert getattr(one.described, name).tolist() == getattr(other.described, name).tolist()
+    groups = [
+        {queue: indices.tolist() for queue, indices in facts.groups} for facts in (one, other)
+    ]
+    assert groups[0] == groups[1]
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.lists(PLAIN | OTHER, max_size=5), min_size=1, max_size=6))
+def test_what_is_handed_over_is_what_the_log_says(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Message]]
+):
+    root = tmp_path_factory.mktemp("handover") / "s"
+    handed = Kept()
+    with create(root, StoreOptions(4096, 50, 100, 400), ManualClock()) as store:
+        store._log.handover = handed  # the listing thread keeps the first, and reads the log
+        for batch in batches:
+            store.append_batch(batch)
+        end = store.log_end
+    log = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
+    position = 0
+    while position < end:
+        taken = handed.take(position, end, 3)
+        if not taken:
+            break
+        if sum(len(one.sizes) for one in taken):
+            places = np.concatenate([np.array(one.positions, np.int64) for one in taken])
+            sizes = np.concatenate([np.array(one.sizes, np.int32) for one in taken])
+            check_equal(of_handed(taken), of_block(parse_records(log, places, sizes)))
+        position = taken[-1].end
+    assert position == end
+    assert walk_records(log, 0, len(log), size_max=4096).end <= end
+
+
+def test_who_falls_behind_reads_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With room for few messages most of them are dropped from the handover; all are listed."""
+    monkeypatch.setattr(handover, "MESSAGES_MAX", 3)
+    messages = [message for message in KINDS if "UNIQ_KEY" not in message.properties]
+    with create(tmp_path / "s") as store:
+        for _ in range(60):
+            store.append_batch(messages)
+            store.append_batch(messages[:1] * 2)
+            assert len(store._log.handover._waiting) <= 1
+    assert sum(map(len, read_all(tmp_path / "s").values())) == 60 * (len(messages) + 2)
+
+
+def test_an_empty_batch(tmp_path: Path):
+    with create(tmp_path / "s") as store:
+        assert len(store.append_batch([])) == 0
+        store.append(Message("t", 0, b""))
+    assert sum(map(len, read_all(tmp_path / "s").values())) == 1
