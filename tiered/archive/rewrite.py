@@ -31,7 +31,7 @@ from tiered.errors import DataError, InternalError
 from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -272,6 +272,18 @@ def _metadata(pieces: Sequence[Piece]) -> dict[str, str]:
         "tiered.pieces": json.dumps(known, separators=(",", ":")),
         **{f"tiered.{name}": str(value) for name, value in numbers.items()},
     }
+
+
+def says(metadata: Mapping[str, str], piece: Piece) -> bool:
+    """Whether a file's own metadata proves a piece as the log does.
+
+    Args:
+        metadata: Of a file that one segment was made into, or of one that was made here.
+        piece: Of that file.
+    """
+    if "tiered.pieces" not in metadata:
+        return metadata.get("tiered.body_crc_sum") == str(piece.file.body_crc_sum)
+    return [piece.lane.row(), *_numbers(piece.file)] in json.loads(metadata["tiered.pieces"])
 
 
 def _numbers(file: ParquetFile) -> list[int]:

@@ -1,6 +1,9 @@
 """Reads an archive and holds every file against the log, against itself, and against the tier as far as it still has it.
 
-Nothing is changed. What is found is listed; the rest goes on. Memory: one file and, of the tier, ``READ_BYTES``.
+Nothing is changed. What is found is listed; the rest goes on. A file that several stretches share is read once, as long as
+its topic's others leave it room.
+
+Memory: files of ``HELD_BYTES`` and one more and, of the tier, ``READ_BYTES``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from tiered.archive.columns import Columns
 from tiered.archive.keys import DAY_MS, date_text
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, Archived, Lane, ParquetFile, SideFile
+from tiered.archive.moves import Piece, pieces_of
 from tiered.archive.parquet import read_columns, read_metadata
+from tiered.archive.rewrite import piece_rows, says
 from tiered.errors import DataError
 from tiered.journal.reader import JournalReader
 from tiered.log.parts import Gap
@@ -33,6 +38,10 @@ if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
     from tiered.log.decode import TierBatch
     from tiered.log.reader import QueueReader
+
+
+HELD_BYTES = 256 << 20
+"""Of columns, of files that are kept since another stretch may name them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +90,15 @@ def verify_archive(at: Workshop) -> Report:
     reader = TierReader(at.tier, at.place.prefix)
     reader.refresh()
     report = Report()
-    for lane, stretches in sorted(read_log(at).lanes.items()):
+    state = read_log(at)
+    files = _Files(at, state, report)
+    for lane, stretches in sorted(state.lanes.items()):
         mine = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
         if not mine or not at.takes(lane.topic):
             continue
         source = _source(reader, lane)
         for archived in stretches:
-            _verify(at, lane, archived, source, report)
+            _verify(files, lane, archived, source, report)
     return report
 
 
@@ -110,21 +121,20 @@ def _source(reader: TierReader, lane: Lane) -> QueueReader | None:
 
 
 def _verify(
-    at: Workshop, lane: Lane, archived: Archived, source: QueueReader | None, report: Report
+    files: _Files, lane: Lane, archived: Archived, source: QueueReader | None, report: Report
 ) -> None:
     def found(key: str, what: str) -> None:
         report.findings.append(Finding(str(lane), key, what))
 
     tables = []
     for file in archived.files:
-        table, wrong = _read(at, file)
+        table, wrong = files.read(Piece(lane, file))
         for what in wrong:
             found(file.key, what)
-        report.files += 1
         if table is not None:
             report.rows += table.num_rows
             tables.append(table)
-    aside, what = _read_side(at, archived.side)
+    aside, what = _read_side(files.at, archived.side)
     if what and archived.side:
         found(archived.side.key, what)
     if len(tables) < len(archived.files) or what:
@@ -138,23 +148,54 @@ def _verify(
             found("", what)
 
 
-def _read(at: Workshop, file: ParquetFile) -> tuple[pa.Table | None, list[str]]:
-    """A file's rows, and what is wrong with it."""
-    try:
-        data = at.archive.get(file.key)
-    except ObjectNotFoundError:
-        return None, ["the file is gone"]
-    if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
-        return None, ["the file has other bytes than the log says"]
-    try:
-        table, said = read_columns(data), read_metadata(data)
-    except DataError as error:
-        return None, [error.what]
-    return table, list(_wrong_with(table, said, file))
+class _Files:
+    """The files that were read last, and what is wrong with each."""
+
+    def __init__(self, at: Workshop, state: ArchiveState, report: Report) -> None:
+        self.at = at
+        self._report = report
+        self._rows: dict[str, int] = {}
+        for piece in pieces_of(state.lanes):
+            self._rows[piece.file.key] = self._rows.get(piece.file.key, 0) + piece.file.rows
+        self._held: dict[str, tuple[pa.Table | None, dict[str, str], list[str]]] = {}
+
+    def read(self, piece: Piece) -> tuple[pa.Table | None, list[str]]:
+        """A piece's rows, and what is wrong with it and, once, with its file."""
+        file = piece.file
+        if file.key not in self._held:
+            self._report.files += 1
+            self._make_room()
+            self._held[file.key] = table, said, wrong = self._read(file)
+        else:
+            table, said, _ = self._held[file.key]
+            wrong = [] if table is not None else ["the file could not be read"]
+        if table is None:
+            return None, wrong
+        rows = piece_rows(table, piece)
+        return rows, [*wrong, *_wrong_with(rows, said, piece)]
+
+    def _make_room(self) -> None:
+        while sum(table.nbytes for table, _, _ in self._held.values() if table) > HELD_BYTES:
+            del self._held[next(iter(self._held))]
+
+    def _read(self, file: ParquetFile) -> tuple[pa.Table | None, dict[str, str], list[str]]:
+        try:
+            data = self.at.archive.get(file.key)
+        except ObjectNotFoundError:
+            return None, {}, ["the file is gone"]
+        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
+            return None, {}, ["the file has other bytes than the log says"]
+        try:
+            table, said = read_columns(data), read_metadata(data)
+        except DataError as error:
+            return None, {}, [error.what]
+        named = self._rows[file.key]
+        wrong = f"the file has {table.num_rows} rows, of which the log names {named}"
+        return table, said, [wrong] if table.num_rows != named else []
 
 
-def _wrong_with(table: pa.Table, said: dict[str, str], file: ParquetFile) -> Iterator[str]:
-    arrow = load_pyarrow()
+def _wrong_with(table: pa.Table, said: dict[str, str], piece: Piece) -> Iterator[str]:
+    arrow, file = load_pyarrow(), piece.file
     offsets, crcs = table["queue_offset"].to_numpy(), table["body_crc"].to_numpy()
     days = table["store_ts"].cast(arrow.int64()).to_numpy() // (DAY_MS * 1000)
     if len(offsets) != file.rows or not len(offsets):
@@ -164,7 +205,7 @@ def _wrong_with(table: pa.Table, said: dict[str, str], file: ParquetFile) -> Ite
         yield "queue offsets are not those that the log says, or not in order"
     if int(crcs.sum()) != file.body_crc_sum:
         yield "the sum of the bodies' checksums is not the one that the log says"
-    if said.get("tiered.body_crc_sum") != str(file.body_crc_sum):
+    if not says(said, piece):
         yield "the file says another sum of checksums than the log"
     if len(np.unique(days)) > 1 or f"date={date_text(int(days[0]))}/" not in file.key:
         yield "rows are not of the day that the key says"

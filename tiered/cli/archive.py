@@ -6,21 +6,27 @@ import contextlib
 import os
 import random
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
+from tiered.cli.progress import Progress
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tiered.archive.engines import Engine
     from tiered.archive.job import Result, Workshop
+    from tiered.archive.limits import Limits
+    from tiered.archive.progress import Watch
     from tiered.cli.call import Call
 
 _COLUMNS = ["segments", "files", "rows", "holes", "bad", "source_bytes", "size_bytes", "entries"]
+_TASK = ["topic", "queue_id", "incarnation", "start", "end", "size_bytes"]
 _FOUND = ["lane", "key", "what"]
 
 
@@ -32,7 +38,9 @@ def run(call: Call) -> int:
     load_pyarrow()
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workshop(call, stack)
-        return _verify(call, at) if call.flag("verify") else _archive(call, at)
+        if call.flag("verify"):
+            return _verify(call, at)
+        return _plan(call, at) if call.flag("dry-run") else _archive(call, at)
 
 
 def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
@@ -48,92 +56,105 @@ def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
     tier = open_objects(call, call.argument("url"), stack)
     place = choose_place(tier, call.text("cluster"), call.text("broker"))
     bare, archive = open_both(call, call.words("to"), stack)
-    globs = call.texts("topics")
+    return Workshop(
+        tier, place, archive, bare, call.clock, random.SystemRandom(), wanted_topics(call)
+    )
+
+
+def wanted_topics(call: Call) -> Callable[[str], bool]:
+    """Whether a topic is wanted, by ``--topics`` and ``--exclude``."""
+    globs, excluded = call.texts("topics"), call.texts("exclude")
 
     def takes(topic: str) -> bool:
-        return not globs or any(fnmatchcase(topic, glob) for glob in globs)
+        wanted = not globs or any(fnmatchcase(topic, glob) for glob in globs)
+        return wanted and not any(fnmatchcase(topic, glob) for glob in excluded)
 
-    return Workshop(tier, place, archive, bare, call.clock, random.SystemRandom(), takes)
+    return takes
+
+
+def _limits(call: Call) -> Limits:
+    from tiered.archive.limits import Limits
+
+    bounds = call.time_ms("from"), call.time_ms("until")
+    return Limits(*bounds, call.whole_or_none("max-bytes"), call.whole_or_none("max-runtime"))
+
+
+def _plan(call: Call, at: Workshop) -> int:
+    from tiered.archive.job import plan_job
+    from tiered.archive.limits import limited
+    from tiered.archive.verify import read_log
+    from tiered.cli.archive_shown import plan_document
+
+    plan = limited(plan_job(at, read_log(at)), _limits(call))
+    document = plan_document(at, plan)
+    Output(call).emit(document, document["tasks"], _TASK)
+    call.say(
+        f"tiered: {format_count(len(plan.tasks))} segments, {format_size(plan.size_bytes)} are to be archived;"
+        " nothing is done"
+    )
+    return DONE
 
 
 def _archive(call: Call, at: Workshop) -> int:
     from tiered.archive.job import first_error, run_job
+    from tiered.archive.progress import Watch, write_metrics
+    from tiered.cli.archive_shown import progressed, result_document, say_left
+
+    sealed = _seal(call) if call.flag("seal") else 0
+    watch, metrics, kind = Watch(call.clock), call.text("metrics-file"), call.words("engine")
+
+    def told(result: Result) -> None:
+        watch.segments_all, watch.bytes_all = len(result.plan.tasks), result.plan.size_bytes
+        if metrics:
+            write_metrics(metrics, result.record(call.clock.now_ms()))
 
     with contextlib.ExitStack() as stack:
-        engine = _engine(call, at, stack)
-        result = run_job(at, engine, told=lambda now: _tell(call, now))
-    document = _document(at, result)
+        engine = watch.over(_engine(call, at, watch, stack))
+        stack.enter_context(
+            Progress("archive", lambda: progressed(watch), clock=call.clock, is_quiet=call.is_quiet)
+        )
+        small_bytes = call.whole("pack-below")
+        limits = _limits(call)
+        result = run_job(at, engine, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
+    if metrics:
+        write_metrics(metrics, result.record(call.clock.now_ms()))
+    document = result_document(at, result, sealed=sealed)
     Output(call).emit(document, [document], _COLUMNS)
-    _say_open(call, result)
+    say_left(call, result)
     error = first_error(result)
     if error is not None:
         raise error
     return NEEDS_A_PERSON if result.bad else DONE
 
 
-def _engine(call: Call, at: Workshop, stack: contextlib.ExitStack) -> Engine:
+def _seal(call: Call) -> int:
+    """Seal what is open, unless a writer is at work, whose business it is."""
+    from tiered.archive.sealing import seal_open
+    from tiered.cli.planned import open_workplace
+    from tiered.errors import FencedError
+
+    with contextlib.ExitStack() as stack:
+        try:
+            return seal_open(open_workplace(call, call.argument("url"), stack), wanted_topics(call))
+        except FencedError as error:
+            call.say(f"tiered: nothing is sealed: {error.what}; it seals segments when they roll")
+            return 0
+
+
+def _engine(call: Call, at: Workshop, watch: Watch, stack: contextlib.ExitStack) -> Engine:
     if call.words("engine") == "local":
         from tiered.archive.job import local_engine
 
         return local_engine(at, call.whole_or_none("jobs") or os.cpu_count() or 1)
+    from tiered.archive.progress import spark_ahead
     from tiered.archive.spark import Order, open_session, spark_engine
 
     conf = dict(text.split("=", 1) for text in call.texts("spark-conf"))
     session = open_session(call.text("master"), conf)
     stack.callback(session.stop)
+    watch.ahead = spark_ahead(session)
     urls = call.argument("url"), call.words("to")
     return spark_engine(session, Order(urls[0], at.place.prefix, urls[1], call.s3_options()))
-
-
-def _tell(call: Call, result: Result) -> None:
-    call.say(
-        f"tiered: archived {result.segments} of {len(result.plan.tasks)} segments,"
-        f" {format_count(result.rows)} messages, {format_size(result.source_bytes)}"
-    )
-
-
-def _say_open(call: Call, result: Result) -> None:
-    opened = result.plan.opened
-    if opened:
-        messages = sum(one.end - one.start for one in opened)
-        call.say(
-            f"tiered: {format_count(messages)} messages of {len(opened)} queues are not sealed, so not archived;"
-            " segments are sealed when full or old, or by `tiered attach --once --seal`"
-        )
-
-
-def _document(at: Workshop, result: Result) -> dict[str, Any]:
-    return {
-        "format": 1,
-        "archive": at.archive.url,
-        "cluster": at.place.cluster,
-        "broker": at.place.broker,
-        "planned": len(result.plan.tasks),
-        "archived_before": result.plan.archived_segments,
-        "segments": result.segments,
-        "by_others": result.overtaken,
-        "files": result.files,
-        "rows": result.rows,
-        "holes": result.holes,
-        "bad": result.bad,
-        "source_bytes": result.source_bytes,
-        "size_bytes": result.size_bytes,
-        "entries": result.entries,
-        "open": [
-            {
-                "topic": one.lane.topic,
-                "queue_id": one.lane.queue_id,
-                "start": one.start,
-                "end": one.end,
-                "size_bytes": one.size_bytes,
-            }
-            for one in result.plan.opened
-        ],
-        "failed": [
-            {"lane": str(task.lane), "start": task.start, "end": task.end, "why": str(error)}
-            for task, error in result.failed
-        ],
-    }
 
 
 def _verify(call: Call, at: Workshop) -> int:

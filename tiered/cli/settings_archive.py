@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from tiered.cli.parsers import pair, whole
+from tiered.cli.sizes import parse_size
+from tiered.cli.times import check_time, parse_duration
 from tiered.config import Setting, Shape
 
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")
@@ -62,6 +64,69 @@ ARCHIVE: tuple[Setting, ...] = (
         default=(),
         metavar="GLOB,...",
         shape=Shape.LIST,
+    ),
+    Setting(
+        section="archive",
+        name="exclude",
+        help="topics to leave out, as globs",
+        default_text="none",
+        default=(),
+        metavar="GLOB,...",
+        shape=Shape.LIST,
+    ),
+    Setting(
+        section="archive",
+        name="from",
+        help="leave out segments whose messages were all stored before this time",
+        default_text="none",
+        metavar="TIME",
+        parse=check_time,
+    ),
+    Setting(
+        section="archive",
+        name="until",
+        help="leave out segments whose messages were all stored at this time or later",
+        default_text="none",
+        metavar="TIME",
+        parse=check_time,
+    ),
+    Setting(
+        section="archive",
+        name="max-bytes",
+        help="commit log to archive in one run, at most, but one segment at least; the oldest first",
+        default_text="all",
+        metavar="SIZE",
+        parse=parse_size,
+    ),
+    Setting(
+        section="archive",
+        name="max-runtime",
+        help="begin no segment after so long, as 50m; what is under way is finished. With Spark: no wave of 256",
+        default_text="none",
+        metavar="DURATION",
+        parse=parse_duration,
+    ),
+    Setting(
+        section="archive",
+        name="pack-below",
+        help="segments of less commit log than this share files, one for each topic and day; 0: none does",
+        default=4 << 20,
+        default_text="4MiB",
+        metavar="SIZE",
+        parse=parse_size,
+    ),
+    _flag(
+        section="archive",
+        name="seal",
+        help="first seal the open segments; while a writer is attached it says so and seals none",
+    ),
+    _flag(section="archive", name="dry-run", help="say what would be archived, and do nothing"),
+    Setting(
+        section="archive",
+        name="metrics-file",
+        help="write the run's figures to this file after each entry of the log, for Prometheus",
+        default_text="none",
+        metavar="FILE",
     ),
     _flag(
         section="archive",

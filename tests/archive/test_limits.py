@@ -1,0 +1,200 @@
+"""What one run takes on, what it says of itself, and sealing before it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from support.tiers import TierBuilder
+
+from backends.registry import open_store
+from backends.s3_options import S3Options
+from tests.archive.jobs import archive, check, rows, workshop
+from tests.archive.reading import files
+from tests.archive.test_plan import tier
+from tests.e2e import harness
+from tests.e2e.harness import here
+from tiered.archive.engines import archived_of
+from tiered.archive.job import local_engine, log_writer, run_job
+from tiered.archive.limits import NO_LIMITS, Limits, limited
+from tiered.archive.machine import ArchiveState
+from tiered.archive.packing import Pack, plan_packs
+from tiered.archive.plan import Plan, plan_archive
+from tiered.archive.progress import Watch
+from tiered.clock import ManualClock, SystemClock
+from tiered.journal.lease import Holder, Lease
+from tiered.plugin.place import Place, choose_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.archive.conftest import Sealed
+
+
+def plan(queues: int = 2, segments: int = 4) -> Plan:
+    """Segment ``n`` of each queue: messages of times 10 n to 10 n + 9, 1,000 bytes of commit log."""
+    place = Place("c", "b")
+    return plan_archive(tier(queues, segments), place, ArchiveState(), takes=lambda _: True)
+
+
+def spans(found: Plan) -> list[tuple[int, int]]:
+    return [(task.lane.queue_id, task.start // 100) for task in found.tasks]
+
+
+def test_a_segment_that_touches_the_wanted_time_is_taken_whole() -> None:
+    found = limited(plan(), Limits(from_ms=19, until_ms=30))
+    assert spans(found) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert (found.outside, found.postponed) == (4, 0)
+    assert spans(limited(plan(), Limits(from_ms=20, until_ms=31))) == [
+        *((0, 2), (0, 3)),
+        *((1, 2), (1, 3)),
+    ]
+    assert limited(plan(), NO_LIMITS) == plan()
+
+
+def test_a_run_takes_the_oldest_first_and_one_segment_at_least() -> None:
+    found = limited(plan(), Limits(bytes_max=3999))
+    assert spans(found) == [(0, 0), (1, 0), (0, 1)]
+    assert (found.postponed, found.postponed_bytes) == (5, 5000)
+    assert spans(limited(plan(), Limits(bytes_max=1))) == [(0, 0)]
+    assert limited(plan(), Limits(bytes_max=1), is_first=False).tasks == ()
+    assert Limits(bytes_max=10).after(7) == Limits(bytes_max=3)
+    assert Limits(bytes_max=10).after(17) == Limits(bytes_max=0)
+
+
+def test_small_segments_of_a_topic_are_packed_and_large_ones_are_not() -> None:
+    tasks = list(plan(3, 2).tasks)
+    tasks[1] = replace(tasks[1], parts=(replace_log(tasks[1].parts[0], 5000),))
+    other = replace(tasks[0], lane=replace(tasks[0].lane, topic="other"))
+    found = plan_packs([*tasks, other], 4000)
+    assert [type(work) for work in found] == [Pack, type(other), type(other)]
+    assert found[0] == Pack((tasks[0], *tasks[2:]))
+    assert plan_packs(tasks, 0) == tasks
+
+
+def replace_log(part: Any, size: int) -> Any:
+    return replace(part, log=replace(part.log, end=part.log.start + size))
+
+
+def test_nothing_is_begun_when_the_time_is_over() -> None:
+    made = TierBuilder()
+    for body in (b"a", b"b", b"c", b"open"):
+        made.add([body], roll=True)
+    at = workshop(made.store)
+    assert isinstance(at.clock, ManualClock)
+
+    def slow(works: Any) -> Any:
+        for work in works:
+            at.clock.advance(10)  # type: ignore[attr-defined]
+            yield from local_engine(at, 1)([work])
+
+    result = run_job(at, slow, limits=Limits(runtime_ms=15_000))
+    assert (result.segments, result.out_of_time) == (2, 1)
+    rest = archive(at)
+    assert (rest.segments, check(at).rows) == (1, 3)
+
+
+def test_each_entry_says_how_far_its_run_is() -> None:
+    made = TierBuilder()
+    for body in (b"a", b"b", b"open"):
+        made.add([body], roll=True)
+    at = workshop(made.store)
+    first = archive(at)
+    (record,) = log_writer(at).state.jobs
+    assert record == first.record(record.began_ms + record.elapsed_ms)
+    assert (record.run, record.engine, record.planned) == (first.run, "local", 2)
+    assert (record.segments, record.rows, record.files) == (2, 2, 2)
+    made.add([b"c"], roll=True)
+    made.add([b"more"], roll=True)
+    second = archive(replace(at, rng=type(at.rng)(7)))
+    assert [one.run for one in log_writer(at).state.jobs] == [first.run, second.run]
+
+
+def test_a_watch_counts_and_knows_how_long_the_rest_takes() -> None:
+    made = TierBuilder()
+    for body in (b"a", b"b", b"open"):
+        made.add([body], roll=True)
+    at = workshop(made.store)
+    clock = ManualClock()
+    clock.advance(5)
+    watch = Watch(clock)
+    assert watch.seconds_left is None
+    tasks = archive_tasks(at)
+    watch.segments_all, watch.bytes_all = 2, sum(task.size_bytes for task in tasks)
+    for number, (_, outcome) in enumerate(watch.over(local_engine(at, 1))(tasks), 1):
+        assert not isinstance(outcome, Exception)
+        assert len(archived_of(outcome)) == 1
+        clock.advance(10)
+        assert watch.segments == watch.rows == number
+        left_s = watch.seconds_left
+        assert left_s == (10.0 if number == 1 else 0.0)
+
+
+def archive_tasks(at: Any) -> Any:
+    seen: list[Any] = []
+    run_job(at, lambda works: iter(seen.extend(works) or ()))
+    return seen
+
+
+def test_packed_segments_are_read_as_if_they_were_not() -> None:
+    made = TierBuilder()
+    for body in (b"a", b"b", b"open"):
+        made.add([body, body], roll=True)
+    plain, packed = workshop(made.store), workshop(made.store)
+    assert archive(plain).files == 2
+    result = run_job(packed, local_engine(packed, 1), small_bytes=1 << 20)
+    assert (result.files, result.segments, result.rows, result.holes) == (1, 2, 4, 0)
+    assert rows(packed) == rows(plain)
+    assert check(packed).rows == 4
+    assert run_job(packed, local_engine(packed, 1), small_bytes=1 << 20).entries == 0
+
+
+def test_the_command_in_parts(
+    sealed: Callable[[str], Sealed], archive_url: str, tmp_path: Path
+) -> None:
+    tier = sealed("s04-batch-compress")
+    words = ("archive", tier.url, "--to", archive_url)
+    planned = here(*words, "--dry-run", "--json").good().document
+    assert planned["planned"] == len(planned["tasks"]) > 2
+    assert files(archive_url) == []
+    metrics = tmp_path / "archive.prom"
+    first = here(*words, "--max-bytes", "1", "--metrics-file", metrics, "--json").good()
+    assert (first.document["segments"], first.document["postponed"]) == (1, planned["planned"] - 1)
+    assert "left to the next run" in first.err
+    text = metrics.read_text()
+    assert "\ntiered_archive_run_segments 1\n" in text
+    assert list(tmp_path.glob("*.tmp")) == []
+    topic = planned["tasks"][-1]["topic"]
+    kept = here(*words, "--exclude", topic, "--json").good().document
+    assert kept["segments"] < planned["planned"] - 1
+    outside = here(*words, "--until", "1000", "--json").good().document
+    assert (outside["planned"], outside["segments"]) == (0, 0)
+    assert outside["outside"] > 0
+    here(*words).good()
+    verified = here(*words, "--verify", "--json").good().document
+    assert (verified["rows"], verified["findings"]) == (tier.dump.count, [])
+
+
+def test_open_segments_are_sealed_unless_a_writer_is_at_work(
+    stores: Callable[[str], Any], tmp_path: Path, archive_url: str
+) -> None:
+    url, store = f"file://{tmp_path}/tier", stores("s04-batch-compress")
+    here("attach", store, "--to", url, "--once").good()
+    with contextlib.closing(open_store(url, S3Options())) as tier:
+        prefix = choose_place(tier, None, None).prefix
+        known = {"writer": "0badcafe", "holder": Holder.present(), "clock": SystemClock()}
+        lease = Lease(tier, prefix, seconds=60, **known)  # type: ignore[arg-type]
+        assert lease.try_acquire() is None
+        ran = here("archive", url, "--to", archive_url, "--seal", "--json").good()
+        assert (ran.document["sealed"], ran.document["segments"]) == (0, 0)
+        assert "nothing is sealed: a writer is at work" in ran.err
+        lease.release()
+    said = here("archive", url, "--to", archive_url, "--seal", "--json").good().document
+    count = harness.captured("s04-batch-compress").count
+    assert said["rows"] == count
+    assert said["sealed"] == said["segments"]
+    assert here("archive", url, "--to", archive_url, "--seal", "--json").document["sealed"] == 0
+    here("attach", store, "--to", url, "--once").good()
+    here("verify", url, "--store", store).good()
