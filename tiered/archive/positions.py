@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tiered.archive.stretches import incarnations
 from tiered.errors import DataError, InvalidError
 from tiered.log.wellformed import check_ints
-from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tiered.log.parts import QueueLife, TierState
+    from tiered.plugin.place import Place
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -35,11 +35,6 @@ class Key(NamedTuple):
     broker: str
     topic: str
     queue_id: int
-
-    @property
-    def place(self) -> Place:
-        """Which broker."""
-        return Place(self.cluster, self.broker)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,8 @@ def advance(
         DataError: The rules say to fail.
     """
     ahead: dict[Key, tuple[Position, list[Run]]] = {}
-    for key, lives in queues_of(states):
+    queues = dict(queues_of(states))
+    for key, lives in queues.items():
         if takes(key):
             base = base_of(key, lives, start.get(key), rules)
             ahead[key] = base, runs_of(lives, base)
@@ -167,7 +168,7 @@ def advance(
     for number, (key, (base, runs)) in enumerate(ahead.items()):
         amount = parts[number] if parts[number] < weights[number] else None
         taken = _take(runs, amount, bytes_max is not None, least=number == most)
-        found[key] = _end(key, base, taken, states[key.place], rules)
+        found[key] = _end(key, base, taken, queues[key], rules)
     same = all(start.get(key) is not None and _is_same(start[key], found[key]) for key in found)
     return start if same else {**{key: at.settled for key, at in start.items()}, **found}
 
@@ -197,17 +198,24 @@ def _take(runs: list[Run], amount: int | None, by_bytes: bool, *, least: bool) -
     return taken
 
 
-def _end(key: Key, base: Position, taken: list[Run], state: TierState, rules: Rules) -> Position:
+def _end(
+    key: Key,
+    base: Position,
+    taken: list[Run],
+    lives: Mapping[int, list[QueueLife]],
+    rules: Rules,
+) -> Position:
+    first = next((number for number, run in enumerate(taken) if not run.is_there), None)
+    if first is not None and rules.on_gap != SKIP:
+        if not first:
+            raise gap_error(key, taken[0].start, taken[0].end)
+        taken = taken[:first]
     if not taken:
         return base
     missing = sum(run.count for run in taken if not run.is_there)
-    if missing and rules.on_gap != SKIP:
-        first = next(run for run in taken if not run.is_there)
-        raise gap_error(key, first.start, first.end)
     last = taken[-1]
     tails = base.tails
     if last.incarnation != base.incarnation:
-        lives = dict(queues_of({key.place: state}))[key]
         tails = len(lives[last.incarnation]) - 1
     return replace(
         base,
@@ -241,6 +249,7 @@ def batch_of(
         DataError: Less is there than when the batch was planned, and the rules say to fail; or a broker is gone.
     """
     queues = dict(queues_of(states))
+    prefixes = {(place.cluster, place.broker): place.prefix for place in states}
     found: list[Stretch] = []
     for key, at in sorted(end.items()):
         if at == at.settled:
@@ -249,7 +258,9 @@ def batch_of(
             raise DataError(f"the tier has no queue {key.topic}/{key.queue_id} any more")
         missing = 0
         for number in sorted(n for n in queues[key] if at.from_incarnation <= n <= at.incarnation):
-            made, count = _stretches(key, queues[key][number], at, wanted)
+            lives = queues[key][number]
+            history = _history(prefixes[key.cluster, key.broker], key, lives, at)
+            made, count = _stretches(history, lives, at, wanted)
             found += made
             missing += count
         if missing > at.missing and rules.on_gap != SKIP:
@@ -257,18 +268,22 @@ def batch_of(
     return found
 
 
+def _history(prefix: str, key: Key, lives: list[QueueLife], at: Position) -> History:
+    number = lives[-1].incarnation
+    tails = at.tails if number == at.incarnation else len(lives) - 1
+    return History(prefix, Lane(*key, number), tails)
+
+
 def _stretches(
-    key: Key, lives: list[QueueLife], at: Position, wanted: Selection
+    history: History, lives: list[QueueLife], at: Position, wanted: Selection
 ) -> tuple[list[Stretch], int]:
     """Those of one incarnation, and how many offsets are in none."""
     main, number = lives[-1], lives[-1].incarnation
-    tails = at.tails if number == at.incarnation else len(lives) - 1
     begin = at.from_offset if number == at.from_incarnation else began(main)
     end = at.offset if number == at.incarnation else int(main.commit_offset)
-    history = History(key.place.prefix, Lane(*key, number), tails)
     found: list[Stretch] = []
     missing = 0
-    for life, low, high in _owned(lives, tails, begin, end):
+    for life, low, high in _owned(lives, history.tails, begin, end):
         found += cut(history, life, (max(low, life.min_offset), high), wanted)
         missing += sum(run.count for run in runs_of_life(life, low, high) if not run.is_there)
     return found, missing
