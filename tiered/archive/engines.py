@@ -11,7 +11,7 @@ from tiered.archive.model import Archived
 from tiered.archive.packing import Work, do_work
 
 if TYPE_CHECKING:
-    from tiered.archive.job import Workshop
+    from tiered.archive.workshop import Workshop
 
 Outcome = tuple[Work, Archived | list[Archived] | Exception]
 Engine = Callable[[Iterable[Work]], Iterator[Outcome]]

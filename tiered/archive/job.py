@@ -17,7 +17,6 @@ Threads: one job belongs to one thread; its tasks run in the executor.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
@@ -31,48 +30,22 @@ from tiered.archive.packing import Pack, plan_packs, tasks_of
 from tiered.archive.plan import plan_archive
 from tiered.archive.records import job_action
 from tiered.archive.result import Done, Result
+from tiered.archive.workshop import Workshop
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.journal.writer import JournalWriter
 from tiered.log.reader import TierReader
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Iterator, Sequence
 
-    from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
     from tiered.archive.packing import Work
     from tiered.archive.plan import Plan, Task
-    from tiered.clock import Clock
     from tiered.journal.entry import Action
-    from tiered.plugin.place import Place
 
 COMMIT_FILES = 64
 COMMIT_BYTES = 1 << 30
 ROUNDS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What an archive job works with.
-
-    Attributes:
-        tier: The tier's store, with retries.
-        place: Which broker.
-        archive: The archive's store, with retries.
-        bare: The same without, for the log, which tries again by itself.
-        clock: Time.
-        rng: For ids and jitter.
-        takes: Whether a topic is wanted.
-    """
-
-    tier: ObjectStore
-    place: Place
-    archive: ObjectStore
-    bare: ObjectStore
-    clock: Clock
-    rng: random.Random
-    takes: Callable[[str], bool] = lambda _topic: True
 
 
 def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:

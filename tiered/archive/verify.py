@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tiered.archive.job import Workshop
     from tiered.archive.machine import ArchiveState
+    from tiered.archive.workshop import Workshop
     from tiered.log.decode import TierBatch
     from tiered.log.reader import QueueReader
 

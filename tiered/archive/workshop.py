@@ -1,0 +1,37 @@
+"""What archive jobs work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
+    from tiered.plugin.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What an archive job works with.
+
+    Attributes:
+        tier: The tier's store, with retries.
+        place: Which broker.
+        archive: The archive's store, with retries.
+        bare: The same without, for the log, which tries again by itself.
+        clock: Time.
+        rng: For ids and jitter.
+        takes: Whether a topic is wanted.
+    """
+
+    tier: ObjectStore
+    place: Place
+    archive: ObjectStore
+    bare: ObjectStore
+    clock: Clock
+    rng: random.Random
+    takes: Callable[[str], bool] = lambda _topic: True
