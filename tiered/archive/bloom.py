@@ -1,15 +1,12 @@
 """Asks the bloom filters of a Parquet file whether a row group can hold a text. Pure.
 
 Parquet's filter is the split-block one: blocks of eight 32-bit words, one bit of each word for a value, chosen by the 64-bit
-xxHash (seed 0) of its bytes. A header in Thrift's compact form stands before the bits; of its unions each has one member
-that is defined, so all that has to be read is the size.
+xxHash (seed 0) of its bytes. A header in Thrift's compact form stands before the bits.
 """
 
 from __future__ import annotations
 
 import struct
-
-from tiered.errors import DataError
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PRIME_1 = 0x9E37_79B1_85EB_CA87
@@ -24,8 +21,10 @@ _SALTS = (
 _STRIPE = 32
 _LONG, _INT = 8, 4
 _BLOCK = 32
-_I32_FIELD_1 = 0x15
-_HEADER_MAX = 64
+_HEADER_BEGIN = b"\x15"
+_HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
+"""The size is field 1; then three unions, each with its first member, an empty struct: split blocks, xxHash, not packed."""
+_SIZE_BYTES_MAX = 6
 
 
 def xxh64(data: bytes) -> int:
@@ -84,12 +83,11 @@ def can_hold(raw: bytes | memoryview, text: str) -> bool:
         text: What is looked for.
 
     Returns:
-        False only when it does not.
-
-    Raises:
-        DataError: This is no such filter.
+        False only when it does not. A filter of another kind says nothing.
     """
     bits = _bits(bytes(raw))
+    if not bits:
+        return True
     found = xxh64(text.encode("utf-8", "replace"))
     block = ((found >> 32) * (len(bits) // _BLOCK)) >> 32
     words = struct.unpack_from("<8I", bits, block * _BLOCK)
@@ -99,15 +97,9 @@ def can_hold(raw: bytes | memoryview, text: str) -> bool:
 
 
 def _bits(raw: bytes) -> bytes:
-    """What is behind the header, which says how much that is."""
-    size = at = shift = 0
-    if raw[:1] == bytes([_I32_FIELD_1]):
-        for at in range(1, min(len(raw), 7)):
-            size |= (raw[at] & 0x7F) << shift
-            shift += 7
-            if raw[at] < 0x80:  # noqa: PLR2004 (the last byte of a varint)
-                break
-    size >>= 1
-    if not 0 < size <= len(raw) or size % _BLOCK or not 0 < len(raw) - size <= _HEADER_MAX:
-        raise DataError("this is no bloom filter that Parquet knows")
-    return raw[len(raw) - size :]
+    """What is behind a header that we know and that says how much this is; else nothing."""
+    start, end, tail = raw.partition(_HEADER_END)
+    if not end or start[:1] != _HEADER_BEGIN or not 1 < len(start) <= _SIZE_BYTES_MAX:
+        return b""
+    size = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(start[1:])) >> 1
+    return tail if size == len(tail) and size % _BLOCK == 0 else b""

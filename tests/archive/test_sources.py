@@ -1,0 +1,316 @@
+"""What the sources read and leave out, without Spark: bloom filters, selections, files, row groups, parts of a tier."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.tiers import QUEUE, TIME_MS, TierBuilder
+
+from backends.memory import MemoryStore
+from tests.archive.jobs import archive, workshop
+from tests.archive.test_jobs import sealed
+from tests.archive.test_stream_plan import PLACE, Broker
+from tiered.archive.bloom import can_hold, xxh64
+from tiered.archive.machine import ArchiveState
+from tiered.archive.model import Lane
+from tiered.archive.native import file_uris, uri_of
+from tiered.archive.prune import choose_groups, explain, plan_files
+from tiered.archive.selection import MAX, MIN, Selection, micros, narrowed, selection_of
+from tiered.archive.source_options import choice, kind_of, open_place, require_known, whole
+from tiered.archive.stretches import packed, plan_tier, read_stretch
+from tiered.errors import DataError, ExpiredError, InvalidError, StoreUnavailableError
+from tiered.log.state import part_json, queue_action
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALL = Selection()
+
+
+def filter_of(kind: str, column: str, value: Any) -> Any:
+    """As Spark hands it over."""
+    return type(kind, (SimpleNamespace,), {})(attribute=(column,), value=value)
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", 0xEF46DB3751D8E999),
+        (b"a", 0xD24EC4F1A98C6E5B),
+        (b"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1),
+    ],
+)
+def test_xxh64(data: bytes, found: int) -> None:
+    assert xxh64(data) == found
+
+
+def bloomed(values: list[str]) -> tuple[Any, bytes]:
+    sink = io.BytesIO()
+    options = {"uniq_key": {"ndv": len(values), "fpp": 0.01}}
+    columns = pa.schema([("uniq_key", pa.string())])
+    with pq.ParquetWriter(sink, columns, bloom_filter_options=options) as writer:
+        writer.write_table(pa.table({"uniq_key": values}))
+    return pq.ParquetFile(io.BytesIO(sink.getvalue())).metadata, sink.getvalue()
+
+
+def test_a_filter_knows_what_is_there() -> None:
+    values = [f"key-{n}-" * (n % 7) + str(n) for n in range(2000)]
+    metadata, data = bloomed(values)
+    column = metadata.row_group(0).column(0)
+    start = column.bloom_filter_offset
+    raw = data[start : start + column.bloom_filter_length]
+    assert all(can_hold(raw, value) for value in values)
+    assert sum(can_hold(raw, f"no-{n}") for n in range(2000)) < 60
+    assert not can_hold(raw, "no")
+    for other in (
+        b"",
+        raw[:-1],
+        raw[1:],
+        b"\x15" + b"\xff" * 100,
+        raw.replace(b"\x1c", b"\x2c", 1),
+    ):
+        assert can_hold(other, "no"), "what we do not know says nothing"
+
+
+def test_row_groups_are_left_out_by_statistics_and_filters() -> None:
+    metadata, data = bloomed(["b", "m", "z"])
+
+    def left(wanted: Selection) -> list[str]:
+        return list(
+            choose_groups(metadata, wanted, lambda start, size: data[start : start + size])[1]
+        )
+
+    assert left(ALL.among("uniq_key", ["a"])) == ["statistics of uniq_key"]
+    assert left(ALL.among("uniq_key", ["c"])) == ["bloom filter of uniq_key"]
+    assert left(ALL.among("uniq_key", ["c", "m"])) == []
+    assert left(Selection(key="c")) == [], "a file without the column of keys may hold it"
+
+
+def test_options_and_filters_narrow() -> None:
+    options = {"topic": "a, b", "from": "5", "until": "7", "queue": "3", "key": "k"}
+    wanted = selection_of(options)
+    assert wanted.bounds == {"queue_id": (3, 3), "store_ts": (5000, 6999)}
+    assert (wanted.texts, wanted.key) == ({"topic": {"a", "b"}}, "k")
+    time = datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    assert micros(time) == 1_704_164_645_000_006
+    given = [
+        filter_of("EqualTo", "topic", "b"),
+        filter_of("GreaterThan", "queue_offset", 9),
+        filter_of("LessThanOrEqual", "queue_offset", 20),
+        filter_of("GreaterThanOrEqual", "store_ts", time),
+        filter_of("In", "queue_id", (2, 4)),
+        filter_of("In", "tag", ["x", "y"]),
+        filter_of("Not", "topic", None),
+        filter_of("EqualTo", "body", b"x"),
+        filter_of("EqualNullSafe", "msg_key", None),
+    ]
+    found = narrowed(Selection(), given)
+    assert found.bounds == {
+        "queue_offset": (10, 20),
+        "store_ts": (micros(time), MAX),
+        "queue_id": (2, 4),
+    }
+    assert found.texts == {"topic": {"b"}, "tag": {"x", "y"}}
+    nothing = narrowed(Selection(), [filter_of("GreaterThan", "queue_id", MAX)])
+    assert nothing.bounds == {"queue_id": (MAX, MIN)}
+    assert not nothing.meets("queue_id", 0, 99)
+    with pytest.raises(InvalidError, match="from is no number"):
+        selection_of({"from": "yesterday"})
+
+
+def test_rows_are_chosen_exactly() -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "queue_offset": [1, 2, 3, 4],
+            "tag": ["a", None, "b", "a"],
+            "keys": [["x", "y"], None, [], ["y"]],
+            "uniq_key": ["u", "x", None, "v"],
+        },
+        pa.schema(
+            [
+                *[("queue_offset", pa.int64()), ("tag", pa.string())],
+                *[("keys", pa.list_(pa.string())), ("uniq_key", pa.string())],
+            ]
+        ),
+    )
+
+    def found(wanted: Selection) -> list[int]:
+        kept: list[int] = wanted.rows_of(rows).column("queue_offset").to_pylist()
+        return kept
+
+    assert found(ALL) == [1, 2, 3, 4]
+    assert found(ALL.within("queue_offset", 2, 3)) == [2, 3]
+    assert found(ALL.among("tag", ["a"]).within("queue_offset", 2, MAX)) == [4]
+    assert found(Selection(key="x")) == [1, 2]
+    assert found(Selection(key="y")) == [1, 4]
+    assert Selection(key="y").rows_of(rows.slice(3)).column("queue_offset").to_pylist() == [4]
+
+
+def test_an_archive_says_what_it_leaves_out() -> None:
+    tier = sealed([b"a", b"b"], [b"c"], [b"d", b"e"])
+    at = workshop(tier.store)
+    archive(at)
+    found = explain(at.archive, ALL)
+    assert (len(found.files), found.groups, found.rows, found.rows_all) == (3, 3, 5, 5)
+    found = explain(at.archive, selection_of({"from-offset": "2", "until-offset": "3"}))
+    assert (found.files_left, found.rows, found.groups) == ({"queue_offset": 2}, 1, 1)
+    found = explain(at.archive, selection_of({"from": str(TIME_MS + 3)}), footers=False)
+    assert (found.files_left, found.rows, found.groups) == ({"store_ts": 2}, 2, None)
+    found = explain(at.archive, selection_of({"queue": "9"}))
+    assert found.document() == {
+        "files": 0,
+        "files_left_out": {"queue_id": 3},
+        "row_groups": 0,
+        "row_groups_left_out": {},
+        "rows": 0,
+        "rows_all": 5,
+        "size_bytes": 0,
+    }
+    found = explain(at.archive, Selection(key="nope"))
+    assert (found.groups, sum(found.groups_left.values())) == (0, 3)
+    with pytest.raises(InvalidError, match="no topic nope"):
+        plan_files(ArchiveState(), ALL.among("topic", ["nope"]))
+
+
+def test_names_of_files_for_others(tmp_path: Path) -> None:
+    tier = sealed([b"a"])
+    at = workshop(tier.store)
+    archive(at)
+    (uri,) = file_uris(at.archive)
+    assert uri.startswith("memory://")
+    folder = open_place({"path": f"file://{tmp_path}/a[b]"})
+    assert uri_of(folder, "t=1/x*y") == f"file://{tmp_path}/a\\[b\\]/t=1/x\\*y"
+    folder.close()
+    bucket: Any = SimpleNamespace(url="s3://bucket/prefix")
+    assert uri_of(bucket, "k") == "s3a://bucket/prefix/k"
+    assert uri_of(bucket, "k", scheme="s3") == "s3://bucket/prefix/k"
+
+
+def bodies(tier: TierBuilder, wanted: Selection) -> list[bytes]:
+    plan = plan_tier({PLACE: tier.journal.state}, wanted)
+    return [
+        body
+        for stretch in plan.stretches
+        for rows in read_stretch(tier.store, stretch, wanted)
+        for body in rows.column("body").to_pylist()
+    ]
+
+
+def test_a_tier_is_read_where_something_is_wanted() -> None:
+    tier = Broker()
+    tier.add([b"a", b"b", b"c"])
+    tier.add([None, None])
+    tier.add([b"d", b"e"], roll=True)
+    tier.gap(3)
+    tier.add([b"f"])
+    states = {PLACE: tier.journal.state}
+    assert bodies(tier, ALL) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    plan = plan_tier(states, ALL)
+    assert (plan.parts_left, plan.missing) == ({"holes": 1}, 3)
+    assert [(s.task.start, s.task.end) for s in plan.stretches] == [(0, 3), (5, 7), (10, 11)]
+    assert bodies(tier, selection_of({"from-offset": "2", "until-offset": "6"})) == [b"c", b"d"]
+    wanted = selection_of({"from": str(TIME_MS + 1), "until": str(TIME_MS + 3)})
+    assert bodies(tier, wanted) == [b"b", b"c"]
+    assert plan_tier(states, wanted).parts_left == {"holes": 1, "store_ts": 2}
+    assert plan_tier(states, ALL.within("queue_id", 0, 1)).parts_left == {"queue_id": 4}
+    with pytest.raises(InvalidError, match="no topic nope"):
+        plan_tier(states, ALL.among("topic", ["nope"]))
+
+
+def test_small_stretches_share_a_partition() -> None:
+    tier = Broker()
+    for _ in range(5):
+        tier.add([b"x" * 100], roll=True)
+    stretches = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    assert [len(group) for group in packed(stretches, 2 * stretches[0].size_bytes)] == [2, 2, 1]
+    assert [len(group) for group in packed(stretches, 1)] == [1] * 5
+    assert packed([], 1) == []
+
+
+def test_what_cannot_be_unpacked() -> None:
+    tier = Broker()
+    tier.add([b"a", (2, b"this is no batch"), b"b"])
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    with pytest.raises(DataError, match=r"offset 1 cannot be unpacked.*on-bad"):
+        list(read_stretch(tier.store, stretch, ALL))
+    rows = list(read_stretch(tier.store, stretch, ALL, on_bad="skip"))
+    assert [body for some in rows for body in some.column("body").to_pylist()] == [b"a", b"b"]
+
+
+def test_what_happens_to_a_tier_while_it_is_read() -> None:
+    tier = Broker()
+    tier.add([b"a", b"b"])
+    tier.add([b"c"], roll=True)
+    old, last = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (life,) = tier.journal.state.queues[QUEUE]
+    parts = life.segments[0].parts
+    for part in parts:
+        tier.store.delete(PLACE.prefix + part.log.key)
+    with pytest.raises(DataError, match="gone"):
+        list(read_stretch(tier.store, old, ALL))
+    tier.expire(2)
+    with pytest.raises(ExpiredError):
+        list(read_stretch(tier.store, old, ALL))
+    assert [some.num_rows for some in read_stretch(tier.store, last, ALL)] == [1]
+
+
+def test_what_was_taken_back_is_not_mistaken_for_what_came_then() -> None:
+    tier = Broker()
+    tier.add([b"a", b"b"])
+    tier.add([b"old"])
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    keys = [part.log.key for part in stretch.task.parts]
+    tier.take_back(2)
+    tier.add([b"new"])
+    tier.store.delete(PLACE.prefix + keys[0])  # as if it had been merged
+    with pytest.raises(StoreUnavailableError, match=r"taken back.*read again"):
+        list(read_stretch(tier.store, stretch, ALL))
+
+
+def test_merged_parts_are_found_again() -> None:
+    tier = Broker()
+    tier.add([b"a", b"b"])
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    other = Broker(MemoryStore())
+    part = other.add([b"a", b"b"])
+    moved = {old: old.replace("/", "/m", 1) for old in (part.log.key, part.index.key)}
+    text = str(part_json(part))
+    assert stretch.task.parts[0].log.size_bytes == part.log.size_bytes, text
+    for old, new in moved.items():
+        tier.store.put_if_absent(PLACE.prefix + new, tier.store.get(PLACE.prefix + old))
+        tier.store.delete(PLACE.prefix + old)
+    row = [moved.get(value, value) for value in part_json(stretch.task.parts[0])]
+    tier.say(queue_action("seal", QUEUE, 0, segment=0, parts=[row]))
+    rows = list(read_stretch(tier.store, stretch, ALL))
+    assert [some.column("body").to_pylist() for some in rows] == [[b"a", b"b"]]
+
+
+def test_options_that_nobody_looks_at_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="no option topics"):
+        require_known({"Topics": "x"}, frozenset(["topic"]))
+    with pytest.raises(InvalidError, match="on-gap is 'x'"):
+        choice({"on-gap": "x"}, "on-gap", ("fail", "skip"))
+    for wrong in ("0", "-1", "x", ""):
+        with pytest.raises(InvalidError, match="max-bytes is no number"):
+            whole({"max-bytes": wrong}, "max-bytes", None)
+    with pytest.raises(InvalidError, match="no URL"):
+        open_place({})
+    place = {"path": f"file://{tmp_path}"}
+    assert kind_of(place, None) == "tier"
+    assert kind_of({**place, "source": "archive"}, None) == "archive"
+    with pytest.raises(InvalidError, match="source is 'tier'"):
+        kind_of({**place, "source": "tier"}, "archive")
+
+
+def test_lanes_that_nothing_is_wanted_of() -> None:
+    lane = Lane("c", "b", "bad-\udcff", 1, 2)
+    assert ALL.refuses(lane) == ""
+    assert ALL.among("topic", ["bad-\ufffd"]).refuses(lane) == ""
+    assert ALL.among("broker", ["x"]).refuses(lane) == "broker"
+    assert ALL.within("incarnation", 0, 1).refuses(lane) == "incarnation"
