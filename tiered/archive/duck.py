@@ -15,13 +15,16 @@ from urllib.parse import unquote
 
 from tiered.archive.duck_plan import (
     is_named,
-    make_stand_ins,
+    make_tables,
+    make_views,
     may_hold,
+    may_list_tables,
     no_rows,
     quoted,
     table_names,
     wanted_of,
 )
+from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
@@ -97,18 +100,18 @@ def ask(archive: ObjectStore, question: str) -> Answer:
         for option in _OPTIONS:
             connection.execute(f"SET {option}")
         root = _mount(connection, archive, sizes)
-        make_stand_ins(connection, tables.values())
+        named = {t: table for t, table in tables.items() if is_named(table, question)}
         try:
+            stand_ins = {table: _stand_in(state, topic, root) for topic, table in named.items()}
+            make_tables(connection, stand_ins)
             connection.begin()
             is_one = len(connection.extract_statements(question)) == 1
             wanted = wanted_of(connection, question) if is_one else {}
-            named = {t: table for t, table in tables.items() if is_named(table, question)}
             chosen = {t: _chosen(state, t, wanted.get(table)) for t, table in named.items()}
-            for topic, table in tables.items():
-                files = [f"{root}{key}" for key in chosen.get(topic, ())]
-                rows = _rows_of(files) if files else no_rows()
-                connection.execute(f"DROP TABLE {quoted(table)}")
-                connection.execute(f"CREATE VIEW {quoted(table)} AS {rows}")
+            views = {table: no_rows() for table in tables.values() if may_list_tables(question)}
+            for topic, table in named.items():
+                views[table] = _view(state, topic, root, chosen[topic])
+            make_views(connection, views)
             found = connection.sql(question)
             answer = arrow.table({}) if found is None else found.to_arrow_table()
         except duckdb.Error as error:
@@ -148,10 +151,38 @@ def _mount(connection: Any, archive: ObjectStore, sizes: Mapping[str, int]) -> s
     return f"{SCHEME}://"
 
 
-def _rows_of(names: Sequence[str]) -> str:
-    listed = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
-    options = "hive_partitioning = false, union_by_name = true"
+def _view(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
+    """A SELECT of the rows of some files of a topic, with the columns of all of them."""
+    if keys:
+        return _rows_of(state, topic, root, keys)
+    every = _chosen(state, topic, None)
+    has_more = every and _has_more(state, topic)
+    return f"{_rows_of(state, topic, root, every)} WHERE false" if has_more else no_rows()
+
+
+def _stand_in(state: ArchiveState, topic: str, root: str) -> str:
+    """A SELECT without a row; one file of the topic is opened, and only when some have more columns than all have."""
+    stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
+    filled = [one for one in stretches if one.files]
+    if not (filled and _has_more(state, topic)):
+        return no_rows()
+    newest = max(filled, key=lambda one: (one.columns, one.has_records))
+    return f"{_rows_of(state, topic, root, [newest.files[0].key])} WHERE false"
+
+
+def _rows_of(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
+    """A SELECT of the rows of files; all are opened for their columns only where these may differ."""
+    listed = ", ".join("'" + f"{root}{key}".replace("'", "''") + "'" for key in keys)
+    differ = str(_has_more(state, topic)).lower()
+    options = f"hive_partitioning = false, union_by_name = {differ}"
     return f"SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
+
+
+def _has_more(state: ArchiveState, topic: str) -> bool:
+    """Whether files of a topic may differ in their columns."""
+    stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
+    kinds = {(one.columns, one.has_records, one.schema) for one in stretches}
+    return topic in state.bodies or not kinds <= {(0, False, SCHEMA_VERSION)}
 
 
 def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa: ANN401

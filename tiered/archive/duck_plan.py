@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("queue_id", "queue_offset", "store_ts", "incarnation")
 """Those of which the log knows something."""
+_LISTS = re.compile(r"(?i)\b(show|desc|describe|pragma|sqlite_master|pg_\w+|duckdb_\w+)\b|_schema")
 _PLACE = "memory.main."
 _KINDS = {
     "string": "VARCHAR",
@@ -39,6 +40,7 @@ _KINDS = {
     "map<string, string>": "MAP(VARCHAR, VARCHAR)",
 }
 _RUN = ("expression_rewriter", "filter_pushdown")
+_AMONG = re.compile(r"(\w+) IN \((-?\d+(?:, -?\d+)*)\)")
 _TEST = re.compile(r"(\w+) (=|<=|>=|<|>) (?:'([^']*)'::TIMESTAMP WITH TIME ZONE|(-?\d+))")
 _AND = " AND "
 _OTHER = re.compile(r"\b(OR|CASE|BETWEEN|NOT)\b")
@@ -74,10 +76,24 @@ def is_named(table: str, question: str) -> bool:
     return table.casefold() in asked or table.casefold().replace('"', '""') in asked
 
 
-def make_stand_ins(connection: Any, tables: Iterable[str]) -> None:  # noqa: ANN401 (duckdb)
-    """An empty table of each name."""
-    for table in tables:
-        connection.execute(f"CREATE TABLE {quoted(table)} AS {no_rows()}")
+def may_list_tables(question: str) -> bool:
+    """Whether a question may be one about tables themselves, and not about what is in some of them."""
+    return _LISTS.search(question) is not None
+
+
+def make_tables(connection: Any, tables: Mapping[str, str]) -> None:  # noqa: ANN401 (duckdb)
+    """Stand-ins, from SELECTs without a row."""
+    for table, empty in tables.items():
+        connection.execute(f"CREATE TABLE {quoted(table)} AS {empty}")
+
+
+def make_views(connection: Any, views: Mapping[str, str]) -> None:  # noqa: ANN401 (duckdb)
+    """Views, from SELECTs, in the places of stand-ins of their names."""
+    texts = (
+        f"DROP TABLE IF EXISTS {quoted(table)}; CREATE VIEW {quoted(table)} AS {rows}"
+        for table, rows in views.items()
+    )
+    connection.execute(";".join(texts))
 
 
 def no_rows() -> str:
@@ -150,7 +166,10 @@ def _name(table: str) -> str:
 def _selection(filters: Iterable[str]) -> Selection:
     found = Selection()
     for test in (test for text in filters for test in _joined(_without_texts(text))):
-        known = _TEST.fullmatch(test)
+        among, known = _AMONG.fullmatch(test), _TEST.fullmatch(test)
+        if among and among[1] in COLUMNS:
+            numbers = [int(number) for number in among[2].split(", ")]
+            found = found.within(among[1], min(numbers), max(numbers))
         if known is None or known[1] not in COLUMNS:
             continue
         column, sign, time, number = known.groups()
