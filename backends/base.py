@@ -200,6 +200,23 @@ class BatchStore(Protocol):
         ...
 
 
+class IntoStore(Protocol):
+    """What a store offers besides that can read into memory of its caller; ``get_into`` of ``backends.into`` asks."""
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """Read a range as ``ObjectStore.get`` does, into ``target``.
+
+        Args:
+            key: The object.
+            byte_range: Which bytes.
+            target: As large as that, writable, flat. Not kept. After an error anything may stand in it.
+
+        Raises:
+            BackendError: As ``get``.
+        """
+        ...
+
+
 def check_key(key: str) -> None:
     """Refuse keys that some store would lose, change or never list.
 

@@ -54,7 +54,7 @@ from backends.errors import (
 )
 from backends.local_batch import NewObject, create_all
 from backends.local_errors import from_os, mapped
-from backends.local_files import ExclusiveWriter, open_object, read_range
+from backends.local_files import ExclusiveWriter, open_object, read_into, read_range
 from backends.local_folders import FolderCache
 from backends.local_listing import walk
 from backends.versions import content_version
@@ -136,6 +136,11 @@ class LocalFolderStore:
         """See ``ObjectStore``."""
         with self._opened(key) as fd:
             return read_range(fd, key, byte_range)
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        with self._opened(key) as fd:
+            read_into(fd, key, byte_range, target)
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
         """See ``ObjectStore``. The file is opened once."""

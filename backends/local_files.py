@@ -228,6 +228,22 @@ def read_range(fd: int, key: str, byte_range: ByteRange | None) -> bytes:
     return _read_exactly(fd, key, byte_range)
 
 
+def read_into(fd: int, key: str, byte_range: ByteRange, target: memoryview) -> None:
+    """As ``read_range``, into memory of that size.
+
+    Raises:
+        InvalidRangeError: The range begins at or behind the end.
+        ShortReadError: It ends behind the end, or the file was cut while it was read.
+    """
+    check_range(key, byte_range, os.fstat(fd).st_size)
+    position = byte_range.start
+    while position < byte_range.end:
+        count = os.preadv(fd, [target[position - byte_range.start :]], position)
+        if not count:
+            raise ShortReadError(f"file was cut while it was read: {key!r}")
+        position += count
+
+
 def _read_exactly(fd: int, key: str, byte_range: ByteRange) -> bytes:
     data = os.pread(fd, byte_range.size_bytes, byte_range.start)
     if len(data) == byte_range.size_bytes:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from backends.batch import objects_per_put, put_many_if_absent
 from backends.buffers import size_bytes
 from backends.errors import BackendError
+from backends.into import get_into
 from backends.wrapping import WrappingStore
 
 if TYPE_CHECKING:
@@ -173,6 +174,12 @@ class MeteredStore(WrappingStore):
             data = self._inner.get(key, byte_range)
         self._add("get", down=len(data))
         return data
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        with self._counted("get"):
+            get_into(self._inner, key, byte_range, target)
+        self._add("get", down=len(target))
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
         """See ``ObjectStore``."""

@@ -39,6 +39,7 @@ from backends.errors import (
     UnknownOutcomeError,
     UnreachableError,
 )
+from backends.into import get_into
 from backends.wrapping import WrappingStore
 
 if TYPE_CHECKING:
@@ -141,6 +142,10 @@ class RetryingStore(WrappingStore):
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         """See ``ObjectStore``."""
         return self._again(lambda: self._inner.get(key, byte_range))
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        self._again(lambda: get_into(self._inner, key, byte_range, target))
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
         """See ``ObjectStore``."""

@@ -119,6 +119,17 @@ class S3Store:
         try:
             if byte_range is None:
                 return self._wire.get(self._prefix + key)[0]
+        except S3Failure as failure:
+            raise self._error(failure, key, GET) from failure
+        return bytes(self._range(key, byte_range))
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        check_key(key)
+        target[:] = self._range(key, byte_range)
+
+    def _range(self, key: str, byte_range: ByteRange) -> bytes | memoryview:
+        try:
             data = self._wire.get_range(self._prefix + key, byte_range.start, byte_range.end)
         except S3Failure as failure:
             raise self._error(failure, key, GET) from failure

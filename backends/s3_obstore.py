@@ -111,10 +111,10 @@ class ObstoreWire:
             etag = result.meta["e_tag"] or ""
             return bytes(result.bytes()), etag
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
         """See ``S3Wire``."""
         with _failures():
-            return bytes(obstore.get_range(self._client, key, start=start, end=end))
+            return memoryview(obstore.get_range(self._client, key, start=start, end=end))
 
     def head(self, key: str) -> ObjectInfo:
         """See ``S3Wire``."""

@@ -81,7 +81,7 @@ class S3Wire(Protocol):
         """GET all; the bytes and the ETag."""
         ...
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
+    def get_range(self, key: str, start: int, end: int) -> bytes | memoryview:
         """GET bytes ``[start, end)``, fewer when the object ends inside."""
         ...
 

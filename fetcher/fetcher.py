@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from fetcher.careful import CarefulReader
 from fetcher.loading import Loader
+from fetcher.memory import Memory
 from fetcher.obtaining import Obtainer
 from fetcher.readers import Readers
 from fetcher.runs import Run
@@ -58,6 +59,10 @@ def _sleep_on() -> None:
     """Nobody listens."""
 
 
+FREE_BYTES_MAX = 16 << 20
+"""Memory that is kept, above the budget, for what will be read next; less with a small cache, none when nobody reads."""
+
+
 class TieredMessageFetcher:
     """See the module's contract. For any thread."""
 
@@ -80,8 +85,15 @@ class TieredMessageFetcher:
         self.views = Views(reader)
         self._reader = reader
         self._wake: Callable[[], None] = _sleep_on
+        whole_bytes = self.settings.cache_bytes + self.settings.transfers.bytes_in_flight_max
+        self._memory = Memory(2 * whole_bytes, min(self.settings.cache_bytes // 8, FREE_BYTES_MAX))
         self.transfers = Transfers(
-            reader.store, executor, clock, self.settings.transfers, wake=self._wake_up
+            reader.store,
+            executor,
+            clock,
+            self.settings.transfers,
+            wake=self._wake_up,
+            memory=self._memory,
         )
         loader = Loader(reader.store, reader.prefix, self.transfers)
         self._stock = Stock(loader, clock, self.settings, self._ahead_now)
@@ -318,6 +330,8 @@ class TieredMessageFetcher:
             for name in self._readers.idle(now_s):
                 self._readers.forget(name)
             is_idle = not len(self._readers) and not self._stock.cache.held_bytes
+        if is_idle:
+            self._memory.clear()
         due_s = self.transfers.tick()
         return due_s if is_idle else min(1.0 if due_s is None else due_s, 1.0)
 
@@ -344,3 +358,4 @@ class TieredMessageFetcher:
         with self._stock.lock:
             self._stock.cache.clear()
             self._readers.clear()
+        self._memory.clear()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from backends.base import ByteRange, ObjectStore
+    from fetcher.requests import Data
     from fetcher.transfers import Transfers
     from tiered.format.part import Trailer
     from tiered.log.parts import ObjectRange
@@ -54,7 +55,7 @@ class Load(Generic[V]):
     is_urgent: bool
     size_bytes: int
     future: Future[V] = field(default_factory=Future)
-    requests: list[Future[bytes]] = field(default_factory=list)
+    requests: list[Future[Data]] = field(default_factory=list)
     is_over: bool = False
 
 
@@ -115,7 +116,7 @@ class Loader:
             TieredStoreError: The fetcher is closed; what had been asked for stays in ``load.requests``.
         """
         is_urgent = load.is_urgent
-        found: dict[tuple[str, ByteRange], Future[bytes]] = {}
+        found: dict[tuple[str, ByteRange], Future[Data]] = {}
         ranges = [(plan.place.key, one) for plan in plans for one in plan.ranges]
         # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
         for key, one in sorted(ranges, key=lambda item: item[1].size_bytes):
@@ -142,7 +143,7 @@ class Loader:
         data = read_range(self._store, self.prefix, plan.place, plan.start, plan.end)
         return memoryview(bytes(data))  # not the whole object that it may be of
 
-    def check(self, plan: RangePlan, pieces: Sequence[bytes]) -> memoryview:
+    def check(self, plan: RangePlan, pieces: Sequence[Data]) -> memoryview:
         """The bytes that were planned, checked; read anew where that cannot be done."""
         try:
             data, trailer = plan.check(pieces, where=self.prefix + plan.place.key)
@@ -152,7 +153,7 @@ class Loader:
             self._remember(plan.place.key, trailer)
         return data
 
-    def plan_on(self, plan: RangePlan, tail: bytes) -> RangePlan | None:
+    def plan_on(self, plan: RangePlan, tail: Data) -> RangePlan | None:
         """The plan for the blocks, from the trailer that had to come first; None when it is damaged."""
         place = plan.place
         try:
@@ -218,7 +219,7 @@ class _Gathering(Generic[V]):
         for request in requests:
             request.add_done_callback(self._arrived)
 
-    def _arrived(self, _: Future[bytes]) -> None:
+    def _arrived(self, _: Future[Data]) -> None:
         with self._lock:
             self._missing -= 1
             if self._missing:
@@ -271,7 +272,7 @@ class _Gathering(Generic[V]):
         return bool(left)
 
     def _take_one(
-        self, number: int, plan: RangePlan, requests: Sequence[Future[bytes]]
+        self, number: int, plan: RangePlan, requests: Sequence[Future[Data]]
     ) -> RangePlan | None:
         """Keep a range; or what to ask for next, to have it."""
         try:

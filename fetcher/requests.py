@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 
+Data = bytes | memoryview
+"""What came: bytes of its own, or a view of memory that is lent (``fetcher.memory``)."""
+
+
 class BusyError(StoreUnavailableError):
     """Too much is waiting already. The same read may be asked for later."""
 
@@ -25,7 +29,7 @@ class DeadlineError(StoreUnavailableError):
     """The bytes did not come before the asker's deadline. The same read may be asked for again."""
 
 
-class Asked(Future[bytes]):
+class Asked(Future[Data]):
     """The bytes of one range, for one asker. It ends exactly once; ``cancel`` works until then.
 
     Attributes:

@@ -13,8 +13,8 @@ from tiered.model import LogOffset, QueueOffset
 
 RUN_BYTES = 3 * 1024
 """What a run takes, however few records it has."""
-SLACK = 16
-"""Up to a sixteenth of their size may be kept around records, rather than copying them."""
+SLACK = 8
+"""Up to an eighth of their size may be kept around records, rather than copying them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from backends.errors import InvalidRangeError, ShortReadError
 from fetcher.hedging import Durations, HedgeBudget, Running, plan_hedges
 from fetcher.rates import TokenBucket
-from fetcher.requests import Asked, Attempt, DeadlineError, Piece, Request
+from fetcher.requests import Asked, Attempt, Data, DeadlineError, Piece, Request
 from fetcher.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     """Bytes for askers: those of ``data`` from ``low`` to ``high``."""
 
     askers: list[Asked]
-    data: bytes
+    data: Data
     low: int
     high: int
 
@@ -134,7 +134,7 @@ class TransferState:
         self._send(now_s)  # what was behind it may be smaller, and fit
         return True
 
-    def finish(self, attempt: Attempt, outcome: bytes | BaseException, now_s: float) -> None:
+    def finish(self, attempt: Attempt, outcome: Data | BaseException, now_s: float) -> None:
         """A call to the store has returned, or raised."""
         request = attempt.request
         self.slots_used -= 1
@@ -321,7 +321,7 @@ class TransferState:
             for asked in list(piece.askers):
                 self._cancel(asked)
 
-    def _answer(self, request: Request, data: bytes) -> None:
+    def _answer(self, request: Request, data: Data) -> None:
         wanted_bytes = 0
         for piece in self._done(request):
             if askers := self.wishes.end_all(piece):

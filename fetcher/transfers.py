@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING
 
 from backends.base import ByteRange
 from backends.errors import ShortReadError
+from backends.into import get_into, reads_into
 from fetcher.limits import TransferLimits, TransferStats
+from fetcher.memory import BYTES_MIN
 from fetcher.requests import Asked, BusyError, DeadlineError
 from fetcher.transfer_state import TransferState
 from tiered.errors import ClosedError
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from backends.base import ObjectStore
-    from fetcher.requests import Attempt, Request
+    from fetcher.memory import Memory
+    from fetcher.requests import Attempt, Data, Request
     from fetcher.transfer_state import Effects
     from tiered.clock import Clock
 
@@ -53,6 +56,7 @@ class Transfers:
         limits: TransferLimits,
         *,
         wake: Callable[[], None] | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Use what stays the caller's: nothing of it is closed here.
 
@@ -63,11 +67,13 @@ class Transfers:
             limits: See ``TransferLimits``.
             wake: Called, outside of locks, when ``tick`` ought to be called sooner than it said. Without it, call
                 ``tick`` at least every ``hedge_floor_s``.
+            memory: Into which large ranges are read, where the store can.
         """
         self._store = store
         self._executor = executor
         self._clock = clock
         self._wake = wake
+        self._memory = memory if reads_into(store) else None
         self._lock = threading.Lock()
         self._state = TransferState(limits, clock.monotonic_s())
         self._is_closed = False
@@ -81,7 +87,7 @@ class Transfers:
         *,
         urgent: bool,
         deadline_s: float | None = None,
-    ) -> Future[bytes]:
+    ) -> Future[Data]:
         """Want a range. Equal wishes share one request.
 
         Args:
@@ -111,13 +117,13 @@ class Transfers:
         self._do(effects)
         return asked
 
-    def hurry(self, future: Future[bytes]) -> None:
+    def hurry(self, future: Future[Data]) -> None:
         """What was read ahead is waited for now, and goes before other read-ahead."""
         assert isinstance(future, Asked)
         with self._lock:
             self._state.hurry(future)
 
-    def cancel(self, future: Future[bytes]) -> None:
+    def cancel(self, future: Future[Data]) -> None:
         """Take a wish back: never sent, or its answer is dropped. Others who want the same range still get it."""
         future.cancel()
 
@@ -204,10 +210,10 @@ class Transfers:
         attempt.started_s = self._clock.monotonic_s()
         self._do(self._finished(attempt, self._read(attempt.request)))
 
-    def _read(self, request: Request) -> bytes | BaseException:
+    def _read(self, request: Request) -> Data | BaseException:
         """The bytes, or what was raised (returned, so that no frame on its traceback holds it)."""
         try:
-            data = self._store.get(request.key, ByteRange(request.start, request.end))
+            data = self._get(request)
         except BaseException as error:  # noqa: BLE001 (a future has to end, whatever it was)
             return error
         if len(data) != request.size_bytes:
@@ -216,7 +222,15 @@ class Transfers:
             )
         return data
 
-    def _finished(self, attempt: Attempt, outcome: bytes | BaseException) -> Effects:
+    def _get(self, request: Request) -> Data:
+        byte_range = ByteRange(request.start, request.end)
+        if self._memory is None or request.size_bytes < BYTES_MIN:
+            return self._store.get(request.key, byte_range)
+        target = self._memory.lend(request.size_bytes)
+        get_into(self._store, request.key, byte_range, target)
+        return target
+
+    def _finished(self, attempt: Attempt, outcome: Data | BaseException) -> Effects:
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._state.finish(attempt, outcome, now_s)
@@ -226,9 +240,11 @@ class Transfers:
 
 
 def _end(effects: Effects) -> None:
-    """End futures. Parts of a merged answer are copied, so that none keeps the whole in memory."""
+    """End futures. Small parts of a merged answer are copied, so that none keeps the whole in memory."""
     for askers, data, low, high in effects.answers:
         part = data if high - low == len(data) else data[low:high]
+        if 2 * len(part) < len(data):
+            part = bytes(part)
         for asked in askers:
             asked.set_result(part)
     for askers, error in effects.failures:

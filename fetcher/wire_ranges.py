@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from backends.base import ByteRange, ObjectStore
+    from fetcher.requests import Data
     from fetcher.transfers import Transfers
     from tiered.clock import Clock
     from tiered.format.part import Trailer
@@ -65,7 +66,7 @@ class WireRanges:
             return read_range(self._store, self._prefix, place, start, end)
         return data
 
-    def _get(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def _get(self, key: str, ranges: Sequence[ByteRange]) -> list[Data]:
         asked = [
             self._transfers.ask(self._stream, key, one, urgent=True, deadline_s=self._deadline_s)
             for one in ranges
@@ -76,7 +77,7 @@ class WireRanges:
             for future in asked:
                 future.cancel()
 
-    def _await(self, future: Future[bytes]) -> bytes:
+    def _await(self, future: Future[Data]) -> Data:
         try:
             return future.result(max(self._deadline_s - self._clock.monotonic_s(), 0))
         except (TimeoutError, CancelledError):

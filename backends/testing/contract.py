@@ -32,6 +32,7 @@ from backends.errors import (
     ShortReadError,
     UnsupportedError,
 )
+from backends.into import get_into
 from backends.testing.contract_lists import ListContract
 
 if TYPE_CHECKING:
@@ -133,6 +134,20 @@ class ObjectStoreContract(ListContract):
             store.get_ranges("r", [ByteRange(0, 3), ByteRange(10, 12)])
         with pytest.raises(ObjectNotFoundError):
             store.get_ranges("absent", asked)
+
+    def test_get_into(self, store: ObjectStore) -> None:
+        """A range comes into the caller's memory, by whatever way, and fails as `get` does."""
+        data = bytes(range(256)) * 1000
+        store.put_if_absent("a", data)
+        memory = bytearray(b"?" * 70_002)
+        get_into(store, "a", ByteRange(300, 70_300), memoryview(memory)[1:-1])
+        assert memory == b"?" + data[300:70_300] + b"?"
+        with pytest.raises(ShortReadError):
+            get_into(store, "a", ByteRange(255_999, 256_001), memoryview(bytearray(2)))
+        with pytest.raises(InvalidRangeError):
+            get_into(store, "a", ByteRange(256_000, 256_001), memoryview(bytearray(1)))
+        with pytest.raises(ObjectNotFoundError):
+            get_into(store, "b", ByteRange(0, 1), memoryview(bytearray(1)))
 
     def test_missing(self, store: ObjectStore) -> None:
         """Reading what is not there says so, and so does reading what is only a folder of keys."""

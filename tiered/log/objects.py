@@ -170,7 +170,7 @@ def read_planned(
     place: ObjectRange,
     start: int,
     end: int,
-    get: Callable[[str, Sequence[ByteRange]], Sequence[bytes]],
+    get: Callable[[str, Sequence[ByteRange]], Sequence[bytes | memoryview]],
     *,
     where: str,
     known: Trailer | None = None,
@@ -276,13 +276,13 @@ def read_trailer(store: ObjectStore, prefix: str, place: ObjectRange) -> Trailer
     return check_trailer(tail, place, where=key)
 
 
-def check_trailer(tail: bytes, place: ObjectRange, *, where: str) -> Trailer:
+def check_trailer(tail: bytes | memoryview, place: ObjectRange, *, where: str) -> Trailer:
     """Parse what lies behind an object's payload and hold it against the journal.
 
     Raises:
         DataError: The trailer is damaged, or the object is not the one that the journal names.
     """
-    trailer = parse_trailer(tail, where=where)
+    trailer = parse_trailer(bytes(tail), where=where)
     found = (trailer.payload_bytes, trailer.stored_bytes, trailer.payload_crc)
     wanted = (place.payload_bytes, place.stored_bytes, place.crc)
     fits = trailer.trailer_bytes == len(tail) == place.trailer_bytes

@@ -30,6 +30,7 @@ from backends.errors import (
     UnreachableError,
     UntrustedError,
 )
+from backends.into import get_into
 from backends.wrapping import WrappingStore
 
 if TYPE_CHECKING:
@@ -142,6 +143,11 @@ class PatientStore(WrappingStore):
         """See ``ObjectStore``."""
         with self._watched("get"):
             return self._inner.get(key, byte_range)
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        with self._watched("get"):
+            get_into(self._inner, key, byte_range, target)
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
         """See ``ObjectStore``."""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from backends.into import get_into
 from backends.wrapping import WrappingStore
 from tiered.errors import InvalidError
 
@@ -68,6 +69,12 @@ class SlowStore(WrappingStore):
         data = super().get(key, byte_range)
         self._behind(len(data))
         return data
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        self._before()
+        get_into(self._inner, key, byte_range, target)
+        self._behind(len(target))
 
     def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
         """See ``ObjectStore``."""

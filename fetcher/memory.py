@@ -1,0 +1,146 @@
+"""Memory for what comes over the wire, used again and again.
+
+Contract
+    ``Memory.lend`` gives a buffer. It comes back by itself when nothing refers to it any more, no view of it, slice of such
+    or array on it; so that whoever holds on to what he was given never sees it change. Until then it is his.
+
+    Buffers are cut from one stretch of addresses, the lowest that are free first, so that what is lent is mostly memory
+    that was in use before. What lies free at the upper end goes back to the system when it is more than a limit, and all
+    that is free when ``clear`` is called. When the stretch is full (somebody keeps very much) buffers come from ``malloc``.
+
+Why: the kernel clears each page that a process touches for the first time, which costs more than reading into it; and
+``malloc`` returns blocks of this size to the kernel when they are freed.
+
+For any thread. Buffers come back in whatever thread lets go of the last reference, at any moment, even in the midst of
+``lend``: so they are only noted then, without a lock, and put in order by the next call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from bisect import insort
+from collections import deque
+from contextlib import suppress
+
+import numpy as np
+
+STEP_BYTES = 64 * 1024
+"""Sizes of buffers are multiples of this."""
+BYTES_MIN = 256 * 1024
+"""Smaller ones are better had from ``malloc``."""
+
+Extent = tuple[int, int]
+"""Begin and end, in steps."""
+
+
+class _Lent(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """A buffer while somebody has it: views of it refer to it, and it can be referred to weakly."""
+
+
+class Memory:
+    """See the module's contract."""
+
+    def __init__(self, size_bytes: int, free_bytes_max: int) -> None:
+        """Have nothing yet.
+
+        Args:
+            size_bytes: Of the stretch; addresses only, until they are lent.
+            free_bytes_max: What is kept at the upper end though nobody uses it.
+        """
+        self._steps = max(size_bytes // STEP_BYTES, 1)
+        self._free_max = free_bytes_max // STEP_BYTES
+        self._arena: mmap.mmap | None = None
+        self._free: list[Extent] = [(0, self._steps)]  # apart from each other, in order
+        self._touched = 0  # steps from the begin on that may have been in use
+        self._lock = threading.Lock()
+        self._lent: dict[int, tuple[weakref.ref[_Lent], Extent]] = {}
+        self._returned: deque[Extent] = deque()
+
+    @property
+    def lent_bytes(self) -> int:
+        """What somebody has, about."""
+        return sum(end - begin for _, (begin, end) in [*self._lent.values()]) * STEP_BYTES
+
+    @property
+    def held_bytes(self) -> int:
+        """What of the stretch may have memory behind it."""
+        return self._touched * STEP_BYTES
+
+    def lend(self, size_bytes: int) -> memoryview:
+        """A writable buffer of this size, in which anything may stand; ``.obj`` of it is as large as what it takes."""
+        steps = -(-size_bytes // STEP_BYTES)
+        with self._lock:
+            self._tidy()
+            if self._arena is None:
+                self._open()
+            begin = self._take(steps)
+        if begin is None:
+            return memoryview(np.empty(size_bytes, np.uint8).data)
+        shape = (steps * STEP_BYTES,)
+        lent = _Lent(shape, np.uint8, self._arena, begin * STEP_BYTES)
+        reference = weakref.ref(lent, self._come_back)
+        self._lent[id(reference)] = reference, (begin, begin + steps)
+        return memoryview(lent.data)[:size_bytes]
+
+    def clear(self) -> None:
+        """Give back to the system what nobody uses."""
+        with self._lock:
+            self._tidy()
+            for begin, end in self._free:
+                self._give_back(begin, min(end, self._touched))
+            if self._free and self._free[-1][1] == self._steps:
+                self._touched = min(self._touched, self._free[-1][0])
+
+    def _open(self) -> None:
+        try:
+            self._arena = _addresses(self._steps * STEP_BYTES)
+        except OSError:  # the system promises no more memory than it has
+            self._free = []
+
+    def _come_back(self, reference: weakref.ref[_Lent]) -> None:
+        self._returned.append(self._lent.pop(id(reference))[1])
+
+    def _take(self, steps: int) -> int | None:
+        """The lowest addresses that are free; None when no so many are free together."""
+        for number, (begin, end) in enumerate(self._free):
+            if end - begin >= steps:
+                left = (begin + steps, end)
+                self._free[number : number + 1] = [left] if left[0] < end else []
+                self._touched = max(self._touched, begin + steps)
+                return begin
+        return None
+
+    def _tidy(self) -> None:
+        """Put what has come back in order, and give back to the system what is too much."""
+        if not self._returned:
+            return
+        while self._returned:
+            insort(self._free, self._returned.popleft())
+        joined: list[Extent] = []
+        for begin, end in self._free:
+            if joined and joined[-1][1] == begin:
+                joined[-1] = joined[-1][0], end
+            else:
+                joined.append((begin, end))
+        self._free = joined
+        begin, end = joined[-1]
+        if end == self._steps and self._touched - begin > self._free_max:
+            self._give_back(begin + self._free_max, self._touched)
+            self._touched = begin + self._free_max
+
+    def _give_back(self, begin: int, end: int) -> None:
+        if self._arena is not None and begin < end and hasattr(mmap, "MADV_DONTNEED"):
+            size_bytes = (end - begin) * STEP_BYTES
+            self._arena.madvise(mmap.MADV_DONTNEED, begin * STEP_BYTES, size_bytes)
+
+
+def _addresses(size_bytes: int) -> mmap.mmap:
+    """Addresses without memory; the kernel puts memory behind them when they are touched, in large pages if it can."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    arena = mmap.mmap(-1, size_bytes, flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # the kernel was built without
+            arena.madvise(mmap.MADV_HUGEPAGE)
+    return arena
