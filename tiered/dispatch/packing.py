@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tiered.errors import InvalidError
 from tiered.format.dictionary import TRAIN_BYTES_MIN, pays, train
-from tiered.format.packed import LEVEL, LEVEL_MAX, build_packed
+from tiered.format.packed import BLOCK_BYTES, BLOCK_BYTES_MAX, LEVEL, LEVEL_MAX, build_packed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,13 +35,17 @@ class Compression:
 
     Attributes:
         level: Of zstd.
+        block_bytes: Bytes of records that are compressed together, and unpacked together by whoever wants one of them.
     """
 
     level: int = LEVEL
+    block_bytes: int = BLOCK_BYTES
 
     def __post_init__(self) -> None:
         if not 1 <= self.level <= LEVEL_MAX:
             raise InvalidError(f"a level of zstd goes from 1 to {LEVEL_MAX}, not {self.level}")
+        if not 1 <= self.block_bytes <= BLOCK_BYTES_MAX:
+            raise InvalidError(f"a block has 1 to {BLOCK_BYTES_MAX} bytes, not {self.block_bytes}")
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class Packer:
 
     def __init__(self, compression: Compression) -> None:
         self._level = compression.level
+        self._block_bytes = compression.block_bytes
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     def pack(
@@ -73,7 +78,13 @@ class Packer:
         dictionary = self._dictionary(topic, payload)
         if not pays(dictionary, payload, level=self._level):
             dictionary = b""
-        return build_packed(payload, description, level=self._level, dictionary=dictionary)
+        return build_packed(
+            payload,
+            description,
+            level=self._level,
+            dictionary=dictionary,
+            block_bytes=self._block_bytes,
+        )
 
     def _dictionary(self, topic: str, payload: Buffer) -> bytes:
         size = memoryview(payload).nbytes

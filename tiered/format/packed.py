@@ -177,9 +177,11 @@ def _dictionary(data: bytes, where: str) -> zstandard.ZstdCompressionDict | None
     if not data:
         return None
     try:
-        return zstandard.ZstdCompressionDict(data)
-    except zstandard.ZstdError as error:
+        found = zstandard.ZstdCompressionDict(data)
+        zstandard.ZstdDecompressor(dict_data=found)  # takes it in: what is none fails here
+    except (zstandard.ZstdError, MemoryError) as error:
         raise damaged(f"the dictionary is none: {error}", where) from error
+    return found
 
 
 def stored_range(start: int, end: int, trailer: Trailer) -> tuple[int, int]:
