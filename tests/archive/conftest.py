@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import use_server
 
 from tests.archive.shop import Shop, make
 from tests.e2e import harness
@@ -13,8 +15,10 @@ from tests.e2e.conftest import stores  # noqa: F401 (a fixture)
 from tests.e2e.harness import here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from support.servers import S3Server
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,25 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sealed]:
         return made[name]
 
     return tier
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory, ministack: S3Server) -> Iterator[Any]:
+    """Of Spark; its workers have the environment in which the JVM was started, so that knows the S3 server."""
+    from tiered.archive import spark
+
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
+        use_server(ministack, monkeypatch)
+        warnings.simplefilter("ignore")
+        made = spark.open_session("local[2,3]", conf)
+    yield made
+    made.stop()
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 import shutil
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import use_server
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
@@ -26,7 +24,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.plugin.place import choose_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from support.servers import S3Server
@@ -34,23 +32,6 @@ if TYPE_CHECKING:
     from tests.archive.conftest import Sealed
     from tests.archive.shop import Shop
     from tiered.archive.plan import Task
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory, ministack: S3Server) -> Iterator[Any]:
-    """Spark's workers have the environment in which the JVM was started, so that knows the S3 server."""
-    conf = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
-    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
-        use_server(ministack, monkeypatch)
-        warnings.simplefilter("ignore")
-        made = spark.open_session("local[2,3]", conf)
-        yield made
-        made.stop()
 
 
 def job(tier: str, archive: str, session: Any) -> Any:
@@ -119,6 +100,71 @@ def test_the_source_reads_chosen_files_and_columns(
     found = {row["queue_offset"]: row["keys"] for row in some.load(archive_url).collect()}
     assert found == {m["queue_offset"]: (m["keys"] or "").split() or None for m in wanted}
     assert source.option("queue", "1").option("until", "1000").load(archive_url).count() == 0
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_spark_reads_archive_and_tier_alike(
+    sealed: Callable[[str], Sealed], archive_url: str, session: Any
+) -> None:
+    tier = sealed("s04-batch-compress")
+    here("archive", tier.url, "--to", archive_url).good()
+    register_sources(session)
+    order = ["topic", "queue_id", "queue_offset"]
+    both = [
+        session.read.format("tieredmq").load(url).orderBy(order).toArrow()
+        for url in (archive_url, tier.url)
+    ]
+    assert both[0].equals(both[1])
+    assert java_rows(tier) == [said_by_archive(row) for row in rows_of(both[0])]
+    topic, messages = max(tier.dump.messages.items(), key=lambda pair: len(pair[1]))
+    chosen = messages[len(messages) // 2]
+    name = chosen["properties"]["UNIQ_KEY"]
+    for kind, url in (("rmq_archive", archive_url), ("rmq_tier", tier.url)):
+        source = session.read.format(kind)
+        some = source.load(url).where(f"uniq_key = '{name}' AND topic = '{topic}'")
+        wanted = [m for m in messages if m["properties"].get("UNIQ_KEY") == name]
+        assert some.count() == len(wanted) > 0
+        narrow = source.schema("queue_offset long, tag string").option("topic", topic)
+        behind = narrow.option("until", str(chosen["store_timestamp_ms"])).load(url)
+        before = [m for m in messages if m["store_timestamp_ms"] < chosen["store_timestamp_ms"]]
+        assert sorted(row["queue_offset"] for row in behind.collect()) == sorted(
+            m["queue_offset"] for m in before
+        )
+        with pytest.raises(Exception, match="no option nope"):
+            source.option("nope", "1").load(url).count()
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_a_stream_tells_of_each_message_once_over_restarts(
+    sealed: Callable[[str], Sealed], tmp_path: Path, session: Any
+) -> None:
+    tier = sealed("s04-batch-compress")
+    register_sources(session)
+    out, most = tmp_path / "out", tier.dump.count // 2 + 1
+
+    def run() -> list[int]:
+        stream = session.readStream.format("rmq_tier").option("max-messages", str(most))
+        query = (
+            stream.load(tier.url)
+            .writeStream.option("checkpointLocation", f"{tmp_path}/checkpoint")
+            .trigger(availableNow=True)
+            .start(str(out), "parquet")
+        )
+        query.awaitTermination()
+        return [progress.numInputRows for progress in query.recentProgress]
+
+    counts = run()
+    assert sum(counts) == tier.dump.count
+    assert max(counts) <= most
+    assert sum(run()) == 0
+    found = session.read.parquet(str(out)).orderBy(["topic", "queue_id", "queue_offset"])
+    assert [said_by_archive(row) for row in rows_of(found.toArrow())] == java_rows(tier)
+
+
+def java_rows(tier: Sealed) -> list[dict[str, Any]]:
+    return [said_by_java(m) for _, found in sorted(tier.dump.messages.items()) for m in found]
 
 
 def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> None:
