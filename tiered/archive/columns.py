@@ -1,7 +1,8 @@
 """From records of a tier to the columns of an archive (docs/formats/archive.md), by the columns of the Python API.
 
 No Python code runs for each message, but where ``tiered.plugin.arrow`` says so. A record that cannot be unpacked does not
-stop the others: its batch is halved until it is alone, and then it is set aside with its reason and its bytes.
+stop the others: its batch is halved until it is alone, and then it is set aside with its reason and its bytes. A body that
+does not fit its topic's columns leaves them null in its row; the row says so, and its record is set aside too.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tiered.archive.body.decode import body_fields, decode_bodies, open_decoder
+from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
 from tiered.errors import DataError
 from tiered.format.block import parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import HoleReason
 from tiered.log.messages import items, raw_bytes
-from tiered.plugin.arrow import ArrowMaker, load_pyarrow
+from tiered.plugin.arrow import ArrowMaker, load_pyarrow, spans_array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from tiered.archive.model import Lane
+    from tiered.archive.body.decode import Decoder
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import Archived, Lane
     from tiered.log.decode import TierBatch
 
+BODY_REASON = "body: "
+"""What reasons begin with in a side file when the message is a row all the same."""
 _TAKEN = {
     "topic": "topic",
     "queue_id": "queue_id",
@@ -47,8 +54,37 @@ _TAKEN = {
 """Columns of ours that the Python API has under another name."""
 
 
-def schema() -> pa.Schema:
-    """The columns of every file, in order. All may be null for readers that add columns later; the first three never are."""
+def schema(layout: Layout = PLAIN) -> pa.Schema:
+    """The columns of files, in order: those of every file, and what a layout adds behind them.
+
+    All may be null for readers that add columns later; the first three never are.
+
+    Raises:
+        InvalidError: pyarrow is not installed.
+    """
+    arrow = load_pyarrow()
+    added = [arrow.field(RECORD, arrow.binary())] if layout.has_records else []
+    if layout.body:
+        added += [arrow.field(ERROR, arrow.string()), *body_fields(layout.body)]
+    return arrow.schema([*_schema(), *added])
+
+
+def topic_schema(state: ArchiveState, topic: str) -> pa.Schema:
+    """The columns that files of a topic may have: all that any of them has. A file that lacks one has null there."""
+    bodies = state.bodies.get(topic, ())
+    stretches = (one for lane, found in state.lanes.items() if lane.topic == topic for one in found)
+    has_records = any(one.has_records for one in stretches)
+    return schema(Layout(bodies[-1] if bodies else None, len(bodies), has_records))
+
+
+def layout_of(state: ArchiveState, topic: str, archived: Archived) -> Layout:
+    """What the files of a stretch have beside the columns of every file."""
+    number = archived.columns
+    body = state.bodies[topic][number - 1] if number else None
+    return Layout(body, number, archived.has_records)
+
+
+def _schema() -> pa.Schema:
     arrow = load_pyarrow()
     text, time = arrow.string(), arrow.timestamp("us", "UTC")
     small, large = arrow.int32(), arrow.int64()
@@ -95,21 +131,31 @@ class Aside:
         queue_offset: Of it.
         reason: Why.
         record: The stored bytes; None of a hole, which has none in the tier's log.
+        has_row: It is a row all the same: only its body did not fit.
     """
 
     queue_offset: int
     reason: str
     record: bytes | None
+    has_row: bool = False
 
 
 class Columns:
     """Makes record batches with the columns of an archive. For any thread."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.schema = schema()
+    def __init__(self, lane: Lane, layout: Layout = PLAIN) -> None:
+        """Of a lane's messages, with what a layout adds.
+
+        Raises:
+            InvalidError: A library that decodes bodies is not installed.
+        """
+        self.schema = schema(layout)
+        self._layout = layout
+        self._fields = body_fields(layout.body) if layout.body else []
+        self._decoder = open_decoder(layout.body) if layout.body else None
         self._arrow: Any = load_pyarrow()
         self._maker = ArrowMaker(tuple(_TAKEN.values()))
-        self._lane = lane
+        self.lane = lane
 
     def make(self, batch: TierBatch) -> tuple[list[pa.RecordBatch], list[Aside]]:
         """The messages of a batch in order, and what is none.
@@ -118,7 +164,7 @@ class Columns:
             batch: Records of the lane's queue.
 
         Returns:
-            Batches of rows; holes and records that cannot be unpacked, each once.
+            Batches of rows; holes, records that cannot be unpacked, and those whose bodies do not fit, each once.
         """
         records = batch.records
         aside = [
@@ -139,7 +185,7 @@ class Columns:
         if not len(numbers):
             return
         try:
-            rows.append(self._rows(batch, numbers))
+            found = self._rows(batch, numbers)
         except (DataError, self._arrow.ArrowInvalid) as error:
             if len(numbers) == 1:
                 raw = b"".join(raw_bytes(batch.records, numbers))
@@ -148,8 +194,36 @@ class Columns:
             middle = len(numbers) // 2
             self._take(batch, numbers[:middle], rows, aside)
             self._take(batch, numbers[middle:], rows, aside)
+            return
+        if self._decoder is not None:
+            aside += self._decode(self._decoder, batch, numbers, found)
+        columns = [found[name] for name in self.schema.names]
+        rows.append(self._arrow.RecordBatch.from_arrays(columns, schema=self.schema))
 
-    def _rows(self, batch: TierBatch, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    def _decode(
+        self,
+        decoder: Decoder,
+        batch: TierBatch,
+        numbers: npt.NDArray[np.int64],
+        found: dict[str, Any],
+    ) -> list[Aside]:
+        """Add what bodies say; those that did not fit."""
+        decoded = decode_bodies(decoder, found["body"], self._fields)
+        reasons: list[str | None] = [None] * len(numbers)
+        aside = []
+        for row, (what, details) in decoded.unfit.items():
+            reasons[row] = what
+            number = numbers[row : row + 1]
+            raw = b"".join(raw_bytes(batch.records, number))
+            reason = f"{BODY_REASON}{what}: {details}" if details else BODY_REASON + what
+            offset = batch.records.base_offset + int(number[0])
+            aside.append(Aside(offset, reason, raw, has_row=True))
+        found[ERROR] = self._arrow.array(reasons, self._arrow.string())
+        found |= dict(zip((one.name for one in self._fields), decoded.columns, strict=True))
+        return aside
+
+    def _rows(self, batch: TierBatch, numbers: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Columns by name, without those of bodies."""
         arrow = self._arrow
         made = self._maker.make(batch, numbers)
         count = made.num_rows
@@ -159,11 +233,12 @@ class Columns:
         found["uniq_key"] = arrow.compute.map_lookup(found["properties"], UNIQ_KEY, "first")
         found["keys"] = self._keys(found["msg_key"])
         found["body_crc"] = arrow.array(_crcs(batch, numbers))
-        found["broker"] = arrow.repeat(arrow.scalar(_utf8(self._lane.broker)), count)
-        incarnation = arrow.scalar(self._lane.incarnation, arrow.int32())
+        found["broker"] = arrow.repeat(arrow.scalar(_utf8(self.lane.broker)), count)
+        incarnation = arrow.scalar(self.lane.incarnation, arrow.int32())
         found["incarnation"] = arrow.repeat(incarnation, count)
-        columns = [found[name] for name in self.schema.names]
-        return arrow.RecordBatch.from_arrays(columns, schema=self.schema)
+        if self._layout.has_records:
+            found[RECORD] = _records(arrow, batch, numbers)
+        return found
 
     def _keys(self, texts: Any) -> Any:  # noqa: ANN401 (pyarrow has no types)
         """Each text divided at its blanks."""
@@ -198,6 +273,21 @@ def _crcs(batch: TierBatch, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.in
         return block.body_crcs.astype(np.int64)
     found = (item.record.body_crc for item in items(records, numbers))
     return np.fromiter(found, np.int64, len(numbers))
+
+
+def _records(arrow: Any, batch: TierBatch, numbers: npt.NDArray[np.int64]) -> Any:  # noqa: ANN401
+    """The stored bytes of each; of an inner batch in the row of its first message only."""
+    records = batch.records
+    starts, sizes = records.positions[numbers], records.sizes[numbers]
+    block = parse_records(records.data, starts, sizes)
+    first = np.asarray(block.queue_offsets) == records.base_offset + numbers
+    whole = first | (block.sys_flags & INNER_BATCH == 0)
+    view = memoryview(records.data).cast("B")
+    if not (whole.all() and (np.diff(starts) >= sizes[:-1]).all()):
+        spans = zip(starts.tolist(), sizes.tolist(), whole.tolist(), strict=True)
+        found = [view[at : at + size] if is_whole else None for at, size, is_whole in spans]
+        return arrow.array(found, arrow.binary())
+    return spans_array(arrow, view, starts, sizes)
 
 
 def _hole(code: int) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
 from backends.probe import probe
+from tiered.archive.body.fix import fix_layouts
 from tiered.archive.engines import Engine, archived_of, local_engine
 from tiered.archive.limits import NO_LIMITS, Limits, limited
 from tiered.archive.machine import ArchiveMachine, archive_action, forget_action
@@ -139,7 +140,7 @@ class _Run:
         for _ in range(ROUNDS):
             self._told(self._result)
             self._forget(plan)
-            works = plan_packs(plan.tasks, self._small_bytes)
+            works = plan_packs(self._laid_out(plan), self._small_bytes)
             is_moved, alone = self._do(works)
             if alone:
                 is_moved |= self._do(alone)[0]
@@ -150,6 +151,14 @@ class _Run:
             is_first = not self._result.segments
             plan = limited(plan_job(self._at, self._log.state), left, is_first=is_first)
         self._log.write_checkpoint()
+
+    def _laid_out(self, plan: Plan) -> tuple[Task, ...]:
+        """The tasks, with what bodies become, once the log has fixed it."""
+        at = self._at
+        tasks, self._result.unknown = fix_layouts(
+            self._log, at.tier, at.place.prefix, plan.tasks, at.wishes
+        )
+        return tasks
 
     def _do(self, works: Sequence[Work]) -> tuple[bool, list[Task]]:
         """Have work done and commit it.

@@ -221,4 +221,12 @@ def _millis(times: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401
     return micros // 1000
 
 
-__all__ = ["FileWriter", "Written", "open_writer", "read_columns", "read_metadata", "schema", "write_small"]
+__all__ = [
+    "FileWriter",
+    "Written",
+    "open_writer",
+    "read_columns",
+    "read_metadata",
+    "schema",
+    "write_small",
+]

@@ -43,6 +43,8 @@ class Result:
         entries: Written to the log.
         failed: Tasks that failed, and why.
         out_of_time: Segments that were not begun, since the time was over.
+        misfits: Rows whose bodies did not fit their topic's columns.
+        unknown: Topics whose columns could not be inferred: their bodies stay bytes.
     """
 
     plan: Plan
@@ -60,6 +62,8 @@ class Result:
     entries: int = 0
     failed: list[tuple[Task, Exception]] = field(default_factory=list)
     out_of_time: int = 0
+    misfits: int = 0
+    unknown: list[str] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)
 
     def count(self, archived: Archived) -> None:
@@ -71,6 +75,7 @@ class Result:
         self.files += len(fresh)
         self.rows += archived.rows
         self.bad += archived.bad
+        self.misfits += archived.misfits
         self.holes += archived.holes
         self.source_bytes += archived.source_bytes
         self.size_bytes += sum(new[key] for key in fresh)

@@ -76,6 +76,9 @@ def archive_segment(tier: ObjectStore, prefix: str, archive: ObjectStore, task: 
         tuple(sorted(files, key=lambda file: (file.store_min_ms // DAY_MS, file.low))),
         side,
         _sources(tier, prefix, task),
+        misfits=work.misfits,
+        columns=task.layout.number,
+        has_records=task.layout.has_records,
     )
     if not archived.is_whole:
         raise InternalError(
@@ -110,7 +113,7 @@ class _Work:
         self._archive = archive
         self._prefix = prefix
         self._task = task
-        self._columns = Columns(task.lane)
+        self._columns = Columns(task.lane, task.layout)
         self._writers: dict[int, FileWriter] = {}
         self._files: list[ParquetFile] = []
         self._aside: list[Aside] = []
@@ -121,7 +124,11 @@ class _Work:
 
     @property
     def bad(self) -> int:
-        return len(self._aside) - self.holes
+        return len(self._aside) - self.holes - self.misfits
+
+    @property
+    def misfits(self) -> int:
+        return sum(one.has_row for one in self._aside)
 
     def add(self, batch: TierBatch) -> None:
         records = batch.records
@@ -148,8 +155,13 @@ class _Work:
         reached("archive-written")
 
     def _metadata(self) -> dict[str, str]:
-        lane, task = self._task.lane, self._task
+        lane, task, body = self._task.lane, self._task, self._task.layout.body
         return {
+            **(
+                {"tiered.body_format": body.format, "tiered.body_columns": body.columns}
+                if body
+                else {}
+            ),
             "tiered.schema": str(SCHEMA_VERSION),
             "tiered.program": __version__,
             "tiered.source": self._prefix,

@@ -15,7 +15,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
-from tiered.archive.columns import Columns
+from tiered.archive.columns import BODY_REASON, Columns, layout_of
 from tiered.archive.keys import DAY_MS, date_text
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, Archived, Lane, ParquetFile, SideFile
@@ -98,7 +98,8 @@ def verify_archive(at: Workshop) -> Report:
             continue
         source = _source(reader, lane)
         for archived in stretches:
-            _verify(files, lane, archived, source, report)
+            columns = Columns(lane, layout_of(state, lane.topic, archived))
+            _verify(files, columns, archived, source, report)
     return report
 
 
@@ -121,14 +122,14 @@ def _source(reader: TierReader, lane: Lane) -> QueueReader | None:
 
 
 def _verify(
-    files: _Files, lane: Lane, archived: Archived, source: QueueReader | None, report: Report
+    files: _Files, columns: Columns, archived: Archived, source: QueueReader | None, report: Report
 ) -> None:
     def found(key: str, what: str) -> None:
-        report.findings.append(Finding(str(lane), key, what))
+        report.findings.append(Finding(str(columns.lane), key, what))
 
     tables = []
     for file in archived.files:
-        table, wrong = files.read(Piece(lane, file))
+        table, wrong = files.read(Piece(columns.lane, file))
         for what in wrong:
             found(file.key, what)
         if table is not None:
@@ -144,7 +145,7 @@ def _verify(
     is_there = source is not None and source.life.min_offset <= archived.start
     if source is not None and is_there and archived.end <= source.life.commit_offset:
         report.compared += 1
-        for what in _compare(lane, archived, source, tables):
+        for what in _compare(columns, archived, source, tables):
             found("", what)
 
 
@@ -220,7 +221,10 @@ def _read_side(at: Workshop, side: SideFile | None) -> tuple[list[int], str]:
         return [], "the file is gone"
     if (len(data), zlib_ng.crc32(data)) != (side.size_bytes, side.crc):
         return [], "the file has other bytes than the log says"
-    return read_columns(data)["queue_offset"].to_pylist(), ""
+    table = read_columns(data)
+    compute = load_pyarrow().compute
+    others = compute.invert(compute.starts_with(table["reason"], BODY_REASON))
+    return table.filter(others)["queue_offset"].to_pylist(), ""
 
 
 def _account(archived: Archived, tables: list[pa.Table], aside: list[int]) -> Iterator[str]:
@@ -232,20 +236,26 @@ def _account(archived: Archived, tables: list[pa.Table], aside: list[int]) -> It
 
 
 def _compare(
-    lane: Lane, archived: Archived, source: QueueReader, tables: list[pa.Table]
+    columns: Columns, archived: Archived, source: QueueReader, tables: list[pa.Table]
 ) -> Iterator[str]:
     """Whether the rows are those that the tier has."""
-    rows = load_pyarrow().concat_tables(tables).sort_by("queue_offset") if tables else None
-    columns, at, aside = Columns(lane), 0, 0
+    names = columns.schema.names
+    if any(not set(names).issubset(table.column_names) for table in tables):
+        yield "columns are missing that the log says are there"
+        return
+    some = [table.select(names) for table in tables]
+    rows = load_pyarrow().concat_tables(some).sort_by("queue_offset") if some else None
+    at, aside = 0, 0
     try:
         for batch in _batches(source, archived):
             made, left = columns.make(batch)
-            aside += len(left)
-            for some in made:
-                if rows is None or not _is_equal(rows.slice(at, some.num_rows), some):
+            aside += sum(not one.has_row for one in left)
+            for batch_rows in made:
+                count = batch_rows.num_rows
+                if rows is None or not _is_equal(rows.slice(at, count), batch_rows):
                     yield f"rows differ from the tier behind offset {batch.base_offset}"
                     return
-                at += some.num_rows
+                at += count
     except DataError as error:
         yield f"the tier cannot be read for comparison: {error.what}"
         return

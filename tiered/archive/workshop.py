@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tiered.archive.body.wishes import NOTHING, Wishes
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
@@ -26,6 +28,7 @@ class Workshop:
         clock: Time.
         rng: For ids and jitter.
         takes: Whether a topic is wanted.
+        wishes: What bodies shall become.
     """
 
     tier: ObjectStore
@@ -35,3 +38,4 @@ class Workshop:
     clock: Clock
     rng: random.Random
     takes: Callable[[str], bool] = lambda _topic: True
+    wishes: Wishes = NOTHING

@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from tiered.archive.progress import Watch
     from tiered.cli.call import Call
 
-_COLUMNS = ["segments", "files", "rows", "holes", "bad", "source_bytes", "size_bytes", "entries"]
+_COLUMNS = [
+    "segments",
+    "files",
+    "rows",
+    "holes",
+    "bad",
+    "misfits",
+    "source_bytes",
+    "size_bytes",
+    "entries",
+]
 _TASK = ["topic", "queue_id", "incarnation", "start", "end", "size_bytes"]
 _FOUND = ["lane", "key", "what"]
 
@@ -50,15 +60,15 @@ def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
         InvalidError: There is no such tier, or several.
     """
     from tiered.archive.job import Workshop
+    from tiered.cli.archive_bodies import read_options
     from tiered.cli.tiers import open_both, open_objects
     from tiered.plugin.place import choose_place
 
     tier = open_objects(call, call.argument("url"), stack)
     place = choose_place(tier, call.text("cluster"), call.text("broker"))
     bare, archive = open_both(call, call.words("to"), stack)
-    return Workshop(
-        tier, place, archive, bare, call.clock, random.SystemRandom(), wanted_topics(call)
-    )
+    takes, wishes = wanted_topics(call), read_options(call)
+    return Workshop(tier, place, archive, bare, call.clock, random.SystemRandom(), takes, wishes)
 
 
 def wanted_topics(call: Call) -> Callable[[str], bool]:
@@ -98,6 +108,7 @@ def _plan(call: Call, at: Workshop) -> int:
 def _archive(call: Call, at: Workshop) -> int:
     from tiered.archive.job import first_error, run_job
     from tiered.archive.progress import Watch, write_metrics
+    from tiered.cli.archive_bodies import say_bodies
     from tiered.cli.archive_shown import progressed, result_document, say_left
 
     sealed = _seal(call) if call.flag("seal") else 0
@@ -121,10 +132,11 @@ def _archive(call: Call, at: Workshop) -> int:
     document = result_document(at, result, sealed=sealed)
     Output(call).emit(document, [document], _COLUMNS)
     say_left(call, result)
+    say_bodies(call, result)
     error = first_error(result)
     if error is not None:
         raise error
-    return NEEDS_A_PERSON if result.bad else DONE
+    return NEEDS_A_PERSON if result.bad or result.misfits else DONE
 
 
 def _seal(call: Call) -> int:

@@ -62,6 +62,8 @@ def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, A
         "rows": result.rows,
         "holes": result.holes,
         "bad": result.bad,
+        "misfits": result.misfits,
+        "columns_unknown": result.unknown,
         "source_bytes": result.source_bytes,
         "size_bytes": result.size_bytes,
         "entries": result.entries,

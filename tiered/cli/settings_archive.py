@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tiered.cli.parsers import pair, whole
+from tiered.cli.settings_bodies import BODIES
 from tiered.cli.sizes import parse_size
 from tiered.cli.times import check_time, parse_duration
 from tiered.config import Setting, Shape
@@ -128,6 +129,7 @@ ARCHIVE: tuple[Setting, ...] = (
         default_text="none",
         metavar="FILE",
     ),
+    *BODIES,
     _flag(
         section="archive",
         name="verify",

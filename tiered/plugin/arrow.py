@@ -197,18 +197,7 @@ class Columns:
         return array.view(kind) if kind != array.type else array
 
     def _spans(self, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> Any:  # noqa: ANN401
-        """Bytes at these places, which ascend and do not overlap."""
-        # One array of them and of what lies between, of which Arrow takes every other element.
-        arrow = self.arrow
-        if not len(starts):
-            return arrow.array([], arrow.binary())
-        offsets = np.stack([starts, starts + sizes], axis=1).ravel()
-        narrow = offsets[-1] < 2**31
-        kind = arrow.binary() if narrow else arrow.large_binary()
-        offsets = offsets.astype(np.int32 if narrow else np.int64)
-        buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(self.block.buffer)]
-        both = arrow.Array.from_buffers(kind, len(offsets) - 1, buffers)
-        return both.take(arrow.array(np.arange(0, len(offsets), 2))).cast(arrow.binary())
+        return spans_array(self.arrow, self.block.buffer, starts, sizes)
 
     def _bodies(self) -> Any:  # noqa: ANN401
         if (self.block.sys_flags & COMPRESSED).any():
@@ -321,6 +310,25 @@ class Pairs:
         where = np.full(self.count, -1)
         where[self.parents[at]] = at
         return self.values.take(arrow.array(where, mask=where < 0))
+
+
+def spans_array(
+    arrow: Any,  # noqa: ANN401 (pyarrow has no types)
+    buffer: Any,  # noqa: ANN401 (a buffer)
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+) -> Any:  # noqa: ANN401
+    """Bytes of a buffer at these places, which ascend and do not overlap, as a binary array."""
+    # One array of them and of what lies between, of which Arrow takes every other element.
+    if not len(starts):
+        return arrow.array([], arrow.binary())
+    offsets = np.stack([starts, starts + sizes], axis=1).ravel()
+    narrow = offsets[-1] < 2**31
+    kind = arrow.binary() if narrow else arrow.large_binary()
+    offsets = offsets.astype(np.int32 if narrow else np.int64)
+    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(buffer)]
+    both = arrow.Array.from_buffers(kind, len(offsets) - 1, buffers)
+    return both.take(arrow.array(np.arange(0, len(offsets), 2))).cast(arrow.binary())
 
 
 def _utf8(text: str) -> str:

@@ -235,7 +235,7 @@ def messages_of(batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None) 
         numbers = np.flatnonzero(records.sizes > 0)
     positions = records.positions[numbers]
     if has_inner(records, numbers):
-        return _inner(batch, set(numbers.tolist()))
+        return _inner(batch, numbers)
     queue, data = records.queue, memoryview(records.data).cast("B")
     return [
         Message(queue, offset, time_ms, size, code, log, data, position)
@@ -259,7 +259,7 @@ def has_inner(records: RecordBatch, numbers: npt.NDArray[np.int64]) -> bool:
     return bool((flags & INNER_BATCH).any())
 
 
-def _inner(batch: TierBatch, numbers: set[int]) -> list[Message]:
+def _inner(batch: TierBatch, numbers: npt.NDArray[np.int64]) -> list[Message]:
     records, data = batch.records, memoryview(batch.records.data).cast("B")
     return [
         Message(
@@ -274,8 +274,7 @@ def _inner(batch: TierBatch, numbers: set[int]) -> list[Message]:
             item.record,
             item.stored,
         )
-        for item in items(records)
-        if item.number in numbers
+        for item in items(records, numbers)
     ]
 
 

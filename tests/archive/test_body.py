@@ -1,0 +1,300 @@
+"""Bodies as columns, job by job: what the log fixes, what does not fit, what evolves, and stored records beside."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.tiers import QUEUE, TierBuilder, record_of
+from zlib_ng import zlib_ng
+
+from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
+from tests.archive.jobs import archive, check, rows, workshop
+from tiered.archive.body.layout import BodyColumns, Layout
+from tiered.archive.body.wishes import Wishes, read_wishes
+from tiered.archive.columns import topic_schema
+from tiered.archive.job import Workshop, local_engine, log_writer, run_job
+from tiered.archive.machine import ArchiveMachine, archive_action, columns_action
+from tiered.archive.model import Archived
+from tiered.archive.spark import task_of, task_text
+from tiered.archive.verify import read_log, verify_archive
+from tiered.errors import InvalidError
+from tiered.format.batch import InnerMessage, encode_inner_messages
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tiered.archive.engines import Outcome
+    from tiered.archive.packing import Work
+
+ONE = b'{"id": 1, "name": "a", "items": [{"sku": "x", "n": 2}]}'
+TWO = b'{"id": 2, "name": "b", "extra": true}'
+
+
+def wishes(
+    *formats: str,
+    schema: bytes | None = None,
+    message: Sequence[str] = (),
+    records: bool = False,
+) -> Wishes:
+    schemas = [] if schema is None else ["file"]
+    return read_wishes(
+        formats, schemas, message, has_records=records, read=lambda _name: schema or b""
+    )
+
+
+def tier_of(*parts: Sequence[Any], queue: MessageQueue = QUEUE) -> TierBuilder:
+    tier = TierBuilder()
+    for items in (*parts, [b"open"]):
+        tier.add(items, queue=queue, roll=True)
+    return tier
+
+
+def values(at: Workshop) -> list[dict[str, Any]]:
+    """What was added to each row, in order."""
+    added = ("value_", "body_text", "body_error", "record")
+    return [{n: v for n, v in row.items() if n.startswith(added)} for row in rows(at)]
+
+
+def test_json_is_inferred_once_and_then_fixed() -> None:
+    tier = tier_of([ONE], [TWO, b'{"id": 3, "name": null, "items": []}'])
+    at = replace(workshop(tier.store), wishes=wishes("json"))
+    result = archive(at)
+    assert (result.misfits, result.unknown) == (0, [])
+    items = [{"sku": "x", "n": 2}]
+    assert values(at) == [
+        {"body_error": None, "value_id": 1, "value_name": "a", "value_items": items},
+        {"body_error": None, "value_id": 2, "value_name": "b", "value_items": None},
+        {"body_error": None, "value_id": 3, "value_name": None, "value_items": []},
+    ]  # fmt: skip
+    assert read_log(at).bodies == {
+        QUEUE.topic: (
+            BodyColumns(
+                "json",
+                "id BIGINT, name STRING, items ARRAY<STRUCT<sku: STRING, n: BIGINT>>",
+            ),
+        )
+    }
+    tier.add([b'{"id": 4, "new": 1}'], roll=True)
+    tier.add([b"open"], roll=True)
+    later = replace(at, wishes=wishes())  # without the option, as the log says
+    assert archive(later).misfits == 1  # b"open", which the first job found unsealed
+    assert [row["value_id"] for row in values(at)] == [1, 2, 3, None, 4]
+    assert len(read_log(at).bodies[QUEUE.topic]) == 1
+    assert check(later).compared == 4
+
+
+def test_what_does_not_fit_keeps_its_row_and_is_put_aside_too() -> None:
+    bad = [b'{"id": "x"}', b"no json", b"", b'{"id": 1}{"id": 2}']
+    at = workshop(tier_of([ONE, *bad, TWO, None]).store)
+    at = replace(at, wishes=wishes("json", schema=b"id BIGINT"))
+    result = archive(at)
+    assert (result.rows, result.misfits, result.bad, result.holes) == (6, 4, 0, 1)
+    assert [row["body"] for row in rows(at)] == [ONE, *bad, TWO]
+    assert [row["value_id"] for row in values(at)] == [1, None, None, None, None, 2]
+    assert [row["body_error"] for row in values(at)] == [
+        None,
+        "the body does not fit the topic's columns",
+        *["the body is not of the topic's format"] * 3,
+        None,
+    ]
+    aside = rows(at, "_bad/")
+    assert [row["queue_offset"] for row in aside] == [1, 2, 3, 4, 6]
+    assert [row["record"] for row in aside[:4]] == [
+        record_of(QUEUE, n + 1, body, time_ms=1_700_000_000_001 + n) for n, body in enumerate(bad)
+    ]
+    assert aside[0]["reason"].startswith("body: the body does not fit the topic's columns: JSON")
+    assert check(at).compared == 1
+    (stretches,) = read_log(at).lanes.values()
+    assert (stretches[0].misfits, stretches[0].columns) == (4, 1)
+    assert Archived.of(json.loads(json.dumps(stretches[0].document()))) == stretches[0]
+    assert not replace(stretches[0], misfits=3).is_whole
+
+
+def test_of_two_jobs_that_infer_the_first_one_s_columns_hold() -> None:
+    tier = tier_of([ONE], [TWO])
+    tier.add([b'{"id": 1.5}'], queue=MessageQueue("other", 0))
+    tier.add([b"open"], queue=MessageQueue("other", 0), roll=True)
+    at = replace(workshop(tier.store), wishes=wishes("json"))
+    rival = replace(at, wishes=wishes("json", schema=b"name STRING, late BIGINT"))
+    writer = log_writer(at)
+    assert archive(rival).segments == 3
+    assert writer.state.bodies == {}
+    # What the late one still holds for true is not: its entry does not count.
+    late = [columns_action(QUEUE.topic, 0, BodyColumns("json", "other BIGINT"))]
+    writer.append(late)
+    assert writer.state.bodies[QUEUE.topic] == (BodyColumns("json", "name STRING, late BIGINT"),)
+    assert writer.state.refused == 1
+    assert archive(at).segments == 0
+
+
+def test_a_job_that_is_overtaken_while_it_fixes_takes_what_the_other_has_fixed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json"))
+    rival = log_writer(at)
+    infer = "tiered.archive.body.fix._Sample.infer"
+
+    def slowly(_self: object) -> BodyColumns:
+        rival.append([columns_action(QUEUE.topic, 0, BodyColumns("json", "name STRING"))])
+        return BodyColumns("json", "id BIGINT")
+
+    monkeypatch.setattr(infer, slowly)
+    archive(at)
+    assert values(at) == [{"body_error": None, "value_name": "a"}]
+    check(at)
+
+
+def test_columns_are_added_only() -> None:
+    tier = tier_of([ONE])
+    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
+    archive(at)
+    tier.add([TWO], roll=True)
+    tier.add([b"open"], roll=True)
+    more = replace(at, wishes=wishes("json", schema=b"name STRING"))
+    archive(more)
+    assert [body.columns for body in read_log(at).bodies[QUEUE.topic]] == [
+        "id BIGINT",
+        "id BIGINT, name STRING",
+    ]
+    assert [row.get("value_name") for row in values(at)] == [None, None, "b"]
+    assert [row["value_id"] for row in values(at)] == [1, None, 2]
+    assert check(at).compared == 3
+    names = topic_schema(read_log(at), QUEUE.topic).names
+    assert names[-3:] == ["body_error", "value_id", "value_name"]
+    tier.add([TWO], roll=True)
+    tier.add([b"open"], roll=True)
+    for wish in (wishes("json", schema=b"id STRING"), wishes("text")):
+        with pytest.raises(InvalidError, match="in this archive"):
+            archive(replace(at, wishes=wish))
+    assert archive(replace(at, wishes=wishes("raw"))).segments == 2
+    assert values(at)[-1] == {}
+    assert check(at).compared == 5
+
+
+def test_text_avro_and_protobuf() -> None:
+    order = {"id": 7, "note": "n", "at": 1_700_000_000_123}
+    given = {
+        "text": ["grüß".encode(), b"\xff"],
+        "avro": [avro(order), b"\xff\xff"],
+        "protobuf": [message(id=7, note="n"), b"\xff"],
+    }
+    tier = TierBuilder()
+    for topic, bodies in given.items():
+        tier.add(bodies, queue=MessageQueue(topic, 0), roll=True)
+        tier.add([b"open"], queue=MessageQueue(topic, 0), roll=True)
+    files = {"a": json.dumps(ORDER_AVSC).encode(), "p": descriptors()}
+    chosen = read_wishes(
+        ["*=text", "avro=avro", "proto*=protobuf"],
+        ["avro=a", "proto*=p"],
+        [f"proto*={ORDER_TYPE}"],
+        has_records=False,
+        read=files.__getitem__,
+    )
+    at = replace(workshop(tier.store), wishes=chosen)
+    assert archive(at).misfits == 3
+    found = {row["topic"]: row for row in reversed(rows(at))}
+    assert found["text"]["body_text"] == "grüß"
+    assert (found["avro"]["value_id"], found["avro"]["value_note"]) == (7, "n")
+    assert found["avro"]["value_at"].timestamp() == 1_700_000_000.123
+    assert (found["protobuf"]["value_id"], found["protobuf"]["value_note"]) == (7, "n")
+    assert check(at).compared == 3
+
+
+def test_bodies_that_tell_nothing_stay_bytes() -> None:
+    at = replace(workshop(tier_of([b"a", b"[1]", b"{}"]).store), wishes=wishes("json"))
+    result = archive(at)
+    assert (result.unknown, result.misfits, values(at)) == ([QUEUE.topic], 0, [{}, {}, {}])
+    assert read_log(at).bodies == {}
+
+
+def test_stored_records_byte_for_byte() -> None:
+    batch = encode_inner_messages([InnerMessage(0, body, b"") for body in (b"x", b"y")])
+    items = [b"a", (2, batch), b"b", None, (1, b"this is no batch")]
+    at = replace(workshop(tier_of(items).store), wishes=wishes(records=True))
+    result = archive(at)
+    assert (result.rows, result.bad, result.holes) == (4, 1, 1)
+    raw = {row["queue_offset"]: row["record"] for row in rows(at)}
+    time_ms = 1_700_000_000_000
+    assert raw == {
+        0: record_of(QUEUE, 0, b"a", time_ms=time_ms),
+        1: record_of(QUEUE, 1, batch, inner=2, time_ms=time_ms + 1),
+        2: None,
+        3: record_of(QUEUE, 3, b"b", time_ms=time_ms + 3),
+    }
+    assert check(at).compared == 1
+    plain = workshop(tier_of([b"a", b"b"]).store)
+    plain = replace(plain, wishes=wishes(records=True))
+    archive(plain)
+    assert [row["record"][-1:] for row in rows(plain)] == [b"\x02", b"\x02"]
+    assert check(plain).compared == 1
+
+
+def test_other_columns_are_other_files_and_plain_ones_are_as_ever() -> None:
+    tier, found = tier_of([ONE]), {}
+    for name, wish in (
+        ("plain", wishes()),
+        ("raw", wishes("raw")),
+        ("json", wishes("json")),
+        ("records", wishes(records=True)),
+    ):
+        at = replace(workshop(tier.store), wishes=wish)
+        archive(at)
+        (found[name],) = (info.key for info in at.archive.list("topic="))
+    assert found["plain"] == found["raw"]
+    assert len(set(found.values())) == 3
+
+
+def test_a_worker_gets_the_layout() -> None:
+    at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json", records=True))
+    seen: list[Any] = []
+
+    def engine(tasks: Iterable[Work]) -> Iterator[Outcome]:
+        seen.extend(tasks)
+        return local_engine(at, 1)([task_of(task_text(task)) for task in seen])
+
+    run_job(at, engine)
+    (task,) = seen
+    assert task.layout.has_records
+    assert task_of(task_text(task)) == task
+    assert values(at)[0]["value_id"] == 1
+    assert Layout.of(json.loads(json.dumps(task.layout.document()))) == task.layout
+
+
+def test_a_stretch_of_columns_that_the_log_does_not_have_is_refused() -> None:
+    at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json"))
+    archive(at)
+    ((lane, (one,)),) = read_log(at).lanes.items()
+    machine = ArchiveMachine()
+    state = read_log(at)
+    assert machine.load(json.loads(json.dumps(machine.dump(state)))) == state
+    log = log_writer(at)
+    log.append([archive_action(replace(lane, queue_id=9), replace(one, columns=2), 0)])
+    assert log.state.refused == 1
+
+
+def test_damage_in_a_decoded_column_is_found() -> None:
+    tier = tier_of([ONE])
+    at = replace(workshop(tier.store), wishes=wishes("json"))
+    archive(at)
+    ((lane, (one,)),) = read_log(at).lanes.items()
+    table = pq.read_table(io.BytesIO(at.archive.get(one.files[0].key)))
+    spot = table.schema.get_field_index("value_id")
+    kept = table.schema.metadata
+    table = table.set_column(spot, "value_id", [[99]]).replace_schema_metadata(kept)
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    forged = workshop(tier.store)
+    data = sink.getvalue()
+    forged.archive.put_if_absent(one.files[0].key, data)
+    file = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
+    log = log_writer(forged)
+    log.append([columns_action(lane.topic, 0, read_log(at).bodies[lane.topic][0])])
+    log.append([archive_action(lane, replace(one, files=(file,)), 0)])
+    found = [found.what for found in verify_archive(forged).findings]
+    assert found[-1] == "rows differ from the tier behind offset 0"
