@@ -107,7 +107,6 @@ class Prepared:
         properties: As stored.
         msg_ids: Each one's ``UNIQ_KEY``.
         is_alike: They are of one kind of the usual version, and flags and times are the usual ones.
-        is_plain: Keys, tags and unique ids are what ``fields`` and ``msg_ids`` say: no property says otherwise.
     """
 
     fields: Fields
@@ -120,7 +119,6 @@ class Prepared:
     properties: Sequence[bytes]
     msg_ids: Sequence[str]
     is_alike: bool
-    is_plain: bool
 
     def __len__(self) -> int:
         """How many messages."""

@@ -106,7 +106,8 @@ class CommitLog:
             self._write(plan.join(messages, heads), plan.end)
             self._queue_ends.update(plan.moved)
             places = Places(plan.queue_offsets, plan.positions, plan.end, now_ms)
-            self.handover.give(begin, messages, places)
+            if plan.end > begin:
+                self.handover.give(begin, messages, places)
             self.end, self.store_ms = plan.end, now_ms
             return places
 

@@ -68,7 +68,6 @@ _NONE: Final = Prepared(
     properties=(),
     msg_ids=(),
     is_alike=False,
-    is_plain=True,
 )
 
 
@@ -101,12 +100,11 @@ class Encoder:
         kinds, is_one = self._kinds(
             messages, list(zip(fields.topics, born_hosts, sys_flags, strict=True)), fresh
         )
-        is_plain = not any(others)
-        if is_plain:
-            msg_ids, texts = fresh, self._plain_texts(messages, fields, fresh)
-        else:
+        if any(others):
             made = list(map(self._properties, messages, fresh))
             msg_ids, texts = [one for _, one in made], [text for text, _ in made]
+        else:
+            msg_ids, texts = fresh, self._plain_texts(messages, fields, fresh)
         properties = self._encode(messages, texts, fresh)
         leads, sizes = _measure(fields.bodies, properties, kinds, is_one=is_one)
         queues = list(zip(fields.topics, fields.queue_ids, strict=True))
@@ -135,7 +133,6 @@ class Encoder:
                 and not any(fields.reconsume_times)
                 and fields.born_ms.count(None) == len(sizes)
             ),
-            is_plain=is_plain,
         )
 
     def _kinds(

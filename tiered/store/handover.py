@@ -33,8 +33,7 @@ class Handed:
         positions: Physical offset of each.
         sizes: Bytes of each record.
         kinds: Of each: its sysFlag.
-        tags, keys, msg_ids: Of each, when ``properties`` is None.
-        properties: As stored, when they say more than those.
+        properties: As stored.
     """
 
     begin: int
@@ -45,10 +44,7 @@ class Handed:
     positions: Sequence[int]
     sizes: Sequence[int]
     kinds: Sequence[Kind]
-    tags: Sequence[str | None]
-    keys: Sequence[str | None]
-    msg_ids: Sequence[str]
-    properties: Sequence[bytes] | None
+    properties: Sequence[bytes]
 
 
 class Handover:
@@ -61,7 +57,6 @@ class Handover:
 
     def give(self, begin: int, messages: Prepared, places: Places) -> None:
         """Hand over what was written. From one thread at a time."""
-        fields = messages.fields
         self._waiting.append(
             Handed(
                 begin,
@@ -72,10 +67,7 @@ class Handover:
                 places.positions,
                 messages.sizes,
                 messages.kinds,
-                fields.tags,
-                fields.keys,
-                messages.msg_ids,
-                None if messages.is_plain else messages.properties,
+                messages.properties,
             )
         )
         self._given += len(messages)
@@ -85,16 +77,13 @@ class Handover:
     def take(self, position: int, limit: int, count_max: int) -> list[Handed]:
         """What was appended from ``position`` on, as far as it lies below ``limit``; about ``count_max`` messages.
 
-        All with properties or all without. Empty when the log has to be read from ``position`` on, up to what
-        ``peek`` tells.
+        Empty when the log has to be read from ``position`` on, up to what ``peek`` tells.
         """
         found: list[Handed] = []
         count = 0
         while count < count_max and (handed := self.peek()) is not None:
             if handed.begin >= position:
                 if handed.begin > position or handed.end > limit:
-                    break
-                if found and (handed.properties is None) != (found[0].properties is None):
                     break
                 found.append(handed)
                 position, count = handed.end, count + len(handed.sizes)
