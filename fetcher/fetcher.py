@@ -96,7 +96,7 @@ class TieredMessageFetcher:
             memory=self._memory,
         )
         loader = Loader(reader.store, reader.prefix, self.transfers)
-        self._stock = Stock(loader, clock, self.settings, self._ahead_now)
+        self._stock = Stock(loader, self._memory, clock, self.settings, self._ahead_now)
         self._prefix = reader.prefix
         self._obtain = Obtainer(self._stock, clock, self._prefix)
         self._careful = CarefulReader(reader.store, reader.prefix)

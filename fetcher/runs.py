@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fetcher.memory import BYTES_MIN, STEP_BYTES
 from tiered.local.face import RecordBatch
 from tiered.log.decode import TierBatch
 from tiered.model import LogOffset, QueueOffset
+
+if TYPE_CHECKING:
+    from fetcher.memory import Memory
 
 RUN_BYTES = 3 * 1024
 """What a run takes, however few records it has."""
@@ -104,10 +109,17 @@ def run_bytes(data_bytes: int, items: int) -> int:
 
 def room_of(data_bytes: int, items: int) -> int:
     """Room for such a run with what came around its records, as far as ``compact`` leaves that."""
-    return run_bytes(data_bytes + data_bytes // SLACK, items)
+    return run_bytes(data_bytes + max(data_bytes // SLACK, STEP_BYTES), items)
 
 
-def compact(data: memoryview) -> memoryview:
+def compact(data: memoryview, memory: Memory) -> memoryview:
     """The same bytes, without much around them that would stay in memory as long as they do."""
     around = memoryview(data.obj).nbytes - data.nbytes
-    return memoryview(bytes(data)) if around > data.nbytes // SLACK else data
+    if around <= data.nbytes // SLACK:
+        return data
+    if data.nbytes < BYTES_MIN:
+        return memoryview(bytes(data))
+    copy = memory.lend(data.nbytes)
+    # Not `copy[:] = data`: this keeps the interpreter's lock.
+    np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(data, np.uint8))
+    return copy

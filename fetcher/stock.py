@@ -29,6 +29,7 @@ from tiered.log.decode import decode_items, decode_records
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fetcher.memory import Memory
     from fetcher.settings import FetchSettings
     from tiered.clock import Clock
     from tiered.log.parts import Part
@@ -74,6 +75,7 @@ class Stock:
     def __init__(
         self,
         loader: Loader,
+        memory: Memory,
         clock: Clock,
         settings: FetchSettings,
         go_on: Callable[[Stream], Begun],
@@ -82,12 +84,14 @@ class Stock:
 
         Args:
             loader: Asks for bytes.
+            memory: For records that are copied.
             clock: For times to live.
             settings: Limits.
             go_on: Called with the lock held when a part's index has come for a reader who is not waiting for it: what
                 to read ahead now.
         """
         self._loader = loader
+        self._memory = memory
         self._clock = clock
         self._settings = settings
         self._go_on = go_on
@@ -281,7 +285,9 @@ class Stock:
             items = (
                 items.copied()
             )  # else the arrays of the whole index would stay as long as this run
-        return Run.of(decode_records(queue, part, items, compact(data), begin, where=where))
+        return Run.of(
+            decode_records(queue, part, items, compact(data, self._memory), begin, where=where)
+        )
 
     def _end(self, claim: Claim, load: Load[Thing]) -> None:
         """It is here, or will not come."""

@@ -240,11 +240,9 @@ class Transfers:
 
 
 def _end(effects: Effects) -> None:
-    """End futures. Small parts of a merged answer are copied, so that none keeps the whole in memory."""
+    """End futures. A part of a merged answer keeps the whole of it; who keeps that copies it (``fetcher.runs.compact``)."""
     for askers, data, low, high in effects.answers:
-        part = data if high - low == len(data) else data[low:high]
-        if 2 * len(part) < len(data):
-            part = bytes(part)
+        part = data if high - low == len(data) else memoryview(data)[low:high]
         for asked in askers:
             asked.set_result(part)
     for askers, error in effects.failures:
