@@ -20,7 +20,8 @@ _SALTS = (
 )
 _STRIPE = 32
 _LONG, _INT = 8, 4
-_BLOCK = 32
+BLOCK = 32
+"""Bytes of a block."""
 _HEADER_BEGIN = b"\x15"
 _HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
 """The size is field 1; then three unions, each with its first member, an empty struct: split blocks, xxHash, not packed."""
@@ -86,14 +87,26 @@ def can_hold(raw: bytes | memoryview, text: str) -> bool:
         False only when it does not. A filter of another kind says nothing.
     """
     bits = _bits(bytes(raw))
-    if not bits:
-        return True
-    found = xxh64(text.encode("utf-8", "replace"))
-    block = ((found >> 32) * (len(bits) // _BLOCK)) >> 32
-    words = struct.unpack_from("<8I", bits, block * _BLOCK)
+    found = text_hash(text)
+    at = block_number(found, len(bits) // BLOCK) * BLOCK
+    return block_holds(bits[at : at + BLOCK], found)
+
+
+def text_hash(text: str) -> int:
+    """What decides about a text."""
+    return xxh64(text.encode("utf-8", "replace"))
+
+
+def block_number(found: int, blocks: int) -> int:
+    """Which block of a filter of ``blocks`` speaks of a hash."""
+    return ((found >> 32) * blocks) >> 32
+
+
+def block_holds(block: bytes | memoryview, found: int) -> bool:
+    """Whether that block has all bits of a hash."""
     low = found & 0xFFFF_FFFF
     chosen = (1 << ((low * salt & 0xFFFF_FFFF) >> 27) for salt in _SALTS)
-    return all(word & bit for word, bit in zip(words, chosen, strict=True))
+    return all(word & bit for word, bit in zip(struct.unpack("<8I", block), chosen, strict=True))
 
 
 def _bits(raw: bytes) -> bytes:
@@ -102,4 +115,4 @@ def _bits(raw: bytes) -> bytes:
     if not end or start[:1] != _HEADER_BEGIN or not 1 < len(start) <= _SIZE_BYTES_MAX:
         return b""
     size = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(start[1:])) >> 1
-    return tail if size == len(tail) and size % _BLOCK == 0 else b""
+    return tail if size == len(tail) and size % BLOCK == 0 else b""
