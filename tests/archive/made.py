@@ -1,0 +1,132 @@
+"""Archives of made-up messages, written by the archive's own writer: as large as they are to be, in little time."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from tiered.archive.columns import schema
+from tiered.archive.keys import DAY_MS, partition_value
+from tiered.archive.machine import ArchiveMachine, archive_action
+from tiered.archive.model import LOG, Archived, Lane, ParquetFile
+from tiered.archive.parquet import FileWriter
+from tiered.clock import SystemClock
+from tiered.journal.writer import JournalWriter
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from backends.base import ObjectStore
+
+TOPIC = "orders"
+BATCH_ROWS = 8192
+FIRST_MS = 1_772_841_600_000
+_STEP_MS = 5
+_BODY = b'{"state":"paid","amount":%d,"note":"' + b"x" * 160 + b'"}'
+
+
+def make_archive(
+    archive: ObjectStore,
+    *,
+    files: int,
+    rows: int,
+    rng: random.Random,
+    group_rows: int | None = None,
+    told: Callable[[int], None] = lambda _number: None,
+) -> list[str]:
+    """One queue, a stretch and a file for each ``rows`` messages; the unique ids in order of offset.
+
+    Args:
+        archive: An empty place.
+        files: How many.
+        rows: Of each.
+        rng: Of keys.
+        group_rows: Of a row group, at most; default: the writer's own.
+        told: Called after each file.
+    """
+    lane = Lane("made", "broker", TOPIC, 0, 0)
+    log = JournalWriter(
+        archive, LOG, ArchiveMachine(),
+        writer="00000001", clock=SystemClock(), rng=rng, stop=threading.Event(),
+    )  # fmt: skip
+    log.catch_up()
+    ids: list[str] = []
+    for number in range(files):
+        low = number * rows
+        texts = [f"{rng.getrandbits(128):032X}" for _ in range(rows)]
+        ids += texts
+        made = _write(archive, lane, texts, rng, low=low, group_rows=group_rows or rows)
+        done = Archived(low, low + rows, 0, 0, rows * 400, (made,), None, ((f"seg-{number}", "1"),))
+        log.append([archive_action(lane, done, 0)])
+        told(number)
+    log.write_checkpoint()
+    return ids
+
+
+def _write(
+    archive: ObjectStore,
+    lane: Lane,
+    ids: list[str],
+    rng: random.Random,
+    *,
+    low: int,
+    group_rows: int,
+) -> ParquetFile:
+    writer = FileWriter()
+    for start in range(0, len(ids), min(BATCH_ROWS, group_rows)):
+        some = ids[start : start + min(BATCH_ROWS, group_rows)]
+        writer.add(batch_of(lane, low + start, some, rng))
+        if group_rows < BATCH_ROWS:
+            writer._write_group(writer._waiting_rows)  # smaller groups than the writer's own
+    written = writer.finish({"tiered.schema": "1"})
+    day = written.store_min_ms // DAY_MS
+    key = f"topic={partition_value(lane.topic)}/date={day}/queue=0/{low:020d}-{written.high:020d}.parquet"
+    archive.put_if_absent(key, written.data)
+    size = len(memoryview(written.data))
+    counts = (written.rows, size, written.crc, written.store_min_ms, written.store_max_ms)
+    return ParquetFile(
+        key, written.low, written.high, *counts, written.body_crc_sum, written.body_bytes
+    )
+
+
+def batch_of(lane: Lane, low: int, ids: list[str], rng: random.Random) -> pa.RecordBatch:
+    """Messages from an offset on, with these unique ids; each fourth has the key of the one before too."""
+    count = len(ids)
+    offsets = np.arange(low, low + count, dtype=np.int64)
+    orders = [f"order-{rng.getrandbits(40)}" for _ in range(count)]
+    keys = [[orders[n]] if n % 4 else [orders[n], orders[n - 1]] for n in range(count)]
+    times = (FIRST_MS + offsets * _STEP_MS) * 1000
+    bodies = [_BODY % rng.randrange(100_000) for _ in range(count)]
+    columns = {
+        "topic": pa.repeat(lane.topic, count),
+        "queue_id": pa.repeat(pa.scalar(lane.queue_id, pa.int32()), count),
+        "queue_offset": offsets,
+        "uniq_key": ids,
+        "msg_key": [" ".join(some) for some in keys],
+        "keys": keys,
+        "tag": ["paid" if n % 3 else "made" for n in range(count)],
+        "born_ts": times - 1000,
+        "store_ts": times,
+        "born_host": pa.repeat("10.0.0.1:5000", count),
+        "store_host": pa.repeat("10.0.0.2:10911", count),
+        "body_crc": pa.repeat(pa.scalar(7, pa.int64()), count),
+        "properties": [[("UNIQ_KEY", text), ("KEYS", orders[n])] for n, text in enumerate(ids)],
+        "body": bodies,
+        "physical_offset": offsets * 400,
+        "broker": pa.repeat(lane.broker, count),
+    }
+    zero = {name: pa.repeat(pa.scalar(0, field.type), count) for name, field in _zeros().items()}
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else zero[field.name]
+        for field in schema()
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema())
+
+
+def _zeros() -> dict[str, pa.Field]:
+    names = ("sys_flag", "flag", "reconsume_times", "prepared_tx_offset", "incarnation")
+    return {name: schema().field(name) for name in names}

@@ -1,0 +1,207 @@
+"""Lookup by key or unique id in an archive: what Python finds, by as few row groups and requests as filters allow."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backends.memory import MemoryStore
+from backends.registry import open_store
+from backends.s3_options import S3Options
+from backends.wrapping import WrappingStore
+from tests.archive.made import make_archive
+from tests.archive.shop import DAY_MS, HOUR_MS
+from tiered.archive import lookup as module
+from tiered.archive.lookup import filters_of, lookup
+from tiered.archive.prune import open_parquet
+from tiered.archive.selection import Selection
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backends.base import ObjectStore
+    from tests.archive.shop import Shop
+    from tiered.archive.lookup import Found
+
+
+@pytest.fixture(scope="module")
+def archive(shop: Shop) -> Iterator[ObjectStore]:
+    store = open_store(shop.archive, S3Options())
+    yield store
+    store.close()
+
+
+def places(found: Found) -> list[tuple[str, int]]:
+    return [
+        (row["topic"], round(row["store_ts"].timestamp() * 1000)) for row in found.rows.to_pylist()
+    ]
+
+
+def sent(shop: Shop, key: str) -> list[tuple[str, int]]:
+    found = [(one.message.topic, one.store_ms) for one in shop.sent if key in one.keys]
+    return sorted(found, key=lambda place: -place[1])
+
+
+@pytest.mark.parametrize("key", ["order-11", "customer-2", "order-399", "order", "", "é"])
+def test_the_messages_of_a_key_newest_first(key: str, shop: Shop, archive: ObjectStore) -> None:
+    found = lookup(archive, Selection(key=key), count=1000)
+    assert [at for _, at in places(found)] == [at for _, at in sent(shop, key)]
+    assert sorted(places(found)) == sorted(sent(shop, key))
+
+
+def test_narrower_by_topic_time_and_count(shop: Shop, archive: ObjectStore) -> None:
+    of_key = sent(shop, "customer-2")
+    of_orders = [place for place in of_key if place[0] == "orders"]
+    wanted = Selection(key="customer-2").among("topic", ["orders"])
+    assert places(lookup(archive, wanted, count=5)) == of_orders[:5]
+    late = wanted.within("store_ts", (DAY_MS + 12 * HOUR_MS) * 1000, (1 << 63) - 1)
+    noon = [place for place in of_orders if place[1] >= DAY_MS + 12 * HOUR_MS]
+    assert places(lookup(archive, late, count=1000)) == noon
+    assert 0 < len(noon) < len(of_orders)
+
+
+def test_by_unique_id(archive: ObjectStore) -> None:
+    row = lookup(archive, Selection(key="order-11"), count=1).rows.to_pylist()[0]
+    found = lookup(archive, Selection(key=row["uniq_key"]))
+    assert row in found.rows.to_pylist()
+    assert {one["uniq_key"] for one in found.rows.to_pylist()} == {row["uniq_key"]}
+    assert found.rows.num_rows < 4
+
+
+def test_what_cannot_be_asked(archive: ObjectStore) -> None:
+    with pytest.raises(InvalidError, match="no key"):
+        lookup(archive, Selection())
+    with pytest.raises(InvalidError, match="no topic nope"):
+        lookup(archive, Selection(key="a").among("topic", ["nope"]))
+    with pytest.raises(InvalidError, match="no archive"):
+        lookup(MemoryStore("empty"), Selection(key="a"))
+
+
+# -- what is read ---------------------------------------------------------------------------------
+
+
+class Counting(WrappingStore):
+    """Counts requests of files."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner)
+        self.requests = 0
+        self.size_bytes = 0
+
+    def get(self, key, byte_range=None):
+        data = self._inner.get(key, byte_range)
+        if key.startswith("topic="):
+            self.requests += 1
+            self.size_bytes += len(data)
+        return data
+
+    def get_ranges(self, key, byte_ranges):
+        found = self._inner.get_ranges(key, byte_ranges)
+        self.requests += 1
+        self.size_bytes += sum(map(len, found))
+        return found
+
+
+FILES, GROUPS, ROWS = 6, 3, 400
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Counting, list[str]]:
+    """Files of several small row groups, and every unique id in order."""
+    store = MemoryStore("archive")
+    ids = make_archive(
+        store, files=FILES, rows=ROWS * GROUPS, group_rows=ROWS, rng=random.Random(3)
+    )
+    return Counting(store), ids
+
+
+def test_of_files_without_the_key_footer_and_filters_are_read(
+    made: tuple[Counting, list[str]],
+) -> None:
+    store, _ = made
+    store.requests = store.size_bytes = 0
+    found = lookup(store, Selection(key="nowhere"))
+    assert (found.files, found.files_opened, found.groups) == (FILES, FILES, FILES * GROUPS)
+    assert found.groups_read <= 2
+    assert store.requests <= 2 * FILES + 3 * found.groups_read
+
+
+def test_nearly_all_row_groups_are_left_out(made: tuple[Counting, list[str]]) -> None:
+    store, ids = made
+    rng, read, hits = random.Random(5), 0, 0
+    for number in (rng.randrange(len(ids)) for _ in range(40)):
+        found = lookup(store, Selection(key=ids[number]))
+        assert found.rows["uniq_key"].to_pylist() == [ids[number]]
+        assert found.rows["queue_offset"].to_pylist() == [number]
+        read += found.groups_read
+        hits += 1
+    assert hits <= read <= hits * 1.5
+
+
+def test_several_at_once_give_the_same(made: tuple[Counting, list[str]]) -> None:
+    store, ids = made
+    with ThreadPoolExecutor(4) as pool:
+        for text in ids[::300]:
+            alone, together = (
+                lookup(store, Selection(key=text)),
+                lookup(store, Selection(key=text), spread=pool.map),
+            )
+            assert alone.rows.equals(together.rows)
+
+
+def test_a_file_without_filters_is_read(
+    monkeypatch: pytest.MonkeyPatch, made: tuple[Counting, list[str]]
+) -> None:
+    store, ids = made
+    monkeypatch.setattr(module, "_bits_of", lambda _chunk: None)
+    found = lookup(store, Selection(key=ids[7]))
+    assert found.rows["queue_offset"].to_pylist() == [7]
+    assert found.groups_read == FILES * GROUPS
+
+
+def test_foreign_shapes_of_filters_are_not_asked() -> None:
+    class Chunk:
+        bloom_filter_offset = 1000
+        bloom_filter_length = 0
+
+    chunk = Chunk()
+    for length, bits in ((47, (1015, 32)), (32, None), (16, None), (65, (1001, 64)), (0, None)):
+        chunk.bloom_filter_length = length
+        assert module._bits_of(chunk) == bits
+    chunk.bloom_filter_length = 40_000  # 32,768 and much more than a header
+    assert module._bits_of(chunk) is None
+
+
+def test_the_blocks_are_where_the_filters_say(made: tuple[Counting, list[str]]) -> None:
+    store, _ = made
+    key = next(info.key for info in store.list("topic="))
+    data = store.get(key)
+    file = open_parquet(store, key, len(data))
+    group = file.metadata.row_group(0)
+    for name, place in zip(module.COLUMNS, filters_of(group), strict=True):
+        assert place
+        (chunk,) = [
+            group.column(n)
+            for n in range(group.num_columns)
+            if group.column(n).path_in_schema == name
+        ]
+        assert sum(place) == chunk.bloom_filter_offset + chunk.bloom_filter_length
+
+
+def test_files_of_different_columns_come_together() -> None:
+    one = pa.table(
+        {"store_ts": [1, 3], "queue_offset": [0, 1], "queue_id": [0, 0], "more": ["a", "b"]}
+    )
+    two = pa.table({"store_ts": [2, 3], "queue_offset": [5, 6], "queue_id": [0, 0]})
+    found = module.newest([one, two], 3).to_pylist()
+    assert [(row["queue_offset"], row["more"]) for row in found] == [(6, None), (1, "b"), (5, None)]
+    assert module.newest([], 3).num_rows == 0
+    assert pq
+    assert replace

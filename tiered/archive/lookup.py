@@ -1,0 +1,182 @@
+"""Messages of an archive by key or unique id: of the files only those row groups are read that may have the key.
+
+Overview: the log says which files can hold what is wanted by topic, time and place; then statistics and bloom filters of
+the keys, which lie in the files themselves, say which row groups may have it. Of a filter the one block is read that
+speaks of the key, 32 bytes, and all blocks of a file are asked for at once. Of the row groups that are left the columns of
+the keys are read first, and the others only where a row is wanted.
+
+Exact: filters only leave out. Each row is held against all that is wanted, and the newest come first.
+
+Requests of a file that does not have the key: two, one for the footer and one for the blocks. An index
+(``tiered.archive.key_index``) answers for all files it covers with one.
+
+Threads: files are looked at by ``spread``, several at once if it is the ``map`` of an executor. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backends.base import ByteRange
+from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
+from tiered.archive.prune import open_parquet, plan_files
+from tiered.archive.selection import Selection
+from tiered.archive.tables import read_archive
+from tiered.errors import InvalidError
+from tiered.plugin.arrow import load_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.prune import Chosen
+
+    Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+
+COUNT = 64
+"""How many messages a lookup gives by default, as a broker does."""
+COLUMNS = ("uniq_key", "keys.list.element")
+"""Those whose filters are asked; ``msg_key`` is the text that ``keys`` are divided from."""
+_HEADER_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a lookup came to.
+
+    Attributes:
+        rows: The messages with all their columns, newest first; of equal times the greater queue offset first.
+        files: Files of the archive that hold the topic.
+        files_opened: Of which a footer was read.
+        files_read: Of which rows were read.
+        groups: Row groups of the files that were opened.
+        groups_read: Of which rows were read.
+    """
+
+    rows: pa.Table
+    files: int
+    files_opened: int
+    files_read: int
+    groups: int
+    groups_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OfFile:
+    rows: pa.Table | None
+    groups: int
+    groups_read: int
+
+
+def lookup(
+    archive: ObjectStore,
+    wanted: Selection,
+    *,
+    count: int = COUNT,
+    spread: Spread = map,
+    state: ArchiveState | None = None,
+) -> Found:
+    """Find messages.
+
+    Args:
+        archive: Of which.
+        wanted: With a key; a topic, times and places narrow it.
+        count: So many, the newest.
+        spread: Looks at files (``map`` of an executor: several at once).
+        state: What the log says, when that is known already.
+
+    Raises:
+        InvalidError: There is no archive, no key is asked for, or a topic that the archive has not.
+        DataError: The log or a file is damaged.
+        BackendError: The store failed.
+    """
+    if wanted.key is None:
+        raise InvalidError("no key is asked for")
+    state = read_archive(archive) if state is None else state
+    plan = plan_files(state, wanted)
+    topic = plan_files(state, Selection(texts=wanted.texts))
+    done = list(spread(lambda file: _look(archive, file, wanted), plan.files))
+    tables = [one.rows for one in done if one.rows is not None and one.rows.num_rows]
+    return Found(
+        newest(tables, count),
+        len(topic.files),
+        len(done),
+        sum(one.groups_read > 0 for one in done),
+        sum(one.groups for one in done),
+        sum(one.groups_read for one in done),
+    )
+
+
+def newest(tables: Sequence[pa.Table], count: int) -> pa.Table:
+    """The newest rows of several tables, which may have different columns."""
+    arrow = load_pyarrow()
+    if not tables:
+        from tiered.archive.columns import schema  # noqa: PLC0415
+
+        return schema().empty_table()
+    every = arrow.concat_tables(tables, promote_options="default")
+    order = [("store_ts", "descending"), ("queue_offset", "descending"), ("queue_id", "ascending")]
+    return every.take(arrow.compute.sort_indices(every, order)[:count])
+
+
+def _look(archive: ObjectStore, chosen: Chosen, wanted: Selection) -> _OfFile:
+    """The wanted rows of a file."""
+    assert wanted.key is not None
+    file = open_parquet(archive, chosen.key, chosen.size_bytes)
+    every = range(file.metadata.num_row_groups)
+    places = [filters_of(file.metadata.row_group(number)) for number in every]
+    may = _may_have(archive, chosen.key, places, wanted.key)
+    groups = [number for number in every if may[number]]
+    rows = read_rows(file, groups, wanted) if groups else None
+    return _OfFile(rows, len(every), len(groups))
+
+
+def filters_of(group: Any) -> list[tuple[int, int] | None]:  # noqa: ANN401 (pyarrow has no types)
+    """Where the bits of a row group's filters of ``COLUMNS`` lie, first byte and bytes; None: it has none to be asked."""
+    chunks = (group.column(number) for number in range(group.num_columns))
+    found = {chunk.path_in_schema: chunk for chunk in chunks}
+    return [_bits_of(found.get(name)) for name in COLUMNS]
+
+
+def _bits_of(chunk: Any) -> tuple[int, int] | None:  # noqa: ANN401
+    """The filters of our writer have a power of two of bytes, and a short header before them."""
+    start = chunk and chunk.bloom_filter_offset
+    length = chunk and chunk.bloom_filter_length
+    if not start or not length:
+        return None
+    bits = 1 << (int(length).bit_length() - 1)
+    header = length - bits
+    return (start + header, bits) if bits >= BLOCK and 0 < header <= _HEADER_MAX else None
+
+
+def _may_have(
+    archive: ObjectStore, key: str, places: Sequence[Sequence[tuple[int, int] | None]], text: str
+) -> list[bool]:
+    """For each row group, whether one of its filters has the text, or one of its columns has no filter."""
+    value = text_hash(text)
+    asked = [place for of_group in places for place in of_group if place is not None]
+    starts = [start + BLOCK * block_number(value, bits // BLOCK) for start, bits in asked]
+    ranges = [ByteRange(start, start + BLOCK) for start in starts]
+    blocks = iter(archive.get_ranges(key, ranges) if ranges else [])
+    answers = [
+        [place is None or block_holds(next(blocks), value) for place in of_group]
+        for of_group in places
+    ]
+    return [any(of_group) for of_group in answers]
+
+
+def read_rows(file: Any, groups: Iterable[int], wanted: Selection) -> pa.Table | None:  # noqa: ANN401
+    """The wanted rows of some row groups; without any, only the columns that decide were read."""
+    arrow = load_pyarrow()
+    found = []
+    for number in groups:
+        deciding = file.read_row_group(number, columns=list(wanted.columns)).combine_chunks()
+        (batch,) = deciding.to_batches() or [None]
+        mask = None if batch is None else wanted.mask(batch)
+        if mask is not None and arrow.compute.any(mask).as_py():
+            found.append(file.read_row_group(number).filter(mask))
+    return arrow.concat_tables(found) if found else None
