@@ -134,7 +134,7 @@ def plan_archive(
                 *(place.cluster, place.broker), *(queue.topic, queue.queue_id), life.incarnation
             )
             if is_tail(lives, number):
-                overtaken += _overtaken(archive, lane, life)
+                overtaken += overtaken_by(archive, lane, life)
                 continue
             gone = {start for one in overtaken if one.lane == lane for start in one.starts}
             tails = len(archive.tails.get(lane, ())) + sum(o.lane == lane for o in overtaken)
@@ -177,7 +177,8 @@ def _open(lane: Lane, life: QueueLife) -> list[Open]:
     return [Open(lane, start, end, segment.size_bytes)]
 
 
-def _overtaken(archive: ArchiveState, lane: Lane, tail: QueueLife) -> list[Overtaken]:
+def overtaken_by(archive: ArchiveState, lane: Lane, tail: QueueLife) -> list[Overtaken]:
+    """What the archive has to forget for what the broker took back; nothing once it has."""
     parts = tail.parts()
     if not parts:
         return []

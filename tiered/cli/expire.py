@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiered.cli.call import Call
+    from tiered.plugin.expire import Proof
     from tiered.plugin.plans import Plan
     from tiered.plugin.workplace import Workplace
 
 _HOUR_MS = 3_600_000
+_SHOWN = 8
 _COLUMNS = ["topic", "queue_id", "incarnation", "min_from", "min_to", "messages", "segments"]
 
 
@@ -38,7 +40,44 @@ def run_expire(call: Call) -> int:
 
     ttl_of = times_to_live(call)
     limit = call.whole("max-deletions")
-    return _run(call, "expire", lambda at: plan_expire(at, ttl_of, objects_max=limit))
+    archive = _archive_url(call)
+    return _run(
+        call,
+        "expire",
+        lambda at, proof: plan_expire(at, ttl_of, objects_max=limit, proof=proof),
+        archive=archive,
+    )
+
+
+def _archive_url(call: Call) -> str | None:
+    """The archive that has to hold what is given up; None when none has to.
+
+    Raises:
+        InvalidError: ``--archived`` without ``--archive``, or the other way.
+    """
+    url = call.text("archive")
+    if call.flag("archived") == (url is not None):
+        return url
+    raise InvalidError(
+        "--archived and --archive go together",
+        where=call.path,
+        do="give both: --archived --archive s3://bucket2/parquet",
+    )
+
+
+def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> Proof:
+    """What an archive proves.
+
+    Raises:
+        InvalidError: There is no archive.
+        DataError: Its log is damaged.
+    """
+    from tiered.archive.evidence import Evidence
+    from tiered.archive.tables import read_archive
+    from tiered.cli.tiers import open_objects
+
+    archive = open_objects(call, url, stack)
+    return Evidence(at.store, at.place, archive, read_archive(archive), url)
 
 
 def run_delete(call: Call) -> int:
@@ -47,7 +86,10 @@ def run_delete(call: Call) -> int:
 
     topic, limit = call.argument("topic"), call.whole("max-deletions")
     return _run(
-        call, "delete-topic", lambda at: plan_delete_topic(at, topic, objects_max=limit), topic
+        call,
+        "delete-topic",
+        lambda at, _proof: plan_delete_topic(at, topic, objects_max=limit),
+        topic,
     )
 
 
@@ -103,19 +145,27 @@ def _reserved_ms(directory: str | None) -> dict[str, int]:
     return {topic: hours * _HOUR_MS for topic, hours in topics.reserve_hours.items()}
 
 
-def _run(call: Call, what: str, make: Callable[[Workplace], Plan], topic: str | None = None) -> int:
+def _run(
+    call: Call,
+    what: str,
+    make: Callable[[Workplace, Proof | None], Plan],
+    topic: str | None = None,
+    *,
+    archive: str | None = None,
+) -> int:
     from tiered.plugin.expire import apply_steps
     from tiered.plugin.stores import backend_errors
 
     applied = None
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, call.argument("url"), stack)
-        plan = get_plan(call, what, at, lambda: make(at))
+        proof = _proof(call, at, archive, stack) if archive else None
+        plan = get_plan(call, what, at, lambda: make(at, proof))
         if plan["topic"] != topic:
             raise InvalidError(f"this plan is of the topic {plan['topic']}", do="plan again")
         if call.text("apply") and plan["steps"]:
             require_within(call.whole("max-deletions"), plan["objects"])
-            applied = apply_steps(at, plan)
+            applied = apply_steps(at, plan, proof)
     document = {**plan, "applied": applied}
     show_result(call, document, rows="steps", columns=_COLUMNS, lines=_lines)
     return ending_code(call, document, has_work=bool(plan["steps"]))
@@ -130,6 +180,10 @@ def _lines(document: Document) -> Iterator[str]:
     if document["steps"]:
         newest = max(step["newest_ms"] for step in document["steps"])
         yield f"newest    {format_time(newest)}"
+    for row in document.get("unproved", ())[:_SHOWN]:
+        yield f"stays     {row['topic']}/{row['queue_id']} [{row['start']}, {row['end']}): {row['why']}"
+    if len(document.get("unproved", ())) > _SHOWN:
+        yield f"stays     and {len(document['unproved']) - _SHOWN} segments more, each with all behind it"
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
     applied = document["applied"]
@@ -150,6 +204,7 @@ EXPIRE = make_command(
     examples=[
         "tiered expire s3://bucket/prefix --ttl 30d",
         "tiered expire s3://bucket/prefix --ttl 30d --topic-ttl audit*=3650d --apply -",
+        "tiered expire s3://bucket/prefix --ttl 30d --archived --archive s3://bucket2/parquet --apply -",
     ],
 )
 DELETE_TOPIC = make_command(

@@ -59,6 +59,18 @@ EXPIRE: tuple[Setting, ...] = (
         help="a segment expires when its newest message is older than this, as 7d",
         default_text="none: only topics of which --topic-ttl or --store tells one expire",
     ),
+    _flag(
+        section="expire",
+        name="archived",
+        help="give up only segments that the archive of --archive has, each of whose files is read and checked",
+    ),
+    Setting(
+        section="expire",
+        name="archive",
+        help="URL of that archive",
+        default_text="none",
+        metavar="URL",
+    ),
     Setting(
         section="expire",
         name="store",

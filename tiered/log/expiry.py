@@ -9,18 +9,23 @@ The life itself stays, however little is left of it: its commit offset and log e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from tiered.log.parts import queue_action
-from tiered.model import QueueOffset
+from tiered.log.parts import Segment, queue_action
+from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from tiered.journal.entry import Action
-    from tiered.log.parts import QueueLife, Segment, TierState
-    from tiered.model import MessageQueue
+    from tiered.log.parts import QueueLife, TierState
+
+
+MayGo = Callable[[MessageQueue, int, Segment], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ def plan_expiry(
     ttl_ms: Callable[[str], int | None],
     *,
     objects_max: int,
+    may_go: MayGo = lambda _queue, _life, _segment: True,
 ) -> tuple[list[ExpiryStep], bool]:
     """What is to expire now: of each life the sealed segments at its beginning whose newest message is too old.
 
@@ -102,6 +108,8 @@ def plan_expiry(
         now_ms: The time against which ages are held.
         ttl_ms: Time to live of a topic; None: for ever.
         objects_max: Give up at most so many objects; whole segments.
+        may_go: Asked of each segment in turn, with its queue and the number of its life; the first that may not go, and
+            all behind it, stay.
 
     Returns:
         The steps, in order of queues and lives; and whether ``objects_max`` has cut anything off.
@@ -112,7 +120,8 @@ def plan_expiry(
         if ttl is None:
             continue
         for number, life in enumerate(state.queues[queue]):
-            planner.add(queue, number, life, list(_too_old(life, now_ms - ttl)))
+            going = _too_old(life, now_ms - ttl)
+            planner.add(queue, number, life, takewhile(partial(may_go, queue, number), going))
     return planner.steps, planner.is_cut
 
 
@@ -123,7 +132,7 @@ def plan_removal(
     planner = _Planner(objects_max)
     for queue in sorted(q for q in state.queues if q.topic == topic):
         for number, life in enumerate(state.queues[queue]):
-            planner.add(queue, number, life, list(life.segments))
+            planner.add(queue, number, life, life.segments)
     return planner.steps, planner.is_cut
 
 
@@ -142,7 +151,9 @@ class _Planner:
         self.is_cut = False
         self._left = objects_max
 
-    def add(self, queue: MessageQueue, number: int, life: QueueLife, going: list[Segment]) -> None:
+    def add(
+        self, queue: MessageQueue, number: int, life: QueueLife, going: Iterable[Segment]
+    ) -> None:
         """Plan to give up the first segments of a life, as far as the limit goes."""
         taken: list[Segment] = []
         keys: set[str] = set()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
@@ -30,7 +30,7 @@ from tiered.plugin.reign import journal_writer, reign_and
 
 if TYPE_CHECKING:
     from tiered.journal.writer import JournalWriter
-    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.parts import QueueLife, Segment, TierState
     from tiered.plugin.workplace import Workplace
 
 Ttl = Callable[[str], int | None]
@@ -40,13 +40,33 @@ CLOCKS_APART_MS = 300_000
 """When ours and the store's clock differ by more, one of them is wrong, and nothing expires."""
 
 
-def plan_expire(at: Workplace, ttl_ms: Ttl, *, objects_max: int) -> Plan:
+class Proof(Protocol):
+    """Says of each segment whether it lies elsewhere as well, so that the tier may give it up."""
+
+    @property
+    def url(self) -> str:
+        """Where."""
+        ...
+
+    def holds(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> bool:
+        """Whether it does: a segment of the ``number``-th life of a queue, in this state of the tier."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """For the plan: ``archive``, ``unproved``, ``refusals``."""
+        ...
+
+
+def plan_expire(
+    at: Workplace, ttl_ms: Ttl, *, objects_max: int, proof: Proof | None = None
+) -> Plan:
     """What expires now. Changes nothing.
 
     Args:
         at: The tier.
         ttl_ms: Time to live of a topic; None: for ever.
         objects_max: Give up at most so many objects.
+        proof: Give up only what it holds.
 
     Raises:
         DataError: The journal is damaged.
@@ -54,10 +74,14 @@ def plan_expire(at: Workplace, ttl_ms: Ttl, *, objects_max: int) -> Plan:
     """
     reader = _reader(at)
     now_ms = at.clock.now_ms()
-    steps, is_cut = plan_expiry(reader.state, now_ms, ttl_ms, objects_max=objects_max)
+    may_go = partial(proof.holds, reader.state) if proof else (lambda *_segment: True)
+    steps, is_cut = plan_expiry(
+        reader.state, now_ms, ttl_ms, objects_max=objects_max, may_go=may_go
+    )
     topics = sorted({queue.topic for queue in reader.state.queues})
     ttls = {topic: ttl for topic in topics if (ttl := ttl_ms(topic)) is not None}
-    return _plan(at, reader, "expire", steps, is_cut, now_ms=now_ms, ttls=ttls, topic=None)
+    known = {"ttls": ttls, "topic": None, **(proof.document() if proof else {})}
+    return _plan(at, reader, "expire", steps, is_cut, now_ms=now_ms, **known)
 
 
 def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> Plan:
@@ -78,8 +102,13 @@ def plan_delete_topic(at: Workplace, topic: str, *, objects_max: int) -> Plan:
     return _plan(at, reader, "delete-topic", steps, is_cut, now_ms=now_ms, ttls={}, topic=topic)
 
 
-def apply_steps(at: Workplace, plan: Plan) -> dict[str, Any]:
+def apply_steps(at: Workplace, plan: Plan, proof: Proof | None = None) -> dict[str, Any]:
     """Carry out a plan of either kind.
+
+    Args:
+        at: The tier.
+        plan: What to do.
+        proof: With a plan that names an archive: that archive's, of now. Nothing is given up that it does not hold.
 
     Returns:
         ``steps`` that were carried out now, ``already_done``, ``entries`` written, ``generation``, ``run``.
@@ -92,7 +121,7 @@ def apply_steps(at: Workplace, plan: Plan) -> dict[str, Any]:
     steps = [step_of(row) for row in plan["steps"]]
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
     store_now_ms = ledger.begin({"plan": plan})
-    run = _Run(plan, steps)
+    run = _Run(plan, steps, proof)
     if plan["what"] == "delete-topic":
         journal = reign_and(at, run.append)
     else:
@@ -119,8 +148,13 @@ def step_row(step: ExpiryStep) -> dict[str, Any]:
 
 
 class _Run:
-    def __init__(self, plan: Plan, steps: list[ExpiryStep]) -> None:
+    def __init__(self, plan: Plan, steps: list[ExpiryStep], proof: Proof | None) -> None:
+        if plan.get("archive") != (proof.url if proof else None):
+            raise InvalidError(
+                "this plan was made with another archive, or without one", do="plan again"
+            )
         self._plan = plan
+        self._proof = proof
         self._steps = steps
         self.done = {"steps": 0, "already_done": 0, "entries": 0}
 
@@ -150,6 +184,9 @@ class _Run:
             newest = max((newest_ms(segment) for segment in gone), default=-1)
             if (len(gone), newest) != (step.segments, step.newest_ms):
                 raise moved_on(f"{step.queue} has other segments than it had")
+            proof = self._proof
+            if proof and not all(proof.holds(state, step.queue, step.life, one) for one in gone):
+                raise moved_on(f"the archive does not hold what {step.queue} would give up")
 
 
 def _life(state: TierState, step: ExpiryStep) -> QueueLife | None:

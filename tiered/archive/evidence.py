@@ -1,0 +1,164 @@
+"""Whether what a tier holds is in an archive, so that the tier may give it up. Everything doubtful means: no.
+
+A segment may go when the archive's log has each of its offsets, as of this very history of the queue, and every file that
+these stretches name is there with the bytes that the log says: each is read, and its checksum computed. Objects that the
+segment still consists of, as when it was archived, must be the same version.
+
+What a broker took back is in no archive, and stays. Nothing is changed. One thread; what was read is not read again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zlib_ng import zlib_ng
+
+from backends.errors import ObjectNotFoundError
+from tiered.archive.model import Lane
+from tiered.archive.plan import overtaken_by
+from tiered.log.ranges import Ranges, without
+from tiered.log.takeback import is_tail
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import Archived, ParquetFile, SideFile
+    from tiered.log.parts import Segment, TierState
+    from tiered.model import MessageQueue
+    from tiered.plugin.place import Place
+
+LISTED = 1000
+"""Segments named in a plan among those that stay."""
+
+
+class Evidence:
+    """What an archive proves of a tier; see ``tiered.plugin.expire.Proof``."""
+
+    def __init__(
+        self,
+        tier: ObjectStore,
+        place: Place,
+        archive: ObjectStore,
+        state: ArchiveState,
+        url: str,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            tier: The tier's store, with retries.
+            place: Which broker.
+            archive: The archive's store, with retries.
+            state: What its log says.
+            url: The archive's, for people and for the plan.
+        """
+        self._tier = tier
+        self._place = place
+        self._archive = archive
+        self._state = state
+        self._url = url
+        self._wrong: dict[str, str] = {}
+        self._left: list[dict[str, Any]] = []
+        self._damaged: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """Of the archive."""
+        return self._url
+
+    def holds(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> bool:
+        """Whether the archive has the segment whole, and its files are what the log says.
+
+        Args:
+            state: Of the tier.
+            queue: Whose.
+            number: Of the life among the queue's.
+            segment: One of that life's.
+
+        Raises:
+            BackendError: A store failed.
+        """
+        why = self._missing(state, queue, number, segment)
+        damage = "" if why else self._damage(state, queue, number, segment)
+        if damage and damage not in self._damaged:
+            self._damaged.append(damage)
+        if why or damage:
+            self._left.append(_row(queue, segment, why or damage))
+        return not (why or damage)
+
+    def document(self) -> dict[str, Any]:
+        """For a plan: the archive, what stays for want of proof, and what is wrong with the archive."""
+        return {"archive": self._url, "unproved": self._left[:LISTED], "refusals": self._damaged}
+
+    def _missing(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
+        lives = state.queues[queue]
+        if is_tail(lives, number):
+            return "the broker took it back, so it is in no archive"
+        lane = self._lane(queue, lives[number].incarnation)
+        tails = (life for n, life in enumerate(lives) if is_tail(lives, n))
+        same = (tail for tail in tails if tail.incarnation == lane.incarnation)
+        if any(overtaken_by(self._state, lane, tail) for tail in same):
+            return "the archive does not know yet what the broker took back: archive first"
+        start, end = _bounds(state, queue, number, segment)
+        left: Ranges = ((start, end),) if start < end else ()
+        for one in self._state.overlapping(lane, start, end):
+            left = without(left, one.start, one.end)
+        if left:
+            return f"offsets [{left[0][0]}, {left[0][1]}) are not archived"
+        return ""
+
+    def _damage(self, state: TierState, queue: MessageQueue, number: int, segment: Segment) -> str:
+        lane = self._lane(queue, state.queues[queue][number].incarnation)
+        start, end = _bounds(state, queue, number, segment)
+        for archived in self._state.overlapping(lane, start, end):
+            for file in archived.objects():
+                if wrong := self._file(file):
+                    return wrong
+            if wrong := self._sources(archived, segment):
+                return wrong
+        return ""
+
+    def _file(self, file: ParquetFile | SideFile) -> str:
+        if file.key not in self._wrong:
+            self._wrong[file.key] = self._look(file)
+        return self._wrong[file.key]
+
+    def _look(self, file: ParquetFile | SideFile) -> str:
+        try:
+            data = self._archive.get(file.key)
+        except ObjectNotFoundError:
+            return f"{file.key}: the file is gone"
+        if (len(data), zlib_ng.crc32(data)) != (file.size_bytes, file.crc):
+            return f"{file.key}: the file has other bytes than the archive's log says"
+        return ""
+
+    def _sources(self, archived: Archived, segment: Segment) -> str:
+        """What is wrong with objects that were archived and are still the segment's."""
+        present = {part.log.key for part in segment.parts}
+        for key, version in archived.sources:
+            if key in present and version and version != self._version(key):
+                return f"{key}: the tier's object is another version than was archived"
+        return ""
+
+    def _version(self, key: str) -> str:
+        return str(self._tier.head(self._place.prefix + key).version or "")
+
+    def _lane(self, queue: MessageQueue, incarnation: int) -> Lane:
+        place = self._place
+        return Lane(place.cluster, place.broker, queue.topic, queue.queue_id, incarnation)
+
+
+def _bounds(
+    state: TierState, queue: MessageQueue, number: int, segment: Segment
+) -> tuple[int, int]:
+    low = state.queues[queue][number].min_offset
+    return int(max(segment.parts[0].queue_offset, low)), int(segment.parts[-1].queue_end)
+
+
+def _row(queue: MessageQueue, segment: Segment, why: str) -> dict[str, Any]:
+    return {
+        "topic": queue.topic,
+        "queue_id": queue.queue_id,
+        "start": int(segment.base_queue_offset),
+        "end": int(segment.parts[-1].queue_end),
+        "why": why,
+    }
