@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import TYPE_CHECKING
 
 from support.journals import PREFIX
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 WORDS = [b"order", b"created", b"amount", b"user", b"total", b"region", b"north", b"south", b"paid"]
 
 
+@cache
 def text(seed: int, size: int) -> bytes:
     """Something like JSON, ``size`` bytes of it: about a third of it is random."""
     rng = random.Random(seed)
@@ -31,6 +33,7 @@ def text(seed: int, size: int) -> bytes:
     return b"".join(pieces)[:size]
 
 
+@cache
 def noise(seed: int, size: int) -> bytes:
     """What nobody can compress."""
     return random.Random(seed).randbytes(size)
