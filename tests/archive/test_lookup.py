@@ -17,6 +17,7 @@ from backends.s3_options import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
 from tests.archive.shop import DAY_MS, HOUR_MS
+from tests.e2e.harness import here
 from tiered.archive import lookup as module
 from tiered.archive.lookup import filters_of, lookup
 from tiered.archive.prune import open_parquet
@@ -24,9 +25,10 @@ from tiered.archive.selection import Selection
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from backends.base import ObjectStore
+    from tests.archive.conftest import Sealed
     from tests.archive.shop import Shop
     from tiered.archive.lookup import Found
 
@@ -205,3 +207,52 @@ def test_files_of_different_columns_come_together() -> None:
     assert module.newest([], 3).num_rows == 0
     assert pq
     assert replace
+
+
+# -- tiered query ---------------------------------------------------------------------------------
+
+UNKNOWN = ("stored_sys_flag", "size", "log_offset")
+
+
+def test_query_of_an_archive_is_that_of_its_tier(shop: Shop) -> None:
+    noon = str(DAY_MS + 12 * HOUR_MS)
+    for key, *options in (
+        ("order-11",),
+        ("customer-2", "--count", "7"),
+        ("customer-2", "--from", noon),
+        ("customer-2", "--until", noon),
+        ("nothing",),
+    ):
+        words = ("orders", "--key", key, *options)
+        of_tier = here("query", shop.tier, *words).good().rows
+        of_archive = here("query", shop.archive, *words).good().rows
+        assert of_archive == [row | dict.fromkeys(UNKNOWN) for row in of_tier]
+        assert bool(of_tier) == (key != "nothing")
+    found = here("query", shop.archive, "orders", "--key", "order-11", "--json").good()
+    assert (found.document["is_complete"], len(found.document["messages"])) == (True, 3)
+    assert "read 1 row groups of 1 files" in found.err
+
+
+def test_query_of_an_archive_says_what_is_wrong(shop: Shop) -> None:
+    ran = here("query", shop.archive, "ordres", "--key", "order-11")
+    assert (ran.code, "no topic ordres; topics are" in ran.error) == (2, True)
+    raw = here("query", shop.archive, "orders", "--key", "order-11", "--raw-body")
+    assert (raw.code, "unpacked" in raw.error) == (2, True)
+
+
+def test_batches_and_compressed_bodies_are_told_alike(
+    sealed: Callable[[str], Sealed], archive_url: str
+) -> None:
+    tier = sealed("s04-batch-compress")
+    here("archive", tier.url, "--to", archive_url).good()
+    keyed = [
+        (topic, message["keys"].split()[0])
+        for topic, messages in tier.dump.messages.items()
+        for message in messages
+        if message["keys"]
+    ]
+    assert keyed
+    for topic, key in keyed[:: max(len(keyed) // 8, 1)]:
+        of_tier = here("query", tier.url, topic, "--key", key).good().rows
+        found = here("query", archive_url, topic, "--key", key).good().rows
+        assert found == [row | dict.fromkeys(UNKNOWN) for row in of_tier]

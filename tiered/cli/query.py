@@ -1,4 +1,4 @@
-"""``tiered query``: the messages that have a key, newest first."""
+"""``tiered query``: the messages that have a key, newest first, of a tier or of an archive."""
 
 from __future__ import annotations
 
@@ -23,12 +23,17 @@ THREADS = 8
 
 def run(call: Call) -> int:
     """Look up and print."""
-    from tiered.cli.tiers import open_tier
+    from tiered.cli.query_archive import is_archive, look
+    from tiered.cli.tiers import open_objects, open_tier
     from tiered.index.reader import IndexReader
     from tiered.plugin.stores import backend_errors
 
     is_document = _is_document(call)
     with contextlib.ExitStack() as stack, backend_errors():
+        objects = open_objects(call, call.argument("url"), stack)
+        if is_archive(objects):
+            _print(call, look(call, objects), is_document=is_document)
+            return DONE
         tier = open_tier(call, call.argument("url"), stack)
         wish = read_wish(call)
         if not tier.queues(wish.topic):
@@ -40,7 +45,8 @@ def run(call: Call) -> int:
         pool = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-query"))
         reader = IndexReader(tier.store, tier.place.prefix, spread=pool.map)
         found = reader.lookup(tier.state, wish)
-    _print(call, found, is_document=is_document)
+    lines = [_line(hit, raw_body=call.flag("raw-body")) for hit in found.hits]
+    _print(call, lines, found, is_document=is_document)
     if found.unscanned:
         call.say(
             f"tiered: {format_count(found.unscanned)} messages that no index covers yet were not looked at;"
@@ -76,13 +82,15 @@ def _is_document(call: Call) -> bool:
     return any(given) and call.form == "json"
 
 
-def _print(call: Call, found: Lookup, *, is_document: bool) -> None:
-    lines = [_line(hit, raw_body=call.flag("raw-body")) for hit in found.hits]
+def _print(
+    call: Call, lines: list[bytes], found: Lookup | None = None, *, is_document: bool
+) -> None:
+    """Print messages; of an archive nothing is ever missing."""
     out = call.stdout
     if is_document:
-        complete = b"true" if found.is_complete else b"false"
+        complete = b"true" if found is None or found.is_complete else b"false"
         head = b'{"format": 1, "is_complete": %b, "unscanned_messages": %d, "messages": ['
-        out.write(head % (complete, found.unscanned))
+        out.write(head % (complete, found.unscanned if found else 0))
         out.write(b"\n" * bool(lines) + b",\n".join(lines) + b"\n" * bool(lines) + b"]}\n")
     else:
         out.writelines(line + b"\n" for line in lines)
@@ -109,5 +117,6 @@ COMMAND = make_command(
     examples=[
         "tiered query file:///tmp/tier orders --key order-17",
         "tiered query s3://bucket/prefix orders --key order-17 --from now-2h --count 1",
+        "tiered query s3://bucket2/parquet orders --key order-17",
     ],
 )
