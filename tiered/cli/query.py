@@ -116,7 +116,6 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"]), click.Argument(["topic"])],
     examples=[
         "tiered query file:///tmp/tier orders --key order-17",
-        "tiered query s3://bucket/prefix orders --key order-17 --from now-2h --count 1",
-        "tiered query s3://bucket2/parquet orders --key order-17",
+        "tiered query s3://bucket2/parquet orders --key order-17 --from now-2h --count 1",
     ],
 )

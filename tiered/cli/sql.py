@@ -136,8 +136,6 @@ COMMAND = make_command(
     arguments=[click.Argument(["url"]), click.Argument(["question"])],
     examples=[
         "tiered sql file:///tmp/parquet 'SELECT tag, count(*) FROM orders GROUP BY tag'",
-        "tiered sql s3://bucket2/parquet 'SELECT * FROM orders LIMIT 10' -o csv",
-        "tiered sql file:///tmp/parquet 'SHOW TABLES'",
-        """tiered sql file:///tmp/parquet 'FROM "%RETRY%workers"' --to /tmp/retries.parquet""",
+        """tiered sql s3://bucket2/parquet 'FROM "%RETRY%workers"' --to /tmp/retries.parquet""",
     ],
 )
