@@ -79,7 +79,7 @@ def made() -> Large:
     builder = TierBuilder()
     items = [noise(n, 5 * KIB) + text(n, 5 * KIB) for n in range(120)]
     builder.add(items)
-    pack(builder)
+    pack(builder, compression=Compression(block_bytes=64 * KIB))
     (part,) = parts_of(builder)
     assert part.log.is_packed
     assert part.log.object_bytes > 256 * KIB
@@ -249,7 +249,7 @@ def test_a_damaged_block_costs_only_what_lies_in_it(large: Large):
     fetcher.close()
 
 
-@pytest.mark.parametrize("from_end", [5, 20, 300, 2000])
+@pytest.mark.parametrize("from_end", [5, 20, 60, 150])
 def test_a_damaged_trailer_costs_the_object_and_is_said_to_be_damage(large: Large, from_end: int):
     damage(large, large.part.log.object_bytes - from_end)
     fetcher = fetcher_of(large.store, **SMALL)

@@ -1,6 +1,6 @@
 """Dictionaries for packed objects: what the blocks of a topic's records have in common, trained from some of them.
 
-With one, blocks of 64 KiB shrink as well as much larger ones would without. Pure, and the same for the same bytes.
+With one, blocks of 128 KiB shrink better than much larger ones do without. Pure, and the same for the same bytes.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tiered.clock import Clock
+    from tiered.log.parts import ObjectRange
     from tiered.model import MessageQueue
 
 MIB = 1 << 20
@@ -106,7 +107,7 @@ def _open(tier: Tier, slow: SlowStore, bench: ReadBench, clock: Clock) -> Tier:
 def _plain(
     tier: Tier, slow: SlowStore, queues: list[MessageQueue], bench: ReadBench, clock: Clock
 ) -> tuple[int, Cost]:
-    """Ranged GETs and nothing else: how many bytes, and what they took."""
+    """Ranged GETs and nothing else: how many bytes of payloads, and what they took; of packed objects less is read."""
     jobs = list(_ranges(tier, queues))
     at_once = bench.requests
     if not bench.load.is_whole:
@@ -120,19 +121,28 @@ def _plain(
     with ThreadPoolExecutor(at_once) as pool:
         watch = Stopwatch(clock)
         size_bytes = sum(pool.map(lambda job: len(slow.get(*job)), jobs))
-        return size_bytes, watch.read()
+        cost = watch.read()
+    places = list(_places(tier, queues))
+    stored_bytes = sum(place.stored_bytes for place in places)
+    payload_bytes = sum(place.payload_bytes for place in places)
+    return size_bytes * payload_bytes // max(stored_bytes, 1), cost
 
 
 def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteRange]]:
     """The objects of the queues' present lives, in pieces."""
+    for place in _places(tier, queues):
+        whole = (0, place.stored_bytes) if place.is_packed else (place.start, place.end)
+        for low in range(*whole, GET_BYTES):
+            yield tier.place.prefix + place.key, ByteRange(low, min(low + GET_BYTES, whole[1]))
+
+
+def _places(tier: Tier, queues: list[MessageQueue]) -> Iterable[ObjectRange]:
     for queue in queues:
         life = tier.state.life(queue)
         assert life is not None
         for part in life.parts():
-            for place in (part.log, part.index):
-                for low in range(place.start, place.end, GET_BYTES):
-                    key = tier.place.prefix + place.key
-                    yield key, ByteRange(low, min(low + GET_BYTES, place.end))
+            yield part.log
+            yield part.index
 
 
 def _more(run: Run, bench: ReadBench) -> dict[str, Any]:
