@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pandas as pd
 import pytest
 
 from tests.archive.reading import files, folder, read_all, rows_of, said_by_archive, said_by_java
@@ -32,6 +33,7 @@ def test_every_reader_finds_what_java_found(
     wanted = {t: [said_by_java(m) for m in found] for t, found in tier.dump.messages.items()}
     assert tiered(read_all(archive_url)) == wanted
     assert tiered(read_by_duckdb(archive_url, list(wanted))) == wanted
+    assert tiered(read_by_pandas(archive_url)) == wanted
     verified = here("archive", tier.url, "--to", archive_url, "--verify", "--json").good().document
     assert (verified["rows"], verified["findings"]) == (tier.dump.count, [])
     assert verified["compared"] == said["segments"]
@@ -76,3 +78,10 @@ def read_by_duckdb(url: str, topics: list[str]) -> dict[str, list[dict[str, Any]
             )
             for topic in topics
         }
+
+
+def read_by_pandas(url: str) -> dict[str, list[dict[str, Any]]]:
+    """As whoever is given the folder: the log and side files are passed over."""
+    table = pd.read_parquet(folder(url), partitioning=None)
+    found = table.sort_values(["topic", "queue_id", "queue_offset"])
+    return {str(topic): rows.to_dict("records") for topic, rows in found.groupby("topic")}

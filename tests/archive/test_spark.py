@@ -120,19 +120,17 @@ def test_spark_reads_archive_and_tier_alike(
     topic, messages = max(tier.dump.messages.items(), key=lambda pair: len(pair[1]))
     chosen = messages[len(messages) // 2]
     name = chosen["properties"]["UNIQ_KEY"]
+    wanted = [m for m in messages if m["properties"].get("UNIQ_KEY") == name]
+    before = [m for m in messages if m["store_timestamp_ms"] < chosen["store_timestamp_ms"]]
     for kind, url in (("rmq_archive", archive_url), ("rmq_tier", tier.url)):
-        source = session.read.format(kind)
-        some = source.load(url).where(f"uniq_key = '{name}' AND topic = '{topic}'")
-        wanted = [m for m in messages if m["properties"].get("UNIQ_KEY") == name]
-        assert some.count() == len(wanted) > 0
-        narrow = source.schema("queue_offset long, tag string").option("topic", topic)
-        behind = narrow.option("until", str(chosen["store_timestamp_ms"])).load(url)
-        before = [m for m in messages if m["store_timestamp_ms"] < chosen["store_timestamp_ms"]]
-        assert sorted(row["queue_offset"] for row in behind.collect()) == sorted(
-            m["queue_offset"] for m in before
-        )
-        with pytest.raises(Exception, match="no option nope"):
-            source.option("nope", "1").load(url).count()
+        source = session.read.format(kind).option("topic", topic)
+        assert source.option("uniq-key", name).load(url).count() == len(wanted) > 0
+        narrow = session.read.format(kind).schema("queue_offset long, tag string")
+        behind = narrow.option("topic", topic).option("until", str(chosen["store_timestamp_ms"]))
+        found = sorted(row["queue_offset"] for row in behind.load(url).collect())
+        assert found == sorted(m["queue_offset"] for m in before)
+    with pytest.raises(Exception, match="no option nope"):
+        session.read.format("tieredmq").option("nope", "1").load(tier.url).count()
 
 
 @pytest.mark.spark

@@ -9,9 +9,12 @@ How to use it::
 does. Of an archive exactly the files that its log names are read, a partition each; of a tier what is committed, sealed or
 not, in partitions of whole segments. Both have the same columns. docs/spark.md lists the options.
 
-What is not needed is not read: files and parts by options and by filters that Spark hands down, row groups by statistics and
-bloom filters, columns by ``.schema("queue_offset long, body binary")``, since Spark does not tell a source written in Python
-which columns it wants. Filters that Spark hands down are applied here and again by Spark.
+What is not needed is not read: files, parts and row groups by options; columns by ``.schema("queue_offset long")``, since
+Spark does not tell a source written in Python which columns it wants.
+
+Filters of a query are handed down only with the option ``pushdown``. Spark 4.1 to 4.3 keep what a source was handed with the
+frame, not with the query: another query of the same frame, or a second scan of it in one query, then misses rows. So it is
+for frames that are used once. What is handed down is applied here, and again by Spark.
 
 Threads and retries: a reader is pickled and used in workers, one partition at a time each; whatever fails, Spark does a
 partition again, and gets the same rows.
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DDL", "ArchiveSource", "TierSource", "TieredSource", "register", "source_options"]
 
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 DDL = (
     "topic string, queue_id int, queue_offset long, uniq_key string, msg_key string, keys array<string>, tag string,"
     " born_ts timestamp, store_ts timestamp, born_host string, store_host string, sys_flag int, flag int,"
@@ -66,8 +68,7 @@ _MORE = ("value_", "body_", "record")
 
 
 def register(session: Any) -> None:  # noqa: ANN401 (pyspark has no types)
-    """Make the sources known to a session, and let Spark hand filters down to them."""
-    session.conf.set(PUSHDOWN, "true")
+    """Make the sources known to a session."""
     for source in (TieredSource, ArchiveSource, TierSource):
         session.dataSource.register(source)
 
@@ -93,7 +94,7 @@ class TieredSource(DataSource):
         require_known(options, READ if is_archive else READ | OF_TIER)
         wanted, columns = selection_of(options), _arrow_schema(schema)
         _require_columns(columns.names, more=is_archive)
-        is_plain = choice(options, "pushdown", ("true", "false")) == "false"
+        is_plain = choice(options, "pushdown", ("false", "true")) == "false"
         kinds: dict[tuple[bool, bool], type[SourceReader]] = {
             (True, True): ArchiveReader,
             (True, False): PushingArchiveReader,

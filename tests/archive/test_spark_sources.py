@@ -1,0 +1,164 @@
+"""Spark reads every captured store, from an archive and from its tier, on a folder and on S3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import use_server
+
+from backends.registry import open_store
+from backends.s3_options import S3Options
+from tests.archive.reading import rows_of, said_by_archive
+from tests.archive.test_spark import java_rows
+from tests.e2e import harness
+from tests.e2e.harness import here
+from tiered.archive.datasource import register
+from tiered.archive.native import file_uris
+from tiered.archive.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from support.servers import S3Server
+
+    from tests.archive.conftest import Sealed
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+ORDER = ["topic", "queue_id", "queue_offset"]
+
+
+@pytest.mark.parametrize("name", harness.NAMES)
+def test_every_capture(
+    name: str, sealed: Callable[[str], Sealed], archive_url: str, session: Any
+) -> None:
+    tier = sealed(name)
+    here("archive", tier.url, "--to", archive_url).good()
+    register(session)
+    wanted = java_rows(tier)
+    for url in (archive_url, tier.url):
+        table = session.read.format("tieredmq").load(url).orderBy(ORDER).toArrow()
+        assert [said_by_archive(row) for row in rows_of(table)] == wanted
+    archive = open_store(archive_url, S3Options())
+    uris = file_uris(archive)
+    archive.close()
+    table = session.read.parquet(*uris).orderBy(ORDER).toArrow()
+    assert [said_by_archive(row) for row in rows_of(table)] == wanted
+    hive = session.read.parquet(archive_url).groupBy("date").count().collect()
+    assert sum(row["count"] for row in hive) == len(wanted), "as a reader of directories"
+
+
+def test_on_a_server(
+    ministack: S3Server,
+    stores: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    session: Any,
+) -> None:
+    use_server(ministack, monkeypatch)
+    tier, archive = (f"s3://{ministack.bucket()}/{name}" for name in ("tier", "parquet"))
+    here("attach", stores("s01-basic"), "--to", tier, "--once", "--seal").good()
+    here("archive", tier, "--to", archive).good()
+    register(session)
+    found = [
+        session.read.format("tieredmq").load(url).orderBy(ORDER).toArrow()
+        for url in (tier, archive)
+    ]
+    assert found[0].num_rows == harness.captured("s01-basic").count
+    assert found[0].equals(found[1])
+
+
+def test_filters_are_handed_down(
+    sealed: Callable[[str], Sealed], archive_url: str, session: Any
+) -> None:
+    tier = sealed("s01-basic")
+    here("archive", tier.url, "--to", archive_url).good()
+    register(session)
+    messages = tier.dump.messages["orders"]
+    chosen = messages[len(messages) // 2]
+    conditions = {
+        "queue_id = 1": lambda m: m["queue_id"] == 1,
+        f"queue_offset BETWEEN 5 AND {9}": lambda m: 5 <= m["queue_offset"] <= 9,
+        "tag IN ('paid', 'TagA')": lambda m: m["tags"] in {"paid", "TagA"},
+        "tag IS NULL": lambda m: m["tags"] is None,
+        f"store_ts >= timestamp_millis({chosen['store_timestamp_ms']})": lambda m: (
+            m["store_timestamp_ms"] >= chosen["store_timestamp_ms"]
+        ),
+        f"uniq_key = '{chosen['properties']['UNIQ_KEY']}'": lambda m: (
+            m["properties"].get("UNIQ_KEY") == chosen["properties"]["UNIQ_KEY"]
+        ),
+        "queue_id = 1 OR queue_offset < 3": lambda m: m["queue_id"] == 1 or m["queue_offset"] < 3,
+    }
+    session.conf.set(PUSHDOWN, "true")
+    for url in (archive_url, tier.url):
+        for pushdown in ("true", "false"):
+            for condition, holds in conditions.items():
+                source = session.read.format("tieredmq").option("pushdown", pushdown)
+                frame = source.option("topic", "orders").load(url)
+                assert frame.where(condition).count() == sum(map(holds, messages)), condition
+    for url in (archive_url, tier.url):
+        keyed = next(m for m in messages if m["keys"])
+        key = keyed["keys"].split()[0]
+        source = session.read.format("tieredmq").option("topic", "orders").option("key", key)
+        wanted = [m for m in messages if key in (m["keys"] or "").split()]
+        assert source.load(url).count() == len(wanted) > 0
+
+
+def test_handing_down_has_to_be_asked_for(sealed: Callable[[str], Sealed], session: Any) -> None:
+    tier = sealed("s01-basic")
+    register(session)
+    session.conf.set(PUSHDOWN, "false")
+    with pytest.raises(Exception, match=r"filterPushdown\.enabled"):
+        session.read.format("rmq_tier").option("pushdown", "true").load(tier.url).count()
+    session.conf.set(PUSHDOWN, "true")
+    count = tier.dump.count
+    plain = session.read.format("rmq_tier").load(tier.url)
+    assert 0 < plain.where("queue_id = 1").count() < plain.count() == count
+    handed = session.read.format("rmq_tier").option("pushdown", "true").load(tier.url)
+    assert 0 < handed.where("queue_id = 1").count() < count
+    assert handed.count() < count, "Spark has mended this: handing down can be the default"
+
+
+def test_a_stream_over_many_starts(
+    stores: Callable[[str], Any], tmp_path: Path, session: Any
+) -> None:
+    """The tier grows between the runs; the stream is stopped and started with other limits."""
+    url, store = f"file://{tmp_path}/tier", stores("s01-basic")
+    here("attach", store, "--to", url, "--once", *harness.SMALL).good()
+    register(session)
+    out = tmp_path / "out"
+    options = [("max-messages", "300"), ("max-bytes", "400000"), ("partition-bytes", "1000")]
+    for name, value in options:
+        query = (
+            session.readStream.format("tieredmq")
+            .option(name, value)
+            .load(url)
+            .writeStream.option("checkpointLocation", f"{tmp_path}/checkpoint")
+            .trigger(availableNow=True)
+            .start(str(out), "parquet")
+        )
+        query.awaitTermination()
+    found = session.read.parquet(str(out)).orderBy(ORDER).toArrow()
+    dump = harness.captured("s01-basic")
+    assert found.num_rows == dump.count
+    wanted = [m["queue_offset"] for topic in sorted(dump.messages) for m in dump.messages[topic]]
+    assert found.column("queue_offset").to_pylist() == wanted
+
+
+def test_an_archive_is_no_stream(
+    sealed: Callable[[str], Sealed], archive_url: str, session: Any
+) -> None:
+    here("archive", sealed("s04-batch-compress").url, "--to", archive_url).good()
+    register(session)
+    with pytest.raises(Exception, match="an archive is no stream"):
+        session.readStream.format("tieredmq").load(archive_url).writeStream.format(
+            "noop"
+        ).start().processAllAvailable()
+
+
+def test_nothing_is_wanted(sealed: Callable[[str], Sealed], session: Any) -> None:
+    register(session)
+    assert Selection().columns == ()
+    source = session.read.format("rmq_tier").option("from-offset", "1000000")
+    assert source.load(sealed("s04-batch-compress").url).count() == 0
