@@ -75,12 +75,18 @@ def _row(broker: dict[str, Any], queue: dict[str, Any]) -> dict[str, Any]:
     return {"cluster": broker["cluster"], "broker": broker["broker"], **queue}
 
 
+def _sizes(broker: dict[str, Any]) -> str:
+    stored, plain = broker["size_bytes"], broker["plain_bytes"]
+    more = "" if plain == stored else f" (of {format_size(plain)}, compressed)"
+    return format_size(stored) + more
+
+
 def _show(output: Output, broker: dict[str, Any], now_ms: int) -> None:
     output.line(f"{broker['cluster']}/{broker['broker']}")
     output.line(f"  writer    {_writer(broker, now_ms)}")
     output.line(
         f"  contents  {format_count(broker['messages'])} messages in {broker['queue_count']} queues,"
-        f" {format_size(broker['size_bytes'])} in {format_count(broker['objects'])} objects;"
+        f" {_sizes(broker)} in {format_count(broker['objects'])} objects;"
         f" {broker['gaps']} gaps, {broker['quarantined']} quarantined, {broker['holes']} holes"
     )
     if broker["lag_messages"] is not None:

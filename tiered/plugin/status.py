@@ -168,7 +168,9 @@ def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | No
     life = lives[-1] if lives else None
     segments = [segment for one in lives for segment in one.segments]
     parts = [part for segment in segments for part in segment.parts]
-    objects = _objects([place for part in parts for place in (part.log, part.index)])
+    places = [place for part in parts for place in (part.log, part.index)]
+    objects = _objects(places)
+    plain = {one.key: one.payload_bytes + one.trailer_bytes for one in places}
     return {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
@@ -185,6 +187,7 @@ def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | No
         "sealed_segments": sum(segment.sealed for segment in segments),
         "objects": len(objects),
         "size_bytes": sum(objects.values()),
+        "plain_bytes": sum(plain[key] for key in objects),
         "store_min_ms": min((p.store_min_ms for p in parts if p.store_min_ms >= 0), default=None),
         "store_max_ms": max((p.store_max_ms for p in parts if p.store_max_ms >= 0), default=None),
         "gaps": sum(len(one.gaps) for one in lives),
@@ -223,6 +226,7 @@ _SUMMED = (
     "segments",
     "objects",
     "size_bytes",
+    "plain_bytes",
     "gaps",
     "gap_messages",
     "quarantined",
