@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 QUARANTINE = "quarantine-stored"
-OF_ARCHIVE = {"archive-writing", "archive-written", "archive-rewriting", "archive-rewritten"}
+OF_ARCHIVE = {
+    *("archive-writing", "archive-written", "archive-rewriting", "archive-rewritten"),
+    "archive-deleted",
+}
 OF_OTHER_COMMANDS = OF_RECLAIM | OF_ARCHIVE
 """Points that `attach` never reaches; their command's own tests end a process there."""
 

@@ -25,6 +25,7 @@ from tiered.archive.body.fix import fix_layouts
 from tiered.archive.engines import Engine, archived_of, local_engine
 from tiered.archive.limits import NO_LIMITS, Limits, limited
 from tiered.archive.machine import ArchiveMachine, archive_action, forget_action
+from tiered.archive.merging import merge, plan_division
 from tiered.archive.model import LOG
 from tiered.archive.moves import pack_action
 from tiered.archive.packing import Pack, plan_packs, tasks_of
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from tiered.archive.machine import ArchiveState
     from tiered.archive.packing import Work
-    from tiered.archive.plan import Plan, Task
+    from tiered.archive.plan import Overtaken, Plan, Task
     from tiered.journal.entry import Action
 
 COMMIT_FILES = 64
@@ -225,8 +226,17 @@ class _Run:
         """Take out of the archive what the broker took back."""
         for one in plan.overtaken:
             if one.mark not in self._log.state.tails.get(one.lane, ()):
+                self._divide(one)
                 self._log.append([forget_action(one.lane, list(one.starts), one.mark)])
                 self._result.entries += 1
+
+    def _divide(self, one: Overtaken) -> None:
+        """Separate what has to go from that with which it shares files."""
+        for _ in range(ROUNDS):
+            apart = plan_division(self._log.state, one.lane, one.starts)
+            if not apart:
+                return
+            self._result.entries += merge(self._at, self._log, apart).entries
 
 
 def _action(done: Done) -> Action:

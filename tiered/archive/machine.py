@@ -9,6 +9,7 @@ forget        ``starts``: the stretches that begin at these offsets are no longe
               ``tail``: mark of what the broker took back, the reason; see ``tiered.archive.plan``
 pack          no ``lane``: ``stretches``, each as an ``archive`` action: they share files, and count together or
               not at all
+clean         no ``lane``: ``keys``: files that were replaced, and are deleted now
 merge         no ``lane``: ``files``: new files, each with what lies in it from now on; see ``tiered.archive.moves``
 job           no ``lane``: how far the job is that wrote this entry; see ``tiered.archive.records``
 columns       no ``lane``: ``topic``, and ``body``: the columns that bodies of the topic become from now on
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 ARCHIVE = "archive"
 FORGET = "forget"
 COLUMNS = "columns"
+CLEAN = "clean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,11 @@ def forget_action(lane: Lane, starts: list[int], tail: str) -> Action:
     return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail}
 
 
+def clean_action(keys: Iterable[str]) -> Action:
+    """The action that says that replaced files are deleted."""
+    return {"do": CLEAN, "format": 1, "keys": list(keys)}
+
+
 def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
     """The action that fixes what a topic's bodies become, the ``number``-th time, from 0."""
     return {"do": COLUMNS, "topic": topic, "number": number, "body": body.document()}
@@ -253,6 +260,12 @@ def _merge(work: _Work, action: Action) -> None:
         work.replace(gone)
 
 
+def _clean(work: _Work, action: Action) -> None:
+    keys = set(action["keys"])
+    check_texts(keys, "a file that is gone")
+    work.replaced = [one for one in work.replaced if one.key not in keys]
+
+
 def _job(work: _Work, action: Action) -> None:
     work.jobs = with_record(work.jobs, JobRecord.of(action))
 
@@ -302,4 +315,5 @@ _HANDLERS = {
     PACK: _pack,
     MERGE: _merge,
     JOB: _job,
+    CLEAN: _clean,
 }

@@ -50,6 +50,8 @@ def run(call: Call) -> int:
         at = open_workshop(call, stack)
         if call.flag("verify"):
             return _verify(call, at)
+        if call.flag("merge") or call.flag("clean"):
+            return _files(call, at)
         return _plan(call, at) if call.flag("dry-run") else _archive(call, at)
 
 
@@ -80,6 +82,24 @@ def wanted_topics(call: Call) -> Callable[[str], bool]:
         return wanted and not any(fnmatchcase(topic, glob) for glob in excluded)
 
     return takes
+
+
+def _files(call: Call, at: Workshop) -> int:
+    """What is done to files alone.
+
+    Raises:
+        InvalidError: Both are asked for.
+    """
+    from tiered.cli.archive_files import run_clean, run_merge
+    from tiered.errors import InvalidError
+
+    if call.flag("merge") and call.flag("clean"):
+        raise InvalidError(
+            "--merge and --clean contradict each other",
+            where=call.path,
+            do="merge first, and clean when the grace is over",
+        )
+    return run_merge(call, at) if call.flag("merge") else run_clean(call, at)
 
 
 def _limits(call: Call) -> Limits:
@@ -198,5 +218,7 @@ COMMAND = make_command(
     examples=[
         "tiered archive s3://bucket/prefix --to s3://bucket2/parquet",
         "tiered archive file:///tmp/tier --to file:///tmp/parquet --verify",
+        "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --merge",
+        "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --clean --apply -",
     ],
 )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Iterable, Sequence
 
+    from tiered.archive.workshop import Workshop
     from tiered.cli.call import Call
     from tiered.plugin.plans import Plan
     from tiered.plugin.workplace import Workplace
@@ -44,7 +45,7 @@ def open_workplace(call: Call, url: str, stack: contextlib.ExitStack) -> Workpla
     return Workplace(store, meter, place, call.clock, rng)
 
 
-def get_plan(call: Call, what: str, at: Workplace, make: Callable[[], Plan]) -> Plan:
+def get_plan(call: Call, what: str, at: Workplace | Workshop, make: Callable[[], Plan]) -> Plan:
     """The plan of the file that is to be applied, or a new one; saved if that is asked for.
 
     Raises:

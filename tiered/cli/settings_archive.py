@@ -6,6 +6,7 @@ from functools import partial
 
 from tiered.cli.parsers import pair, whole
 from tiered.cli.settings_bodies import BODIES
+from tiered.cli.settings_planned import planned
 from tiered.cli.sizes import parse_size
 from tiered.cli.times import check_time, parse_duration
 from tiered.config import Setting, Shape
@@ -122,6 +123,43 @@ ARCHIVE: tuple[Setting, ...] = (
         help="first seal the open segments; while a writer is attached it says so and seals none",
     ),
     _flag(section="archive", name="dry-run", help="say what would be archived, and do nothing"),
+    _flag(
+        section="archive",
+        name="merge",
+        help="archive nothing: make large files of small ones, of each topic and day",
+    ),
+    Setting(
+        section="archive",
+        name="merge-below",
+        help="with --merge: files of less are merged",
+        default=32 << 20,
+        default_text="32MiB",
+        metavar="SIZE",
+        parse=parse_size,
+    ),
+    _flag(
+        section="archive",
+        name="clean",
+        help="archive nothing: delete files that others have replaced; plan, then apply",
+    ),
+    Setting(
+        section="archive",
+        name="grace",
+        help="with --clean: leave what was replaced within it; longer than the longest read",
+        default=24 * 3_600_000,
+        default_text="24h",
+        metavar="DURATION",
+        parse=parse_duration,
+    ),
+    Setting(
+        section="archive",
+        name="max-deletions",
+        help="with --clean: files deleted in one run, at most",
+        default=10_000,
+        metavar="N",
+        parse=partial(whole, low=1),
+    ),
+    *planned("archive"),
     Setting(
         section="archive",
         name="metrics-file",

@@ -1,0 +1,407 @@
+"""Small files become large ones: rows, proofs and readers stay; at each moment the old ones count, or the new one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.tiers import QUEUE, TierBuilder
+
+from backends.memory import MemoryStore
+from tests.archive.jobs import archive, check, rows, workshop
+from tests.archive.reading import files
+from tests.archive.test_jobs import MIDNIGHT, log_bytes
+from tests.e2e.harness import here, program
+from tiered.archive.clean import apply_clean, plan_clean
+from tiered.archive.job import local_engine, log_writer, run_job
+from tiered.archive.machine import ArchiveMachine
+from tiered.archive.merging import merge, plan_merge
+from tiered.archive.moves import merge_action
+from tiered.archive.tables import files_by_topic
+from tiered.crashpoints import EXIT_CODE, VARIABLE
+from tiered.errors import DataError, InvalidError
+from tiered.journal.checkpoint import decode_checkpoint, encode_pieces
+from tiered.journal.entry import Entry, decode_entry, encode_entry
+from tiered.log.state import part_json, queue_action
+from tiered.log.takeback import head_of
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.archive.conftest import Sealed
+    from tiered.archive.job import Workshop
+    from tiered.archive.merging import Merged
+
+SECOND = MessageQueue(QUEUE.topic, 7)
+OTHER = MessageQueue("other", 0)
+
+
+def built(*, first: int = 0) -> TierBuilder:
+    """Three sealed segments of each of two queues of a topic, and one of another topic's."""
+    tier = TierBuilder()
+    for queue in (QUEUE, SECOND):
+        for body in (b"a", b"b", b"c", b"open"):
+            tier.add([body, None, body * 2], queue=queue, first=first, roll=True)
+    tier.add([b"x"], queue=OTHER, roll=True)
+    tier.add([b"open"], queue=OTHER, roll=True)
+    return tier
+
+
+def merged(at: Workshop, **more: Any) -> Merged:
+    log = log_writer(at)
+    plan = plan_merge(log.state, takes=lambda _lane: True, **more)
+    return merge(at, log, plan)
+
+
+def named(at: Workshop) -> list[str]:
+    found = files_by_topic(log_writer(at).state)
+    return [file.key for some in found.values() for file in some]
+
+
+def seen(at: Workshop) -> list[dict[str, Any]]:
+    """All rows of the files that the log names, in order of topic, queue and offset."""
+    found = [row for key in named(at) for row in rows(at, key)]
+    return sorted(found, key=lambda row: (row["topic"], row["queue_id"], row["queue_offset"]))
+
+
+def test_rows_and_proofs_stay_what_they_were() -> None:
+    at = workshop(built().store)
+    archive(at)
+    before, stretches = seen(at), log_writer(at).state.lanes
+    result = merged(at)
+    assert (result.new_files, result.old_files, result.rows, result.entries) == (1, 6, 12, 1)
+    assert seen(at) == before
+    alone, new = named(at)
+    assert new.startswith("merged/topic=")
+    assert "/queue=-1/" in new
+    assert alone.startswith("topic=other/")
+    assert check(at).rows == len(before)
+    for lane, found in log_writer(at).state.lanes.items():
+        for one, old in zip(found, stretches[lane], strict=True):
+            fields = {"key": "", "size_bytes": 0, "crc": 0}
+            plain = [tuple(replace(f, **fields) for f in each.files) for each in (one, old)]
+            assert plain[0] == plain[1]
+            assert replace(one, files=()) == replace(old, files=())
+    assert merged(at).planned == 0, "one file is as large as it gets"
+    assert archive(at).entries == 0
+
+
+def test_row_groups_are_of_one_queue_each() -> None:
+    import io
+
+    import pyarrow.parquet as pq
+
+    at = workshop(built().store)
+    archive(at)
+    merged(at)
+    file = pq.ParquetFile(io.BytesIO(at.archive.get(named(at)[-1])))
+    groups = [file.read_row_group(n)["queue_id"].to_pylist() for n in range(file.num_row_groups)]
+    assert [set(group) for group in groups] == [{QUEUE.queue_id}, {SECOND.queue_id}]
+    said = {k.decode(): v.decode() for k, v in file.metadata.metadata.items()}
+    assert (said["tiered.rows"], len(json.loads(said["tiered.pieces"]))) == ("12", 6)
+
+
+def test_days_and_other_sizes_are_kept_apart() -> None:
+    at = workshop(built(first=MIDNIGHT - 4).store)
+    archive(at)
+    days = {key.split("/")[1] for key in named(at)}
+    assert len(days) == 2
+    merged(at)
+    assert {key.split("/")[-3] for key in named(at)} == days
+    check(at)
+    fresh = workshop(at.tier)
+    archive(fresh)
+    assert merged(fresh, small_bytes=1).planned == 0
+    assert merged(fresh, merged_bytes=1).planned == 0
+
+
+def test_merging_again_and_after_more_was_archived() -> None:
+    tier = built()
+    at = workshop(tier.store)
+    archive(at)
+    merged(at)
+    tier.add([b"later"], roll=True)
+    tier.add([b"open"], roll=True)
+    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    before = seen(at)
+    assert merged(at).new_files == 1
+    assert seen(at) == before
+    assert check(at).rows == len(before)
+
+
+def test_the_same_is_merged_into_the_same() -> None:
+    tier = built().store
+    first, second = workshop(tier), workshop(tier, seed=9)
+    for at in (first, second):
+        archive(at)
+        merged(at)
+    assert named(first) == named(second)
+    assert [first.archive.get(k) for k in named(first)] == [
+        second.archive.get(k) for k in named(second)
+    ]
+
+
+def test_two_merges_at_once_count_once() -> None:
+    at = workshop(built().store)
+    archive(at)
+    before = seen(at)
+    one, two = log_writer(at), log_writer(replace(at, rng=type(at.rng)(5)))
+    plan = plan_merge(one.state, takes=lambda _lane: True)
+    assert merge(at, one, plan).new_files == 1
+    late = merge(at, two, plan)
+    assert (late.new_files, late.overtaken, late.entries) == (0, 1, 0)
+    assert seen(at) == before
+
+
+def test_a_file_that_is_not_what_the_log_says_is_not_merged() -> None:
+    at = workshop(built().store)
+    archive(at)
+    before = named(at)
+    harm(at.archive, before[-1])
+    with pytest.raises(DataError, match="not what the archive's log says"):
+        merged(at)
+    assert named(at) == before
+
+
+def harm(store: Any, key: str) -> None:
+    data = store.get(key)
+    store.delete(key)
+    store.put_if_absent(key, data[:100] + bytes([data[100] ^ 1]) + data[101:])
+
+
+def test_replay_refuses_merges_that_would_lose_or_double_rows() -> None:
+    at = workshop(built().store)
+    archive(at)
+    log = log_writer(at)
+    (plan,) = plan_merge(log.state, takes=lambda _lane: True)
+    from tiered.archive.moves import NewFile
+
+    whole = NewFile(plan.key, 1, 2, plan.pieces)
+    moved = replace(plan.pieces[0], file=replace(plan.pieces[0].file, key="elsewhere"))
+    unknown = replace(plan.pieces[0], file=replace(plan.pieces[0].file, low=4711))
+    wrong = [
+        replace(whole, pieces=(moved, *plan.pieces[1:])),
+        replace(whole, pieces=(unknown, *plan.pieces[1:])),
+        replace(whole, key=plan.pieces[0].file.key),
+    ]
+    actions = [merge_action([one]) for one in wrong]
+    (row,) = merge_action([whole])["files"]
+    actions.append({**merge_action([whole]), "files": [{**row, "rows": row["rows"] + 1}]})
+    before = log.state.lanes
+    for action in actions:
+        log.append([action])
+    assert (log.state.refused, log.state.lanes) == (len(actions), before)
+    log.append([merge_action([whole])])
+    assert log.state.refused == len(actions)
+    half = replace(whole, key="half", pieces=plan.pieces[:3])
+    moved_half = [replace(p, file=replace(p.file, key=plan.key)) for p in half.pieces]
+    log.append([merge_action([replace(half, pieces=tuple(moved_half))])])
+    assert log.state.refused == len(actions) + 1, "the other half would lie in no file"
+
+
+def test_what_the_broker_takes_back_is_divided_from_what_it_shares_a_file_with() -> None:
+    tier = TierBuilder()
+    tier.add([b"x"], queue=SECOND, roll=True)
+    tier.add([b"open"], queue=SECOND, roll=True)
+    tier.add([b"a"])
+    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"old e"], roll=True)
+    at = workshop(tier.store)
+    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    assert len(named(at)) == 1
+    head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
+    head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
+    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
+    tier.say(queue_action("take_back", QUEUE, 0, **fields))
+    again = TierBuilder(tier.store, writer="0badbeef")
+    for body in (b"new c", b"open"):
+        again.add([body], roll=True)
+    archive(at)
+    bodies = {(row["queue_id"], row["queue_offset"]): row["body"] for row in seen(at)}
+    mine = QUEUE.queue_id
+    assert bodies == {(mine, 0): b"a", (mine, 1): b"b", (mine, 2): b"new c", (7, 0): b"x"}
+    check(at)
+    merged(at)
+    assert check(at).rows == 4
+
+
+def test_a_bare_forget_of_a_shared_file_is_refused() -> None:
+    at = workshop(built().store)
+    run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    from tiered.archive.machine import forget_action
+
+    log = log_writer(at)
+    lane = min(lane for lane in log.state.lanes if lane.topic == QUEUE.topic)
+    before = log.state.lanes
+    log.append([forget_action(lane, [0], "mark")])
+    assert (log.state.refused, log.state.lanes, log.state.tails) == (1, before, {})
+
+
+def test_replaced_files_are_deleted_last_and_after_a_grace() -> None:
+    at = workshop(built().store)
+    archive(at)
+    before = seen(at)
+    assert merged(at).old_files == 6
+    log = log_writer(at)
+    assert plan_clean(at, log.state, grace_ms=1000, limit=99)["young"] == 6
+    at.clock.advance(2)  # type: ignore[attr-defined]
+    plan = plan_clean(at, log.state, grace_ms=1000, limit=4)
+    assert (plan["deletion_count"], plan["is_cut"]) == (4, True)
+    saved = json.loads(json.dumps(plan))
+    assert apply_clean(at, log, saved)["deleted"] == 4
+    assert apply_clean(at, log, saved) == {"deleted": 0, "deleted_bytes": 0, "already_gone": 0}
+    plan = plan_clean(at, log.state, grace_ms=1000, limit=99)
+    at.archive.delete(plan["deletions"][0][0])
+    assert apply_clean(at, log, plan)["already_gone"] == 1
+    assert log.state.replaced == ()
+    assert seen(at) == before
+    check(at)
+    with pytest.raises(InvalidError, match="is of"):
+        apply_clean(replace(at, archive=MemoryStore("other")), log, plan)
+
+
+def test_a_replaced_file_of_another_size_stops_the_run() -> None:
+    at = workshop(built().store)
+    archive(at)
+    merged(at)
+    log = log_writer(at)
+    at.clock.advance(2)  # type: ignore[attr-defined]
+    plan = plan_clean(at, log.state, grace_ms=0, limit=99)
+    key = plan["deletions"][-1][0]
+    at.archive.delete(key)
+    at.archive.put_if_absent(key, b"somebody else's")
+    with pytest.raises(InvalidError, match="another size"):
+        apply_clean(at, log, plan)
+    assert all(at.archive.head(row[0]) for row in plan["deletions"])
+
+
+MATRIX = {
+    "before write": ("--merge", "archive-rewriting:2"),
+    "after write": ("--merge", "archive-rewritten:2"),
+    "before commit": ("--merge", "entry-begun"),
+    "after commit": ("--merge", "entry-put"),
+    "while cleaning": ("--clean", "archive-deleted:2"),
+    "before cleaning is said": ("--clean", "entry-begun"),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        key
+        if key in {"before commit", "while cleaning"}
+        else pytest.param(key, marks=pytest.mark.slow)
+        for key in MATRIX
+    ],
+)
+def test_killed(case: str, sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    tier, (what, point) = sealed("s04-batch-compress"), MATRIX[case]
+    words: Sequence[str] = ("archive", tier.url, "--to", archive_url)
+    here(*words, "--pack-below", "0").good()
+    old = len(files(archive_url))
+    clean = ("--clean", "--grace", "0s", "--apply", "-")
+    if what == "--clean":
+        here(*words, "--merge").good()
+    dying = clean if what == "--clean" else (what,)
+    assert program(*words, *dying, env={VARIABLE: point}).code == EXIT_CODE
+    assert verified(words) == tier.dump.count
+    here(*words, "--merge").good()
+    assert verified(words) == tier.dump.count
+    done = here(*words, *clean, "--json").good().document
+    assert done["deletion_count"] > 0
+    assert verified(words) == tier.dump.count
+    assert here(*words, "--clean", "--json").good().document["deletions"] == []
+    assert len(files(archive_url)) < old
+    left = [path for path in files(archive_url) if path.name not in files_named(archive_url)]
+    assert left == []
+
+
+def verified(words: Sequence[str]) -> int:
+    document = here(*words, "--verify", "--json").good().document
+    return int(document["rows"])
+
+
+def files_named(url: str) -> set[str]:
+    from backends.registry import open_store
+    from backends.s3_options import S3Options
+    from tiered.archive.tables import read_archive
+
+    store = open_store(url, S3Options())
+    found = files_by_topic(read_archive(store))
+    store.close()
+    return {file.key.rpartition("/")[2] for some in found.values() for file in some}
+
+
+GOLDEN = (
+    b'{"actions":[{"do":"merge","files":[{"crc":7,"key":"merged/k","pieces":'
+    b'[[["c","b","t",0,0],[[0,"k-0"],[100,"k-1"]]]],"rows":200,"size_bytes":9}],"format":1},'
+    b'{"do":"clean","format":1,"keys":["k-0"]}],"format":1,"generation":0,"number":2,"previous":0,'
+    b'"time_ms":5,"writer":"0badcafe"}\n'
+)
+
+
+def test_golden_bytes_of_the_new_actions() -> None:
+    from tests.archive.test_plan import state
+    from tiered.archive.machine import clean_action
+    from tiered.archive.moves import NewFile, Replaced, pieces_of
+
+    known = state(1, range(2))
+    new = NewFile("merged/k", 9, 7, tuple(pieces_of(known.lanes)))
+    entry = Entry(2, 0, "0badcafe", 5, [merge_action([new]), clean_action(["k-0"])])
+    data = encode_entry(entry)
+    assert data[: data.index(b"\n") + 1] == GOLDEN
+    found = ArchiveMachine().apply(known, decode_entry(data, where="x"))
+    (stretches,) = found.lanes.values()
+    assert {file.key for one in stretches for file in one.files} == {"merged/k"}
+    assert found.replaced == (Replaced("k-1", 9, 5),)
+    machine = ArchiveMachine()
+    assert machine.load(json.loads(json.dumps(machine.dump(found)))) == found
+    version = machine.checkpoint_format(found)
+    text = encode_pieces(2, 1, machine.dump_pieces(found), version=version)
+    assert text is not None
+    assert machine.load(decode_checkpoint(text, where="x").state) == found
+    assert b'"format":3' in text, "older programs refuse it"
+
+
+@pytest.mark.parametrize("action", [{"do": "merge", "format": 2}, {"do": "unheard of"}])
+def test_what_is_not_known_stops_a_program(action: dict[str, Any]) -> None:
+    machine = ArchiveMachine()
+    entry = Entry(1, 0, "0badcafe", 5, [action])
+    with pytest.raises(InvalidError, match="has the action"):
+        machine.apply(machine.initial(), entry)
+
+
+PACK = (
+    b'{"actions":[{"do":"pack","format":1,"stretches":[{"bad":0,"end":100,"files":[["k-0",0,100,100,9,9,0,'
+    b'9,5,5]],"holes":0,"lane":["c","b","t",0,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log'
+    b'-0","etag"]],"start":0,"tails":0},{"bad":0,"end":200,"files":[["k-1",100,200,100,9,9,10,19,5,5]],"ho'
+    b'les":0,"lane":["c","b","t",1,0],"schema":1,"side":[],"source_bytes":1000,"sources":[["log-1","etag"]'
+    b'],"start":100,"tails":0}]},{"bad":0,"began_ms":3,"do":"job","elapsed_ms":4,"engine":"local","failed"'
+    b':0,"files":0,"format":1,"holes":0,"overtaken":0,"planned":0,"planned_bytes":0,"program":"0.1","rows"'
+    b':0,"run":"0badcafe","segments":0,"size_bytes":0,"source_bytes":0}],"format":1,"generation":0,"number'
+    b'":1,"previous":0,"time_ms":5,"writer":"0badcafe"}\n'
+)
+
+
+def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
+    from tests.archive.test_plan import archived
+    from tiered.archive.model import Lane
+    from tiered.archive.moves import pack_action
+    from tiered.archive.records import JobRecord, job_action
+
+    lanes = [Lane("c", "b", "t", queue, 0) for queue in (0, 1)]
+    record = JobRecord("0badcafe", "0.1", "local", 3, 4)
+    pack = pack_action([(lanes[0], 0, archived(0)), (lanes[1], 0, archived(1))])
+    entry = Entry(1, 0, "0badcafe", 5, [pack, job_action(record)])
+    data = encode_entry(entry)
+    assert data[: data.index(b"\n") + 1] == PACK
+    machine = ArchiveMachine()
+    found = machine.apply(machine.initial(), decode_entry(data, where="x"))
+    assert found.lanes == {lanes[0]: (archived(0),), lanes[1]: (archived(1),)}
+    assert found.jobs == (record,)
+    late = pack_action([(lanes[0], 0, archived(5)), (lanes[1], 1, archived(6))])
+    after = machine.apply(found, Entry(2, 0, "0badcafe", 6, [late]))
+    assert (after.lanes, after.refused) == (found.lanes, 1)

@@ -1,0 +1,109 @@
+"""Takes away files of an archive that others have replaced. Plan, then apply.
+
+Overview: the log names each file that a merge (or a taken-back end) has taken out of the archive, and since when.
+``plan_clean`` lists those that have been so for longer than a grace, in which whoever planned a read before comes to its
+end.
+
+Ordering: deletion is last. The log is read again right before it; a file that it names, or one that is not as large as the
+log said, stops the run before anything is deleted. Then an entry says that they are gone.
+
+After a crash: some are gone; the log still names them as replaced, and the next run goes on.
+
+What no entry ever named (files of killed jobs) is not touched: a job that is at work may be about to name it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.errors import ObjectNotFoundError
+from tiered.archive.machine import clean_action
+from tiered.archive.moves import Replaced
+from tiered.crashpoints import reached
+from tiered.errors import InvalidError
+from tiered.plugin.plans import FORMAT, Plan, moved_on
+
+if TYPE_CHECKING:
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.workshop import Workshop
+    from tiered.journal.writer import JournalWriter
+
+WHAT = "archive"
+ENTRY = 1000
+
+
+def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) -> Plan:
+    """What may be deleted now. Pure, but for the time.
+
+    Args:
+        at: Tier and archive.
+        state: What the log says.
+        grace_ms: Leave what was replaced within it.
+        limit: Delete at most so many.
+    """
+    before_ms = at.clock.now_ms() - grace_ms
+    named = _named(state)
+    old = [one for one in state.replaced if one.at_ms < before_ms and one.key not in named]
+    return {
+        "format": FORMAT,
+        "what": WHAT,
+        "url": at.archive.url,
+        "cluster": at.place.cluster,
+        "broker": at.place.broker,
+        "made_ms": at.clock.now_ms(),
+        "grace_ms": grace_ms,
+        "young": len(state.replaced) - len(old),
+        "deletion_count": len(old[:limit]),
+        "deletion_bytes": sum(one.size_bytes for one in old[:limit]),
+        "is_cut": len(old) > limit,
+        "deletions": [one.row() for one in old[:limit]],
+    }
+
+
+def apply_clean(at: Workshop, log: JournalWriter[ArchiveState], plan: Plan) -> dict[str, Any]:
+    """Carry out a plan.
+
+    Returns:
+        ``deleted``, ``deleted_bytes``, ``already_gone``.
+
+    Raises:
+        InvalidError: It is of another archive, or the archive has moved on. Nothing was deleted.
+        BackendError: A store failed. Applying again goes on.
+    """
+    if plan["url"] != at.archive.url:
+        raise InvalidError(f"this plan is of {plan['url']}", do="plan again")
+    due = [Replaced.of(row) for row in plan["deletions"]]
+    log.catch_up()
+    known = set(log.state.replaced)
+    due = [one for one in due if one in known]
+    there = [one for one in due if _is_there(at, one)]
+    done = {"deleted": 0, "deleted_bytes": 0, "already_gone": len(due) - len(there)}
+    log.catch_up()
+    named = _named(log.state)
+    for one in there:
+        if one.key in named:
+            raise moved_on(f"{one.key} is part of the archive again")
+    for one in there:
+        at.archive.delete(one.key)
+        reached("archive-deleted")
+        done["deleted"] += 1
+        done["deleted_bytes"] += one.size_bytes
+    for start in range(0, len(due), ENTRY):
+        log.append([clean_action(one.key for one in due[start : start + ENTRY])])
+    log.write_checkpoint()
+    return done
+
+
+def _is_there(at: Workshop, one: Replaced) -> bool:
+    try:
+        found = at.archive.head(one.key)
+    except ObjectNotFoundError:
+        return False
+    if found.size_bytes != one.size_bytes:
+        raise moved_on(f"{one.key} has another size than the log says")
+    return True
+
+
+def _named(state: ArchiveState) -> set[str]:
+    stretches = (one for found in state.lanes.values() for one in found)
+    return {file.key for one in stretches for file in one.objects()}

@@ -1,0 +1,116 @@
+"""``tiered archive --merge`` and ``--clean``: the files of an archive, without the tier's messages."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tiered.cli.errors import DONE
+from tiered.cli.output import Output
+from tiered.cli.planned import Document, ending_code, get_plan, show_result
+from tiered.cli.progress import Progress, Progressed
+from tiered.cli.sizes import format_count, format_size
+from tiered.cli.times import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.archive.merging import Merged
+    from tiered.archive.model import Lane
+    from tiered.archive.workshop import Workshop
+    from tiered.cli.call import Call
+
+_COLUMNS = ["planned", "new_files", "old_files", "rows", "old_bytes", "new_bytes", "entries"]
+_NEW = ["key", "old_files", "rows", "old_bytes"]
+
+
+def run_merge(call: Call, at: Workshop) -> int:
+    """Make large files of small ones."""
+    from tiered.archive.job import log_writer
+    from tiered.archive.merging import merge, plan_merge
+
+    def takes(lane: Lane) -> bool:
+        is_ours = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
+        return is_ours and at.takes(lane.topic)
+
+    log = log_writer(at)
+    plan = plan_merge(log.state, takes=takes, small_bytes=call.whole("merge-below"))
+    if call.flag("dry-run"):
+        rows = [
+            {
+                "key": one.key,
+                "old_files": len({piece.file.key for piece in one.pieces}),
+                "rows": sum(piece.file.rows for piece in one.pieces),
+                "old_bytes": sum({p.file.key: p.file.size_bytes for p in one.pieces}.values()),
+            }
+            for one in plan
+        ]
+        Output(call).emit({"format": 1, "archive": at.archive.url, "merges": rows}, rows, _NEW)
+        return DONE
+    now = Progressed(f"0 of {len(plan)} files")
+
+    def told(result: Merged) -> None:
+        nonlocal now
+        text = f"{result.new_files} of {result.planned} files, {format_size(result.new_bytes)}"
+        now = Progressed(text, result.new_files, result.planned)
+
+    with Progress("merge", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
+        jobs = call.whole_or_none("jobs") or os.cpu_count() or 1
+        result = merge(at, log, plan, jobs=jobs, told=told)
+    document = {
+        "format": 1,
+        "archive": at.archive.url,
+        **{name: getattr(result, name) for name in _COLUMNS},
+        "overtaken": result.overtaken,
+        "replaced_files": len(log.state.replaced),
+        "replaced_bytes": sum(one.size_bytes for one in log.state.replaced),
+    }
+    Output(call).emit(document, [document], _COLUMNS)
+    if log.state.replaced:
+        call.say(
+            f"tiered: {format_count(document['replaced_files'])} files, {format_size(document['replaced_bytes'])}"
+            " are replaced and still there; `tiered archive --clean` deletes them after a grace"
+        )
+    return DONE
+
+
+def run_clean(call: Call, at: Workshop) -> int:
+    """Delete files that others have replaced: plan, then apply."""
+    from tiered.archive.clean import WHAT, apply_clean, plan_clean
+    from tiered.archive.job import log_writer
+
+    log = log_writer(at)
+    grace_ms, limit = call.whole("grace"), call.whole("max-deletions")
+    plan = get_plan(
+        call, WHAT, at, lambda: plan_clean(at, log.state, grace_ms=grace_ms, limit=limit)
+    )
+    applied = None
+    if call.text("apply") and plan["deletions"]:
+        applied = apply_clean(at, log, plan)
+    document = {**plan, "applied": applied}
+    rows = [
+        {"key": key, "size_bytes": size, "replaced_ms": at_ms}
+        for key, size, at_ms in plan["deletions"]
+    ]
+    shown = {**document, "deletions": rows}
+    columns = ["key", "size_bytes", "replaced_ms"]
+    show_result(call, shown, rows="deletions", columns=columns, lines=_lines)
+    return ending_code(call, document, has_work=bool(plan["deletions"]))
+
+
+def _lines(document: Document) -> Iterator[str]:
+    size = format_size(document["deletion_bytes"])
+    yield f"plan      {format_count(document['deletion_count'])} replaced files, {size}"
+    yield f"grace     {format_duration(document['grace_ms'])}"
+    if document["young"]:
+        yield f"left      {format_count(document['young'])} replaced within the grace"
+    if document["is_cut"]:
+        yield "limit     there is more than --max-deletions allows in one run"
+    applied = document["applied"]
+    if applied is not None:
+        yield (
+            f"deleted   {format_count(applied['deleted'])} files, {format_size(applied['deleted_bytes'])}"
+            f" (already gone: {applied['already_gone']})"
+        )
+    elif document["deletion_count"]:
+        yield "nothing is changed; --apply - does it"
