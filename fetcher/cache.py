@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
+USED_AGAIN_SECONDS = 0.1
+"""A thing that is used again so soon keeps its place: readers use one for each batch that they cut from it."""
+
 
 class Shelf(IntEnum):
     """Where an entry stands."""
@@ -123,9 +126,9 @@ class ByteCache(Generic[V]):
 
     def use(self, entry: Entry[V], now_s: float) -> None:
         """Say that a thing is read now."""
-        if not entry.is_here:
-            return
         shelf = entry.shelf
+        if not entry.is_here or (shelf is Shelf.READ and now_s < entry.used_s + USED_AGAIN_SECONDS):
+            return
         if shelf is Shelf.UNREAD or shelf is Shelf.SPENT:
             self._take_off(entry)
             self._place(entry, Shelf.READ, now_s)

@@ -263,14 +263,15 @@ class TieredMessageFetcher:
 
     def _ahead(self, stream: Stream, now_s: float) -> Begun:
         """What to read ahead for a stream now; with the lock held."""
-        if not stream.wants_more(stream.window):
+        view = stream.view
+        if view is None or stream.asked >= view.life.log_end:
             return NOTHING
-        view, window = stream.view, self._window(stream)
-        if view is None or self._stock.is_closed or stream.next_offset < 0:
+        if not stream.wants_more(stream.window) or stream.next_offset < 0:
+            return NOTHING
+        window = self._window(stream)
+        if self._stock.is_closed or not stream.wants_more(window):
             return NOTHING
         if stream.next_offset in stream.wary or stream.paused_s > now_s:
-            return NOTHING
-        if stream.asked >= view.life.log_end or not stream.wants_more(window):
             return NOTHING
         return self._stock.claim(stream, view, QueueOffset(stream.next_offset), window)
 

@@ -24,7 +24,7 @@ from tiered.log.objects import RangePlan, check_trailer, plan_range, plan_traile
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from backends.base import ByteRange, ObjectStore
+    from backends.base import ObjectStore
     from fetcher.requests import Data
     from fetcher.transfers import Transfers
     from tiered.format.part import Trailer
@@ -113,17 +113,17 @@ class Loader:
         """Make the requests of these plans those of the load.
 
         Raises:
-            TieredStoreError: The fetcher is closed; what had been asked for stays in ``load.requests``.
+            TieredStoreError: The fetcher is closed, or too much is waiting.
         """
         is_urgent = load.is_urgent
-        found: dict[tuple[str, ByteRange], Future[Data]] = {}
-        ranges = [(plan.place.key, one) for plan in plans for one in plan.ranges]
+        ranges = [(self.prefix + plan.place.key, one) for plan in plans for one in plan.ranges]
         # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
-        for key, one in sorted(ranges, key=lambda item: item[1].size_bytes):
-            found[key, one] = self.transfers.ask(
-                load.stream, self.prefix + key, one, urgent=is_urgent
-            )
-            load.requests = [found[item] for item in ranges if item in found]
+        order = sorted(range(len(ranges)), key=lambda number: ranges[number][1].size_bytes)
+        asked = self.transfers.ask_all(
+            load.stream, [ranges[number] for number in order], urgent=is_urgent
+        )
+        found = dict(zip(order, asked, strict=True))
+        load.requests = [found[number] for number in range(len(ranges))]
         if load.is_urgent and not is_urgent:  # since a moment ago
             self.hurry(load)
 

@@ -23,13 +23,16 @@ import weakref
 from bisect import insort
 from collections import deque
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 
-STEP_BYTES = 64 * 1024
-"""Sizes of buffers are multiples of this."""
-BYTES_MIN = 256 * 1024
+STEP_BYTES = 4 * 1024
+"""Sizes of buffers are multiples of this: a page."""
+BYTES_MIN = 64 * 1024
 """Smaller ones are better had from ``malloc``."""
+_LOOKED_AT_MAX = 128
+"""Free extents that are tried, lowest first, before the upper end is cut from."""
 
 Extent = tuple[int, int]
 """Begin and end, in steps."""
@@ -87,7 +90,7 @@ class Memory:
     def clear(self) -> None:
         """Give back to the system what nobody uses."""
         with self._lock:
-            self._tidy()
+            self._tidy(at_once=True)
             for begin, end in self._free:
                 self._give_back(begin, min(end, self._touched))
             if self._free and self._free[-1][1] == self._steps:
@@ -103,8 +106,12 @@ class Memory:
         self._returned.append(self._lent.pop(id(reference))[1])
 
     def _take(self, steps: int) -> int | None:
-        """The lowest addresses that are free; None when no so many are free together."""
-        for number, (begin, end) in enumerate(self._free):
+        """The lowest addresses that are free, about; None when no so many are free together."""
+        if not self._free:
+            return None
+        last = len(self._free) - 1
+        for number in chain(range(min(last, _LOOKED_AT_MAX)), (last,)):
+            begin, end = self._free[number]
             if end - begin >= steps:
                 left = (begin + steps, end)
                 self._free[number : number + 1] = [left] if left[0] < end else []
@@ -112,9 +119,9 @@ class Memory:
                 return begin
         return None
 
-    def _tidy(self) -> None:
-        """Put what has come back in order, and give back to the system what is too much."""
-        if not self._returned:
+    def _tidy(self, *, at_once: bool = False) -> None:
+        """Put what has come back in order, if it is worth it, and give back to the system what is too much."""
+        if not self._returned or (not at_once and len(self._returned) * 8 < len(self._free)):
             return
         while self._returned:
             insort(self._free, self._returned.popleft())

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from fetcher.limits import TransferLimits
 
 
+QUICK_SECONDS = 0.002
+"""Calls that are made together take no longer as a rule, one after another."""
+
+
 class Answer(NamedTuple):
     """Bytes for askers: those of ``data`` from ``low`` to ``high``."""
 
@@ -96,6 +100,14 @@ class TransferState:
         """What is to be done since the last call."""
         effects, self._effects = self._effects, Effects()
         return effects
+
+    def are_quick(self) -> bool:
+        """Whether the calls that are to be made now are small, and such usually take less than it takes to begin one."""
+        return all(
+            (median_s := self._durations.median_s(attempt.request.size_bytes)) is not None
+            and median_s * len(self._effects.starts) < QUICK_SECONDS
+            for attempt in self._effects.starts
+        )
 
     def ask(
         self,

@@ -33,7 +33,7 @@ from fetcher.transfer_state import TransferState
 from tiered.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
     from concurrent.futures import Executor, Future
 
     from backends.base import ObjectStore
@@ -117,6 +117,37 @@ class Transfers:
         self._do(effects)
         return asked
 
+    def ask_all(
+        self, stream: Hashable, wanted: Sequence[tuple[str, ByteRange]], *, urgent: bool
+    ) -> list[Future[Data]]:
+        """As ``ask`` for each (key, range), in order, but with less ado: what is small and quick shares a thread.
+
+        Raises:
+            BusyError: Too much is waiting; none of them is asked for.
+            ClosedError: After ``close``.
+        """
+        asked = [Asked(self._cancel) for _ in wanted]
+        refusal: BusyError | None = None
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("reads of the tier have been closed")
+            try:
+                for one, (key, byte_range) in zip(asked, wanted, strict=True):
+                    self._state.ask(
+                        one, stream, key, byte_range, urgent=urgent, deadline_s=None, now_s=now_s
+                    )
+            except BusyError as error:
+                refusal = error
+                for one in asked:
+                    self._state.cancel(one, now_s)
+            together = self._state.are_quick()
+            effects = self._state.take_effects()
+        self._do(effects, together=together)
+        if refusal is not None:
+            raise refusal
+        return list(asked)
+
     def hurry(self, future: Future[Data]) -> None:
         """What was read ahead is waited for now, and goes before other read-ahead."""
         assert isinstance(future, Asked)
@@ -192,23 +223,28 @@ class Transfers:
         self._do(effects)
         return done
 
-    def _do(self, effects: Effects) -> None:
-        """Make calls and end futures; the lock is not held."""
+    def _do(self, effects: Effects, *, together: bool = False) -> None:
+        """Make calls, each in a thread or all in one, and end futures; the lock is not held."""
         todo = [effects]
         while todo:
             one = todo.pop()
-            for attempt in one.starts:
+            for attempts in [one.starts] if together and one.starts else zip(one.starts):
                 try:
-                    self._executor.submit(self._run, attempt)
+                    self._executor.submit(self._run, attempts)
                 except RuntimeError as error:  # it was shut down
-                    todo.append(self._finished(attempt, error))
+                    todo.extend([self._finished(attempt, error) for attempt in attempts])
             if one.is_sooner and self._wake is not None:
                 self._wake()
             _end(one)
 
-    def _run(self, attempt: Attempt) -> None:
-        attempt.started_s = self._clock.monotonic_s()
-        self._do(self._finished(attempt, self._read(attempt.request)))
+    def _run(self, attempts: Sequence[Attempt]) -> None:
+        now_s = self._clock.monotonic_s()
+        for attempt in attempts:
+            attempt.started_s = (
+                now_s  # of the later ones, too: they are hedged when an earlier one is stuck
+            )
+        for attempt in attempts:
+            self._do(self._finished(attempt, self._read(attempt.request)))
 
     def _read(self, request: Request) -> Data | BaseException:
         """The bytes, or what was raised (returned, so that no frame on its traceback holds it)."""
