@@ -8,7 +8,7 @@ the keys are read first, and the others only where a row is wanted.
 Exact: filters only leave out. Each row is held against all that is wanted, and the newest come first.
 
 Requests of a file that does not have the key: two, one for the footer and one for the blocks. An index
-(``tiered.archive.key_index``) answers for all files it covers with one.
+(``tiered.archive.key_index``), if one was made, answers for all files that it covers with one.
 
 Threads: files are looked at by ``spread``, several at once if it is the ``map`` of an executor. Nothing is kept.
 """
@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
+from backends.errors import ObjectNotFoundError
 from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
+from tiered.archive.filters import filters_of
+from tiered.archive.key_index import groups_with, read_index
 from tiered.archive.prune import open_parquet, plan_files
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.archive.key_index import IndexPart
     from tiered.archive.machine import ArchiveState
     from tiered.archive.prune import Chosen
 
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
 
 COUNT = 64
 """How many messages a lookup gives by default, as a broker does."""
-COLUMNS = ("uniq_key", "keys.list.element")
-"""Those whose filters are asked; ``msg_key`` is the text that ``keys`` are divided from."""
-_HEADER_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Found:
         files: Files of the archive that hold the topic.
         files_opened: Of which a footer was read.
         files_read: Of which rows were read.
-        groups: Row groups of the files that were opened.
+        groups: Row groups of the files that may have had it by time and place.
         groups_read: Of which rows were read.
     """
 
@@ -79,6 +80,7 @@ def lookup(
     count: int = COUNT,
     spread: Spread = map,
     state: ArchiveState | None = None,
+    index: Sequence[IndexPart] | None = None,
 ) -> Found:
     """Find messages.
 
@@ -88,6 +90,7 @@ def lookup(
         count: So many, the newest.
         spread: Looks at files (``map`` of an executor: several at once).
         state: What the log says, when that is known already.
+        index: What ``key_index.read_index`` gave; it may be older than the state. None: it is read.
 
     Raises:
         InvalidError: There is no archive, no key is asked for, or a topic that the archive has not.
@@ -99,16 +102,46 @@ def lookup(
     state = read_archive(archive) if state is None else state
     plan = plan_files(state, wanted)
     topic = plan_files(state, Selection(texts=wanted.texts))
-    done = list(spread(lambda file: _look(archive, file, wanted), plan.files))
+    known = _known(archive, plan.files, wanted.key, read_index(archive) if index is None else index)
+    due = [file for file in plan.files if file.key not in known or known[file.key].may]
+    done = list(spread(lambda file: _look(archive, file, wanted, known.get(file.key)), due))
+    opened = {file.key for file in due}
     tables = [one.rows for one in done if one.rows is not None and one.rows.num_rows]
     return Found(
         newest(tables, count),
         len(topic.files),
-        len(done),
+        len(due),
         sum(one.groups_read > 0 for one in done),
-        sum(one.groups for one in done),
+        sum(one.groups for one in done)
+        + sum(one.groups for key, one in known.items() if key not in opened),
         sum(one.groups_read for one in done),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What an index says of a file: how many row groups it has, and which may have the key."""
+
+    groups: int
+    may: list[int]
+
+
+def _known(
+    archive: ObjectStore, files: Sequence[Chosen], text: str, index: Sequence[IndexPart]
+) -> dict[str, _Known]:
+    """What the index says of files, by key; of those that it does not cover nothing."""
+    wanted = {file.key for file in files}
+    found: dict[str, _Known] = {}
+    for part in index:
+        mine = part.files.keys() & wanted - found.keys()
+        if not mine:
+            continue
+        try:
+            may = groups_with(archive, part, text)
+        except ObjectNotFoundError:
+            continue  # somebody removed it: the files themselves are asked
+        found |= {key: _Known(len(part.files[key]), may[key]) for key in mine}
+    return found
 
 
 def newest(tables: Sequence[pa.Table], count: int) -> pa.Table:
@@ -123,34 +156,19 @@ def newest(tables: Sequence[pa.Table], count: int) -> pa.Table:
     return every.take(arrow.compute.sort_indices(every, order)[:count])
 
 
-def _look(archive: ObjectStore, chosen: Chosen, wanted: Selection) -> _OfFile:
+def _look(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known | None) -> _OfFile:
     """The wanted rows of a file."""
     assert wanted.key is not None
     file = open_parquet(archive, chosen.key, chosen.size_bytes)
     every = range(file.metadata.num_row_groups)
-    places = [filters_of(file.metadata.row_group(number)) for number in every]
-    may = _may_have(archive, chosen.key, places, wanted.key)
-    groups = [number for number in every if may[number]]
+    if known is None:
+        places = [filters_of(file.metadata.row_group(number)) for number in every]
+        may = _may_have(archive, chosen.key, places, wanted.key)
+        groups = [number for number in every if may[number]]
+    else:
+        groups = known.may
     rows = read_rows(file, groups, wanted) if groups else None
     return _OfFile(rows, len(every), len(groups))
-
-
-def filters_of(group: Any) -> list[tuple[int, int] | None]:  # noqa: ANN401 (pyarrow has no types)
-    """Where the bits of a row group's filters of ``COLUMNS`` lie, first byte and bytes; None: it has none to be asked."""
-    chunks = (group.column(number) for number in range(group.num_columns))
-    found = {chunk.path_in_schema: chunk for chunk in chunks}
-    return [_bits_of(found.get(name)) for name in COLUMNS]
-
-
-def _bits_of(chunk: Any) -> tuple[int, int] | None:  # noqa: ANN401
-    """The filters of our writer have a power of two of bytes, and a short header before them."""
-    start = chunk and chunk.bloom_filter_offset
-    length = chunk and chunk.bloom_filter_length
-    if not start or not length:
-        return None
-    bits = 1 << (int(length).bit_length() - 1)
-    header = length - bits
-    return (start + header, bits) if bits >= BLOCK and 0 < header <= _HEADER_MAX else None
 
 
 def _may_have(

@@ -1,0 +1,166 @@
+"""The index of an archive's keys: the same answers with far fewer requests, and damage that is named."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.memory import MemoryStore
+from tests.archive.made import make_archive
+from tests.archive.test_lookup import Counting
+from tiered.archive import key_index
+from tiered.archive.key_index import PREFIX, build, groups_with, read_index
+from tiered.archive.lookup import lookup
+from tiered.archive.selection import Selection
+from tiered.archive.tables import read_archive
+from tiered.errors import DataError
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.archive.lookup import Found
+
+FILES, GROUPS, ROWS = 6, 3, 300
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[MemoryStore, list[str]]:
+    """Files of row groups of two sizes, so that filters are of several sizes too."""
+    store = MemoryStore("archive")
+    ids = make_archive(
+        store, files=FILES, rows=ROWS * GROUPS - 250, group_rows=ROWS, rng=random.Random(3)
+    )
+    return store, ids
+
+
+@pytest.fixture
+def archive(made: tuple[MemoryStore, list[str]]) -> MemoryStore:
+    """A copy without an index."""
+    store = MemoryStore("copy")
+    for info in made[0].list(""):
+        store.put_if_absent(info.key, made[0].get(info.key))
+    return store
+
+
+def same(one: Found, two: Found) -> bool:
+    return (one.rows, one.files, one.groups, one.groups_read) == (
+        two.rows, two.files, two.groups, two.groups_read,
+    )  # fmt: skip
+
+
+def test_the_same_answers_with_and_without(
+    archive: MemoryStore, made: tuple[MemoryStore, list[str]]
+) -> None:
+    ids = made[1]
+    keys = [*ids[::97], ids[-1], "nowhere", ""]
+    keys += [row["keys"][0] for row in lookup(archive, Selection(key=ids[8])).rows.to_pylist()]
+    before = [lookup(archive, Selection(key=key)) for key in keys]
+    built = build(archive, read_archive(archive))
+    assert (built.objects, built.files) == (1, FILES)
+    (part,) = read_index(archive)
+    assert len(part.classes) > 1
+    for key, found in zip(keys, before, strict=True):
+        assert same(lookup(archive, Selection(key=key)), found)
+
+
+def test_a_miss_takes_one_request_and_a_hit_few(
+    archive: MemoryStore, made: tuple[MemoryStore, list[str]]
+) -> None:
+    build(archive, read_archive(archive))
+    counting = Counting(archive)
+    state, index = read_archive(counting), read_index(counting)
+    counting.requests = 0
+    missing = "nowhere"
+    found = lookup(counting, Selection(key=missing), state=state, index=index)
+    assert (found.files_opened, found.groups) == (found.files_read, FILES * GROUPS)
+    assert counting.requests <= 1 + 3 * found.files_read
+    rng, requests = random.Random(4), 0
+    for text in rng.sample(made[1], 30):
+        counting.requests = 0
+        found = lookup(counting, Selection(key=text), state=state, index=index)
+        assert found.rows["uniq_key"].to_pylist() == [text]
+        requests += counting.requests
+    assert requests / 30 < 1 + 3 * 1.5
+
+
+def test_later_files_are_covered_by_another_object(
+    archive: MemoryStore, made: tuple[MemoryStore, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(archive, read_archive(archive))
+    assert build(archive, read_archive(archive)).objects == 0
+    (old,) = list(archive.list(PREFIX))
+    archive.delete(old.key)
+    monkeypatch.setattr(key_index, "OBJECT_BYTES", 1)
+    assert build(archive, read_archive(archive)).objects == FILES
+    index = read_index(archive)
+    assert sorted(key for part in index for key in part.files) == [
+        info.key for info in archive.list("topic=")
+    ]
+    archive.delete(index[2].key)
+    found = lookup(archive, Selection(key=made[1][1500]), index=index)
+    assert found.rows["queue_offset"].to_pylist() == [1500]
+    assert found.groups == FILES * GROUPS
+
+
+def test_a_file_without_filters_may_have_everything(
+    archive: MemoryStore, made: tuple[MemoryStore, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "filters_of", lambda _group: [None, None])
+    build(archive, read_archive(archive))
+    (part,) = read_index(archive)
+    assert part.classes == ()
+    assert set(map(tuple, groups_with(archive, part, "x").values())) == {(0, 1, 2)}
+    assert lookup(archive, Selection(key=made[1][3])).rows["queue_offset"].to_pylist() == [3]
+
+
+def damaged(store: ObjectStore, at: int) -> None:
+    (info,) = list(store.list(PREFIX))
+    data = bytearray(store.get(info.key))
+    data[at] ^= 1
+    store.delete(info.key)
+    store.put_if_absent(info.key, bytes(data))
+
+
+@pytest.mark.parametrize("at", [-1, -10, -16, -40])
+def test_a_damaged_head_is_named(at: int, archive: MemoryStore) -> None:
+    build(archive, read_archive(archive))
+    damaged(archive, at)
+    with pytest.raises(DataError, match="key index"):
+        read_index(archive)
+
+
+def test_a_damaged_row_is_named(archive: MemoryStore) -> None:
+    build(archive, read_archive(archive))
+    (part,) = read_index(archive)
+    blocks, filters, start = part.classes[0]
+    key = next(
+        text
+        for text in map(str, range(99))
+        if key_index.block_number(key_index.text_hash(text), blocks) == 0
+    )
+    damaged(archive, start + 32 * filters // 2)
+    with pytest.raises(DataError, match="a row of the key index"):
+        groups_with(archive, part, key)
+
+
+def test_heads_that_lie_are_refused(archive: MemoryStore) -> None:
+    build(archive, read_archive(archive))
+    (info,) = list(archive.list(PREFIX))
+    data = archive.get(info.key)
+    for text in (
+        b"[]", b"{}", b'{"format": 2, "classes": [], "files": []}',
+        b'{"format": 1, "classes": [[1, 1, 0]], "files": []}',
+        b'{"format": 1, "classes": [], "files": [["a", [[0]]]]}',
+        b'{"format": 1, "classes": [[99, 1, 9999999]], "files": [["a", [[0]]]]}',
+    ):  # fmt: skip
+        head = key_index.zstandard.ZstdCompressor().compress(text)
+        footer = key_index._FOOTER.pack(len(head), key_index.zlib_ng.crc32(head), key_index._MAGIC)
+        archive.delete(info.key)
+        archive.put_if_absent(info.key, data[:100] + head + footer)
+        with pytest.raises(DataError, match="key index"):
+            read_index(archive)
+    archive.delete(info.key)
+    archive.put_if_absent(info.key, b"short")
+    with pytest.raises(DataError, match="no object of a key index"):
+        read_index(archive)
