@@ -10,6 +10,7 @@ import pytest
 from backends.memory import MemoryStore
 from tests.archive.made import make_archive
 from tests.archive.test_lookup import Counting
+from tests.e2e.harness import here
 from tiered.archive import key_index
 from tiered.archive.key_index import PREFIX, build, groups_with, read_index
 from tiered.archive.lookup import lookup
@@ -18,7 +19,10 @@ from tiered.archive.tables import read_archive
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.base import ObjectStore
+    from tests.archive.conftest import Sealed
     from tiered.archive.lookup import Found
 
 FILES, GROUPS, ROWS = 6, 3, 300
@@ -164,3 +168,19 @@ def test_heads_that_lie_are_refused(archive: MemoryStore) -> None:
     archive.put_if_absent(info.key, b"short")
     with pytest.raises(DataError, match="no object of a key index"):
         read_index(archive)
+
+
+def test_the_command_makes_it_and_query_uses_it(
+    sealed: Callable[[str], Sealed], archive_url: str
+) -> None:
+    tier = sealed("s01-basic")
+    here("archive", tier.url, "--to", archive_url).good()
+    key = next(m["keys"].split()[0] for m in tier.dump.messages["orders"] if m["keys"])
+    words = ("query", archive_url, "orders", "--key", key)
+    before = here(*words).good()
+    made = here("archive", tier.url, "--to", archive_url, "--key-index", "--json").good().document
+    assert (made["objects"], made["files"] > 0, made["size_bytes"] > 0) == (1, True, True)
+    assert here(*words).good().rows == before.rows != []
+    again = here("archive", tier.url, "--to", archive_url, "--key-index", "--json").good().document
+    assert (again["objects"], again["files"]) == (0, 0)
+    assert here("archive", tier.url, "--to", archive_url, "--verify").good()

@@ -50,6 +50,10 @@ def run(call: Call) -> int:
         at = open_workshop(call, stack)
         if call.flag("verify"):
             return _verify(call, at)
+        if call.flag("key-index"):
+            from tiered.cli.archive_keys import run_key_index
+
+            return run_key_index(call, at)
         if call.flag("merge") or call.flag("clean"):
             return _files(call, at)
         return _plan(call, at) if call.flag("dry-run") else _archive(call, at)

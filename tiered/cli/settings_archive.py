@@ -170,6 +170,11 @@ ARCHIVE: tuple[Setting, ...] = (
     *BODIES,
     _flag(
         section="archive",
+        name="key-index",
+        help="archive nothing: make an index of the keys, so that `tiered query` of the archive reads less",
+    ),
+    _flag(
+        section="archive",
         name="verify",
         help="archive nothing: read every file of the archive and hold it against its log and the tier",
     ),

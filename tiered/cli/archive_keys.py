@@ -1,0 +1,39 @@
+"""``tiered archive --key-index``: makes the index of keys that lookups in an archive use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tiered.cli.errors import DONE
+from tiered.cli.output import Output
+from tiered.cli.progress import Progress, Progressed
+from tiered.cli.sizes import format_count, format_size
+
+if TYPE_CHECKING:
+    from tiered.archive.key_index import Built
+    from tiered.archive.workshop import Workshop
+    from tiered.cli.call import Call
+
+
+def run_key_index(call: Call, at: Workshop) -> int:
+    """Cover the files that no object of the index covers yet."""
+    from tiered.archive.key_index import build
+    from tiered.archive.tables import read_archive
+
+    now = Progressed("0 files")
+
+    def told(built: Built) -> None:
+        nonlocal now
+        now = Progressed(f"{format_count(built.files)} files, {format_size(built.size_bytes)}")
+
+    with Progress("key index", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
+        built = build(at.archive, read_archive(at.archive), told=told)
+    document = {
+        "format": 1,
+        "archive": at.archive.url,
+        "objects": built.objects,
+        "files": built.files,
+        "size_bytes": built.size_bytes,
+    }
+    Output(call).emit(document, [document], ["objects", "files", "size_bytes"])
+    return DONE
