@@ -16,6 +16,7 @@ from tiered.archive.body.decode import body_fields, decode_bodies, open_decoder
 from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
 from tiered.errors import DataError
 from tiered.format.block import parse_records
+from tiered.format.parse import bytes_at
 from tiered.format.properties import UNIQ_KEY, split_keys
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import HoleReason
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tiered.archive.model import Archived, Lane
     from tiered.log.decode import TierBatch
 
+_CRC_AT, _SYS_FLAG_AT = 8, 36
+"""Places in a record (``tiered.format.record``)."""
 BODY_REASON = "body: "
 """What reasons begin with in a side file when the message is a row all the same."""
 _TAKEN = {
@@ -154,7 +157,7 @@ class Columns:
         self._fields = body_fields(layout.body) if layout.body else []
         self._decoder = open_decoder(layout.body) if layout.body else None
         self._arrow: Any = load_pyarrow()
-        self._maker = ArrowMaker(tuple(_TAKEN.values()))
+        self._maker = ArrowMaker(tuple(_TAKEN.values()), properties=[UNIQ_KEY])
         self.lane = lane
 
     def make(self, batch: TierBatch) -> tuple[list[pa.RecordBatch], list[Aside]]:
@@ -230,7 +233,7 @@ class Columns:
         found = {name: made.column(source) for name, source in _TAKEN.items()}
         found["born_ts"] = found["born_ts"].cast(self.schema.field("born_ts").type)
         found["store_ts"] = found["store_ts"].cast(self.schema.field("store_ts").type)
-        found["uniq_key"] = arrow.compute.map_lookup(found["properties"], UNIQ_KEY, "first")
+        found["uniq_key"] = made.column(UNIQ_KEY)
         found["keys"] = self._keys(found["msg_key"])
         found["body_crc"] = arrow.array(_crcs(batch, numbers))
         found["broker"] = arrow.repeat(arrow.scalar(_utf8(self.lane.broker)), count)
@@ -268,9 +271,10 @@ def side_table(lane: Lane, aside: list[Aside]) -> pa.Table:
 def _crcs(batch: TierBatch, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The CRC that each message says of its body as stored."""
     records = batch.records
-    block = parse_records(records.data, records.positions[numbers], records.sizes[numbers])
-    if not (block.sys_flags & INNER_BATCH).any():
-        return block.body_crcs.astype(np.int64)
+    starts = records.positions[numbers]
+    if not (bytes_at(records.data, ">i4")[starts + _SYS_FLAG_AT] & INNER_BATCH).any():
+        crcs: npt.NDArray[np.int64] = bytes_at(records.data, ">u4")[starts + _CRC_AT]
+        return crcs.astype(np.int64)
     found = (item.record.body_crc for item in items(records, numbers))
     return np.fromiter(found, np.int64, len(numbers))
 

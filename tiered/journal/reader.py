@@ -238,7 +238,9 @@ class JournalReader(Generic[S]):
     def checkpoint_bytes(self) -> bytes:
         """A checkpoint of the present state."""
         machine = self._machine
-        version = machine.checkpoint_format(self.state) if isinstance(machine, Versioned) else FORMAT
+        version = (
+            machine.checkpoint_format(self.state) if isinstance(machine, Versioned) else FORMAT
+        )
         pieces = self._machine.dump_pieces(self.state)
         made = encode_pieces(self.number, self.last, pieces, version=version)
         if made is not None:

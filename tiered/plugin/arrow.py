@@ -17,10 +17,11 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.block import parse_records
 from tiered.format.hosts import format_host
 from tiered.format.parse import RecordBlock, bytes_at
-from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
+from tiered.format.properties import KEYS, TAGS, UNIQ_KEY
 from tiered.format.sysflag import BORN_HOST_V6, COMPRESSED, INNER_BATCH, STORE_HOST_V6
 from tiered.log.messages import bodies
 from tiered.plugin.message import messages_of
+from tiered.plugin.pairs import Pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,10 +101,20 @@ def schema(columns: Sequence[str] | None = None) -> pa.Schema:
 class ArrowMaker:
     """Makes record batches of some columns. For any thread."""
 
-    def __init__(self, columns: Sequence[str] | None = None) -> None:
-        """Choose the columns; see ``schema``."""
-        self.schema = schema(columns)
+    def __init__(
+        self, columns: Sequence[str] | None = None, *, properties: Sequence[str] = ()
+    ) -> None:
+        """Choose the columns; see ``schema``.
+
+        Args:
+            columns: Names.
+            properties: Properties that become columns of their names behind them; null where a message has none.
+        """
         self._arrow = load_pyarrow()
+        self._columns = schema(columns)
+        self._properties = tuple(properties)
+        more = [self._arrow.field(name, self._arrow.string()) for name in properties]
+        self.schema = self._arrow.schema([*self._columns, *more])
 
     def make(
         self, batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None
@@ -124,7 +135,7 @@ class ArrowMaker:
         if not block.is_sound:
             raise DataError("a record is damaged", where=str(records.queue))
         made = Columns(self._arrow, batch, numbers, block)
-        arrays = made.plain(self.schema) if made.is_plain else made.general(self.schema)
+        arrays = (made.plain if made.is_plain else made.general)(self._columns, self._properties)
         return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -150,17 +161,20 @@ class Columns:
         odd = self.block.sys_flags & (INNER_BATCH | BORN_HOST_V6 | STORE_HOST_V6)
         return not odd.any() and bool((np.diff(self.block.positions) > 0).all())
 
-    def plain(self, wanted: pa.Schema) -> list[Any]:
-        """Without a loop over messages."""
-        return [self._plain_column(field) for field in wanted]
+    def plain(self, wanted: pa.Schema, properties: Sequence[str]) -> list[Any]:
+        """Columns and then properties, without a loop over messages."""
+        columns = [self._plain_column(field) for field in wanted]
+        return columns + [self._property(name) for name in properties]
 
-    def general(self, wanted: pa.Schema) -> list[Any]:
-        """Message by message, for every kind of batch."""
-        found = messages_of(self.batch, self.numbers)
-        return [
-            self.arrow.array([_GENERAL[field.name](message) for message in found], field.type)
+    def general(self, wanted: pa.Schema, properties: Sequence[str]) -> list[Any]:
+        """The same message by message, for every kind of batch."""
+        arrow, found = self.arrow, messages_of(self.batch, self.numbers)
+        columns = [
+            arrow.array([_GENERAL[field.name](message) for message in found], field.type)
             for field in wanted
         ]
+        values = ([message.properties.get(name) for message in found] for name in properties)
+        return columns + [arrow.array(texts, arrow.string()) for texts in values]
 
     def _plain_column(self, field: Any) -> Any:  # noqa: ANN401
         name, block, arrow = field.name, self.block, self.arrow
@@ -207,9 +221,9 @@ class Columns:
 
     def _hosts(self, at: int) -> Any:  # noqa: ANN401
         packed = bytes_at(self.block.buffer, ">u8")[self.block.positions + at]
-        known, which = np.unique(packed, return_inverse=True)
-        texts = [format_host(int(host).to_bytes(8, "big")) for host in known]
-        return self.arrow.array(texts, self.arrow.string()).take(self.arrow.array(which))
+        found = self.arrow.array(packed.astype(np.uint64)).dictionary_encode()
+        texts = [format_host(host.to_bytes(8, "big")) for host in found.dictionary.to_pylist()]
+        return self.arrow.array(texts, self.arrow.string()).take(found.indices)
 
     def _ids(self) -> Any:  # noqa: ANN401
         """The id that the client gave, else that of the place: hex of store host and physical offset."""
@@ -246,70 +260,6 @@ class Columns:
     def _pairs(self) -> Pairs | None:
         raw = self._spans(self.block.properties_positions, self.block.properties_sizes)
         return Pairs.parse(self.arrow, raw)
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """The properties of many messages, one after another.
-
-    Attributes:
-        count: Messages.
-        parents: int64[n], whose each property is; ascending.
-        names: The names.
-        values: The values.
-    """
-
-    count: int
-    parents: npt.NDArray[np.int64]
-    names: Any
-    values: Any
-
-    @classmethod
-    def parse(cls, arrow: Any, raw: Any) -> Pairs | None:  # noqa: ANN401
-        """As ``tiered.format.properties.parse_properties`` does; None where that has to be asked itself."""
-        compute = arrow.compute
-        try:
-            text = raw.cast(arrow.string())
-        except arrow.ArrowInvalid:
-            return None  # it is no UTF-8
-        listed = compute.split_pattern(text, "\x02")
-        parents = compute.list_parent_indices(listed).to_numpy()
-        pairs = listed.flatten()
-        marks = compute.find_substring(pairs, "\x01").to_numpy()
-        good = (marks > 0) & (compute.binary_length(pairs).to_numpy() > marks + 1)
-        halves = compute.split_pattern(
-            pairs.filter(arrow.array(good)), "\x01", max_splits=1
-        ).flatten()
-        names = halves.take(arrow.array(np.arange(0, len(halves), 2)))
-        values = halves.take(arrow.array(np.arange(1, len(halves), 2)))
-        return cls(len(raw), parents[good], names, values).checked()
-
-    def checked(self) -> Pairs | None:
-        """These without what clients add; None when a message names a property twice."""
-        named = self.names.dictionary_encode()
-        codes = named.indices.to_numpy()
-        known = named.dictionary.to_pylist()
-        keys = self.parents * max(len(known), 1) + codes
-        if len(np.unique(keys)) < len(keys):
-            return None
-        dropped = [code for code, name in enumerate(known) if name in CLIENT_ONLY]
-        if not dropped:
-            return self
-        kept = np.flatnonzero(~np.isin(codes, dropped))
-        return Pairs(self.count, self.parents[kept], self.names.take(kept), self.values.take(kept))
-
-    def map(self, arrow: Any) -> Any:  # noqa: ANN401
-        """Name to value, in the order stored."""
-        counts = np.bincount(self.parents, minlength=self.count)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return arrow.MapArray.from_arrays(arrow.array(offsets), self.names, self.values)
-
-    def find(self, arrow: Any, name: str) -> Any:  # noqa: ANN401
-        """One property of each message; null where there is none."""
-        at = np.flatnonzero(arrow.compute.equal(self.names, name).to_numpy(zero_copy_only=False))
-        where = np.full(self.count, -1)
-        where[self.parents[at]] = at
-        return self.values.take(arrow.array(where, mask=where < 0))
 
 
 def spans_array(
