@@ -12,9 +12,9 @@ not, in partitions of whole segments. Both have the same columns. docs/spark.md 
 What is not needed is not read: files, parts and row groups by options; columns by ``.schema("queue_offset long")``, since
 Spark does not tell a source written in Python which columns it wants.
 
-Filters of a query are handed down only with the option ``pushdown``. Spark 4.1 to 4.3 keep what a source was handed with the
-frame, not with the query: another query of the same frame, or a second scan of it in one query, then misses rows. So it is
-for frames that are used once. What is handed down is applied here, and again by Spark.
+Filters of a query are handed down only with the option ``pushdown``. Spark (4.3 does) keeps what a source was handed with
+the frame, not with the query: another query of the same frame, or a second scan of it in one query, then misses rows. So it
+is for frames that are used once. What is handed down is applied here, and again by Spark.
 
 Threads and retries: a reader is pickled and used in workers, one partition at a time each; whatever fails, Spark does a
 partition again, and gets the same rows.
