@@ -71,6 +71,7 @@ class Broker(SyntheticStore):
         self.pause: Callable[[float], None] = lambda _seconds: None
         self.elapsed_s: Callable[[], float] = lambda: 0.0
         self.count: Callable[[str], None] = lambda _what: None
+        self.repeats = False  # bodies that can be compressed
         self._names = [MessageQueue(f"topic{number % 2}", number // 2) for number in range(queues)]
         self.greed = rng.choice((0.0, 0.0, 0.0, 0.3))
         self.branches: dict[QueueKey, list[Branch]] = {}
@@ -119,6 +120,8 @@ class Broker(SyntheticStore):
         self._count = max(self._count, round(self.elapsed_s() * 1000))  # store times
         size = rng.choice((5, 40, 40, 300, 900))
         body = rng.randbytes(size)
+        if self.repeats:
+            body = (body[: size // 4 + 1] * 4)[:size]
         row = self._queues.get(name)
         if row is None:
             branches = self.branches.setdefault((name.topic, name.queue_id), [])

@@ -11,6 +11,7 @@ import struct
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import zstandard
 from simulation.lives import Life, Row, Segment, is_joined
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _ITEM = struct.Struct(">qiq")
 _FOOTER_BYTES = 40
+_PACKED_AT = 19
 
 
 class ViolationError(AssertionError):
@@ -45,6 +47,7 @@ class History:
         taken_back: How often a life was cut.
         begun_anew: How often another was begun.
         merged: How often segments were sealed or joined.
+        packed: How often a compressed object was read.
         mixed: Parts that were not of one branch with what they followed, for a while.
     """
 
@@ -66,6 +69,7 @@ class History:
         self.begun_anew = 0
         self.mixed = 0
         self.merged = 0
+        self.packed = 0
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
         """An object has become visible."""
@@ -90,7 +94,12 @@ class History:
             what = action["do"]
             if what == "reign":
                 self._reign(action["generation"])
-            elif entry["generation"] != self.generation and what not in {"seal", "join", "expire"}:
+            elif entry["generation"] != self.generation and what not in {
+                "seal",
+                "join",
+                "pack",
+                "expire",
+            }:
                 continue  # not of the reign: no history
             elif what == "part":
                 self._part(action)
@@ -100,10 +109,10 @@ class History:
                 self._incarnation(action)
             elif what == "take_back":
                 self._take_back(action)
-            elif what == "seal":
-                self._seal(entry, action)
-            elif what == "join":
+            elif what == "join" or (what == "pack" and "start" in action):
                 self._join(entry, action)
+            elif what in {"seal", "pack"}:
+                self._seal(entry, action)
             elif what == "expire":
                 self._expire(entry, action)
             else:
@@ -145,12 +154,22 @@ class History:
         """The records of a part, whose objects must be there (I2)."""
         for key in (values[0], values[6]):
             require(self._has(key), f"I2: an entry names {key}, which is not there")
-        log = self._get(values[0])[values[1] : values[2]]
+        log = self._payload(values)[values[1] : values[2]]
         items = self._get(values[6])[values[7] : values[8]]
         what = f"I2: the index of {queue} at {values[13]} is not as long as its part"
         require(len(items) == 20 * values[14], what)
         places = ((address - values[12], size) for address, size, _ in _ITEM.iter_unpack(items))
         return [log[at : at + size] for at, size in places]
+
+    def _payload(self, values: list[Any]) -> bytes:
+        """What a commit-log object holds, compressed or not."""
+        data = self._get(values[0])
+        if len(values) <= _PACKED_AT or values[_PACKED_AT] >= values[3]:
+            return data
+        self.packed += 1
+        payload = _unpacked(data)
+        require(len(payload) == values[3], f"{values[0]} is not as long as its entry says")
+        return payload
 
     def _continues(self, queue: QueueKey, before: Row | None, row: Row) -> None:
         """A part is byte for byte what the broker had (I3), behind what the broker had before it.
@@ -300,6 +319,21 @@ class History:
     def is_history(self, number: int, data: bytes) -> bool:
         """Whether exactly this was written as an entry."""
         return self.texts.get(number) == data
+
+
+def _unpacked(data: bytes) -> bytes:
+    """The payload of a compressed object: frames, and blocks that are as long as they were."""
+    end = len(data) - _FOOTER_BYTES
+    size, _, block_bytes, blocks = struct.unpack_from(">QIII", data, end)
+    at = 0
+    pieces: list[bytes] = []
+    for number in range(blocks):
+        stored, _, _ = struct.unpack_from(">III", data, end - 16 - 12 * (blocks - number))
+        piece = data[at : at + stored]
+        is_plain = stored == min(block_bytes, size - number * block_bytes)
+        pieces.append(piece if is_plain else zstandard.ZstdDecompressor().decompress(piece))
+        at += stored
+    return b"".join(pieces)
 
 
 def _description(data: bytes) -> dict[str, Any]:

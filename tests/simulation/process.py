@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulation.history import ViolationError, require
@@ -13,6 +14,7 @@ from backends.errors import BackendError, UnknownOutcomeError
 from backends.metered import MeteredStore
 from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import WrappingStore
+from tiered.dispatch.packing import Compression
 from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import ClosedError, FencedError, StoreUnavailableError
 from tiered.journal.entry import encode_entry
@@ -34,6 +36,7 @@ DISPATCH = DispatchSettings(
     segment_bytes_max=4000, segment_age_hours_max=0.005, poll_s=0.5, small_part_bytes=1000,
     backoff_s_max=4.0,
 )  # fmt: skip
+PACKING = replace(DISPATCH, compression=Compression(block_bytes=700))
 _LATENCY_S = 0.04
 
 
@@ -199,7 +202,7 @@ class Process(Owner):
         settings = AttachSettings(
             lease_s=world.lease_s,
             wait=once or world.rng.random() < 0.8,
-            dispatch=DISPATCH,
+            dispatch=PACKING if world.packs else DISPATCH,
             give_up_s=600.0,
         )
         self.attachment = _Attachment(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STEPS = (
     "start", "kill", "pause", "outage", "late", "fenced", "switch", "batch", "batch divided", "batch broken", "gap",
     "topic deleted", "tail lost", "copy level", "taken back", "begun anew", "sealed", "expired", "deleted",
-    "collected", "spoiled", "clone", "stray",
+    "collected", "spoiled", "clone", "stray", "packed",
 )  # fmt: skip
 """What can happen in a run, so that it can be said what never did."""
 _FAILED_MAX = 50
@@ -60,6 +60,7 @@ def met(world: World) -> Counter[str]:
     found["begun anew"] = history.begun_anew
     found["mixed"] = history.mixed
     found["sealed"] = history.merged
+    found["packed"] = history.packed
     found["turns"] = world.scheduler.steps
     found["requests"] = len(world.faulty.events)
     dispatchers = [process.attachment.dispatcher for process in world.processes]

@@ -44,6 +44,8 @@ END_S = 30.0
 """Virtual seconds of bad luck; what comes after is healing."""
 THOROUGH_EVERY = 5
 """Of so many seeds one is read to the last byte, verified deep and against the broker, and cleaned by a last gc."""
+PACKS_EVERY = 6
+"""Of so many seeds one has writers that compress what they seal, and messages for which that is worth it."""
 STUCK_S = 300.0
 """Virtual seconds in which the last writer must have brought the tier level."""
 
@@ -89,6 +91,8 @@ class World:
         self.ledger = Ledger(self.memory, self)
         self.faulty = FaultyStore(self.ledger, random.Random(seed + 1))
         self.broker = Broker(rng, queues=rng.randrange(1, 5))
+        self.packs = seed % PACKS_EVERY == PACKS_EVERY - 1
+        self.broker.repeats = self.packs
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
@@ -122,7 +126,10 @@ class World:
         self.faulty.add(*self._unhealthy)
         self.broker.store_some()
         self._start()
-        with mock.patch("tiered.journal.writer.CHECKPOINT_ENTRIES", 3):
+        with (
+            mock.patch("tiered.journal.writer.CHECKPOINT_ENTRIES", 3),
+            mock.patch("tiered.log.seal.PACK_BYTES_MIN", 300),
+        ):
             self.scheduler.run()
         check_end(self)
 

@@ -105,7 +105,8 @@ def build_packed(
     table = b"".join(_ENTRY.pack(*row) for row in rows)
     sizes = _SIZES.pack(stored_bytes, len(dictionary), len(text))
     signed = dictionary + text + table + sizes
-    if (stored_bytes + len(signed)) * _WORTH > len(view) * (_WORTH - 1):
+    plain_bytes = len(view) + len(text) + 4 * len(rows)  # as version 1 would have it
+    if (stored_bytes + len(signed)) * _WORTH > plain_bytes * (_WORTH - 1):
         return None
     crc = zlib_ng.crc32(view)
     trailer = make_trailer(
