@@ -59,7 +59,7 @@ def _sleep_on() -> None:
     """Nobody listens."""
 
 
-FREE_BYTES_MAX = 16 << 20
+FREE_BYTES_MAX = 32 << 20
 """Memory that is kept, above the budget, for what will be read next; less with a small cache, none when nobody reads."""
 
 

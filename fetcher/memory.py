@@ -5,8 +5,8 @@ Contract
     or array on it; so that whoever holds on to what he was given never sees it change. Until then it is his.
 
     Buffers are cut from one stretch of addresses, the lowest that are free first, so that what is lent is mostly memory
-    that was in use before. What lies free at the upper end goes back to the system when it is more than a limit, and all
-    that is free when ``clear`` is called. When the stretch is full (somebody keeps very much) buffers come from ``malloc``.
+    that was in use before. What lies free goes back to the system when it is more than a limit, the highest first, and all
+    of it when ``clear`` is called. When the stretch is full (somebody keeps very much) buffers come from ``malloc``.
 
 Why: the kernel clears each page that a process touches for the first time, which costs more than reading into it; and
 ``malloc`` returns blocks of this size to the kernel when they are freed.
@@ -50,13 +50,13 @@ class Memory:
 
         Args:
             size_bytes: Of the stretch; addresses only, until they are lent.
-            free_bytes_max: What is kept at the upper end though nobody uses it.
+            free_bytes_max: What is kept though nobody uses it.
         """
         self._steps = max(size_bytes // STEP_BYTES, 1)
         self._free_max = free_bytes_max // STEP_BYTES
         self._arena: mmap.mmap | None = None
         self._free: list[Extent] = [(0, self._steps)]  # apart from each other, in order
-        self._touched = 0  # steps from the begin on that may have been in use
+        self._has_memory = np.zeros(self._steps, np.bool_)  # since it was in use
         self._lock = threading.Lock()
         self._lent: dict[int, tuple[weakref.ref[_Lent], Extent]] = {}
         self._returned: deque[Extent] = deque()
@@ -69,7 +69,7 @@ class Memory:
     @property
     def held_bytes(self) -> int:
         """What of the stretch may have memory behind it."""
-        return self._touched * STEP_BYTES
+        return int(np.count_nonzero(self._has_memory)) * STEP_BYTES
 
     def lend(self, size_bytes: int) -> memoryview:
         """A writable buffer of this size, in which anything may stand; ``.obj`` of it is as large as what it takes."""
@@ -92,9 +92,7 @@ class Memory:
         with self._lock:
             self._tidy(at_once=True)
             for begin, end in self._free:
-                self._give_back(begin, min(end, self._touched))
-            if self._free and self._free[-1][1] == self._steps:
-                self._touched = min(self._touched, self._free[-1][0])
+                self._give_back(begin, end, end - begin)
 
     def _open(self) -> None:
         try:
@@ -115,7 +113,7 @@ class Memory:
             if end - begin >= steps:
                 left = (begin + steps, end)
                 self._free[number : number + 1] = [left] if left[0] < end else []
-                self._touched = max(self._touched, begin + steps)
+                self._has_memory[begin : begin + steps] = True
                 return begin
         return None
 
@@ -132,15 +130,22 @@ class Memory:
             else:
                 joined.append((begin, end))
         self._free = joined
-        begin, end = joined[-1]
-        if end == self._steps and self._touched - begin > self._free_max:
-            self._give_back(begin + self._free_max, self._touched)
-            self._touched = begin + self._free_max
+        lent = self._steps - sum(end - begin for begin, end in joined)
+        too_much = int(np.count_nonzero(self._has_memory)) - lent - self._free_max
+        for begin, end in reversed(joined):
+            if too_much <= 0:
+                break
+            too_much -= self._give_back(begin, end, too_much)
 
-    def _give_back(self, begin: int, end: int) -> None:
-        if self._arena is not None and begin < end and hasattr(mmap, "MADV_DONTNEED"):
-            size_bytes = (end - begin) * STEP_BYTES
-            self._arena.madvise(mmap.MADV_DONTNEED, begin * STEP_BYTES, size_bytes)
+    def _give_back(self, begin: int, end: int, wanted: int) -> int:
+        """Memory of what nobody uses goes back to the system, the highest first; how much, in steps."""
+        used = np.flatnonzero(self._has_memory[begin:end])[-wanted:]
+        if len(used) and self._arena is not None and hasattr(mmap, "MADV_DONTNEED"):
+            low, high = begin + int(used[0]), begin + int(used[-1]) + 1
+            at, size_bytes = low * STEP_BYTES, (high - low) * STEP_BYTES
+            self._arena.madvise(mmap.MADV_DONTNEED, at, size_bytes)
+            self._has_memory[low:high] = False
+        return len(used)
 
 
 def _addresses(size_bytes: int) -> mmap.mmap:
