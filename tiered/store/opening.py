@@ -18,12 +18,12 @@ from tiered.store.listing import Listing
 from tiered.store.recovery import (
     Recovered,
     cut_queues,
-    find_log_end,
+    find_start,
     open_log,
     plan_begin,
     read_checkpoint,
-    replay,
 )
+from tiered.store.replay import replay
 from tiered.store.rows import RowWriter, cut_row
 from tiered.store.startup import StoreEnd, read_end
 from tiered.store.topictable import TopicTable
@@ -148,25 +148,24 @@ def _recover(
         checkpoint = read_checkpoint(layout.root)
         has_queues = not anew and bool(list_queues(layout.root))
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
-        covered = min(checkpoint.logics_physical_offset, log.end)
-        end, store_ms = find_log_end(log, begin, covered)
-        cut_row(rows, layout.log, log.file_bytes, end)
+        covered = checkpoint.logics_physical_offset
+        begin = find_start(layout, cache, begin, checkpoint, has_queues=has_queues)
         queues = cut_queues(rows, layout, cache, begin)
     finally:
         cache.close()
-    store_ms = max(store_ms, checkpoint.physical_timestamp_ms)
-    parts = _assemble(
-        hold, topics, options, StoreEnd(end, store_ms, queues), clock, queue_rows=rows
-    )
+    end = StoreEnd(begin, checkpoint.physical_timestamp_ms, queues)
+    parts = _assemble(hold, topics, options, end, clock, queue_rows=rows)
     try:
         parts.index.cut(begin)
-        records = replay(parts.log, begin, end, parts.listing)
+        found = replay(parts.log, begin, covered, parts.listing)
+        cut_row(rows, layout.log, parts.log.file_bytes, found.end)
+        parts.log_end, parts.store_ms = found.end, max(found.store_ms, parts.store_ms)
         parts.queue_rows.sync()
         parts.index.sync()
     except BaseException:
         parts.close()
         raise
-    parts.recovered = Recovered(begin, end, store_ms, records)
+    parts.recovered = Recovered(begin, found.end, found.store_ms, found.records)
     return parts
 
 
