@@ -131,8 +131,10 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "Segments sealed: the small parts of a rolled one merged.",
     ),
-    Metric("tiered_merged_parts_total", _C, "Small parts replaced by merging."),
-    Metric("tiered_rewritten_bytes_total", _C, "Bytes of the merged parts, each read and written."),
+    Metric("tiered_merged_parts_total", _C, "Parts replaced by merging or compressing."),
+    Metric("tiered_rewritten_bytes_total", _C, "Bytes of those parts, each read and written."),
+    Metric("tiered_packed_bytes_total", _C, "Bytes of records that sealing has compressed."),
+    Metric("tiered_packed_stored_bytes_total", _C, "What is stored of them."),
     Metric(
         "tiered_seal_retries_total",
         _C,

@@ -26,6 +26,7 @@ from tiered.dispatch.packing import Compression
 from tiered.errors import DataError, InvalidError
 from tiered.format.part import parse_trailer
 from tiered.journal.reader import JournalReader
+from tiered.log import seal
 from tiered.log import state as states
 from tiered.log.described import Described, read_described
 from tiered.log.objects import read_range, read_trailer
@@ -401,3 +402,32 @@ def test_a_small_read_of_a_large_object_takes_the_trailer_and_the_blocks():
     assert len(asked) == 2
     assert asked[0] == (part.log.stored_bytes, part.log.object_bytes)
     assert asked[1][1] - asked[1][0] <= 128 * 1024
+
+
+def test_the_seal_thread_counts_what_it_compresses_and_finds_what_was_left_plain(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(seal, "PACK_BYTES_MIN", 1000)
+    local, store = SyntheticStore(), MemoryStore()
+    rolling = replace(FAST, segment_bytes_max=6000, small_part_bytes=1000, part_bytes=3000)
+    with dispatching(store, local, rolling) as dispatcher:
+        for number in range(80):
+            local.append("t", 0, text(number, 400))
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.seal_all()
+        assert dispatcher.counters.packed_bytes == 0
+    packing = replace(rolling, compression=SMALL)
+    with dispatching(store, local, packing, seed=2) as dispatcher:
+        dispatcher.seal_all()
+        counters = dispatcher.counters
+        assert 0 < counters.packed_stored_bytes < counters.packed_bytes * 3 / 4
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    (lives,) = reader.state.queues.values()
+    assert all(part.log.packed_bytes for part in lives[-1].parts())
+    assert_equal(store, local)
+    assert verify_tier(store, PREFIX, deep=True, local=local).problems == []
+    with dispatching(store, local, packing, seed=3) as dispatcher:
+        dispatcher.seal_all()
+        assert dispatcher.counters.rewritten_bytes == 0

@@ -23,8 +23,10 @@ class DispatchCounters:
         begun_anew: Times that a queue began anew, because the broker has nothing of its history any more.
         quarantined: Damaged records put into quarantine.
         sealed_segments: Segments sealed by an entry: their small parts are merged.
-        merged_parts: Small parts replaced by merging.
-        rewritten_bytes: Bytes of the merged parts, records and index.
+        merged_parts: Parts replaced by merged or compressed ones.
+        rewritten_bytes: Bytes of those, records and index.
+        packed_bytes: Bytes of records that sealing has compressed.
+        packed_stored_bytes: What is stored of them.
         seals_failed: Tries of merging that the store did not carry out; each is tried again.
         unsealable_segments: Segments left as they are, because a part is damaged or gone.
     """
@@ -44,5 +46,7 @@ class DispatchCounters:
     sealed_segments: int = 0
     merged_parts: int = 0
     rewritten_bytes: int = 0
+    packed_bytes: int = 0
+    packed_stored_bytes: int = 0
     seals_failed: int = 0
     unsealable_segments: int = 0

@@ -52,6 +52,11 @@ class SealJob:
         start = first.base_queue_offset if plan.joins else None
         return seal_action(plan.queue, plan.incarnation, first.base_offset, self.parts, start=start)
 
+    def made_logs(self) -> list[ObjectRange]:
+        """The commit-log objects that were written."""
+        pairs = zip(self.plan.runs, self.parts, strict=True)
+        return [part.log for run, part in pairs if part.log.key != run[0].log.key]
+
     def rewritten(self) -> tuple[int, int]:
         """How many parts were written anew, and the bytes of what they became (records and index, before compression)."""
         merged = [

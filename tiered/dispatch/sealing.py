@@ -281,6 +281,9 @@ class SealThread:
         self._counters.sealed_segments += len(job.plan.segments)
         self._counters.merged_parts += merged
         self._counters.rewritten_bytes += merged_bytes
+        packed = [log for log in job.made_logs() if log.is_packed]
+        self._counters.packed_bytes += sum(log.payload_bytes for log in packed)
+        self._counters.packed_stored_bytes += sum(log.stored_bytes for log in packed)
         return True
 
     def _pause_s(self, failures: int) -> float:

@@ -75,6 +75,8 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_sealed_segments_total", counters.sealed_segments)
     yield Sample("tiered_merged_parts_total", counters.merged_parts)
     yield Sample("tiered_rewritten_bytes_total", counters.rewritten_bytes)
+    yield Sample("tiered_packed_bytes_total", counters.packed_bytes)
+    yield Sample("tiered_packed_stored_bytes_total", counters.packed_stored_bytes)
     yield Sample("tiered_seal_retries_total", counters.seals_failed)
     yield Sample("tiered_unsealable_segments_total", counters.unsealable_segments)
     yield Sample("tiered_gaps_total", counters.gaps)
