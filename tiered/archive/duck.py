@@ -20,7 +20,6 @@ from tiered.archive.duck_plan import (
     may_hold,
     may_list_tables,
     no_rows,
-    quoted,
     table_names,
     wanted_of,
 )
@@ -115,7 +114,7 @@ def ask(archive: ObjectStore, question: str) -> Answer:
             found = connection.sql(question)
             answer = arrow.table({}) if found is None else found.to_arrow_table()
         except duckdb.Error as error:
-            raise InvalidError(_said(error), do=_help(tables.values())) from error
+            raise InvalidError(_said(error), do=tables_there(tables.values())) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
     return Answer(answer, len(every), len(every - read))
@@ -224,7 +223,8 @@ def _said(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def _help(tables: Collection[str]) -> str:
-    names = ", ".join(quoted(table) for table in sorted(tables)[:_SHOWN])
+def tables_there(tables: Collection[str], mark: str = '"') -> str:
+    """Which tables there are, for whoever named another; quoted with the engine's mark."""
+    shown = [mark + name.replace(mark, 2 * mark) + mark for name in sorted(tables)[:_SHOWN]]
     more = f" and {len(tables) - _SHOWN} more; SHOW TABLES" if len(tables) > _SHOWN else ""
-    return f"tables are {names}{more}" if names else "the archive has no topic yet"
+    return f"tables are {', '.join(shown)}{more}" if shown else "the archive has no topic yet"

@@ -72,8 +72,8 @@ def quoted(name: str) -> str:
 
 def is_named(table: str, question: str) -> bool:
     """Whether a question may name a table; files of the others need not be looked at."""
-    asked = question.casefold()
-    return table.casefold() in asked or table.casefold().replace('"', '""') in asked
+    asked, name = question.casefold(), table.casefold()
+    return any(form in asked for form in (name, *(name.replace(m, 2 * m) for m in '"`')))
 
 
 def may_list_tables(question: str) -> bool:

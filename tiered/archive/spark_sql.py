@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tiered.archive.datasource import DDL, ArchiveSource, source_options
+from tiered.archive.columns import topic_schema
+from tiered.archive.datasource import ArchiveSource, source_options
 from tiered.archive.datasource import register as register_sources
-from tiered.archive.duck import local_root
+from tiered.archive.duck import local_root, tables_there
+from tiered.archive.duck_plan import is_named, may_list_tables, table_names
 from tiered.archive.native import uri_of
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
@@ -48,47 +50,67 @@ def ask_spark(
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 (heavy; only who asks)
 
-    register(session, archive, url, options)
+    register(session, archive, url, options, question=question)
     try:
         return session.sql(question).toArrow()
     except PySparkException as error:
         lines = str(error).strip().splitlines()
         is_ours = lines[0].endswith("Traceback (most recent call last):")
-        raise InvalidError(lines[-1 if is_ours else 0]) from error
+        tables = table_names(files_by_topic(read_archive(archive))).values()
+        raise InvalidError(lines[-1 if is_ours else 0], do=tables_there(tables, "`")) from error
 
 
-def register(session: Any, archive: ObjectStore, url: str, options: S3Options) -> list[str]:  # noqa: ANN401
-    """Make a view of each topic, of what the log names now; their names.
+def register(
+    session: Any,  # noqa: ANN401
+    archive: ObjectStore,
+    url: str,
+    options: S3Options,
+    *,
+    question: str | None = None,
+) -> list[str]:
+    """Make a view of each topic, of what the log names now; their names, which differ in more than case.
 
     Args:
         session: Of Spark.
         archive: Of which.
         url: The archive's, as workers see it.
         options: How they reach S3.
+        question: Only of topics that it may name.
 
     Raises:
         InvalidError: There is no archive.
         DataError: The log is damaged.
         BackendError: The store failed.
     """
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
+
     register_sources(session)
-    topics = files_by_topic(read_archive(archive))
-    for topic, files in topics.items():
-        frame = _frame(session, archive, topic, files, {**source_options(options), "path": url})
-        frame.createOrReplaceTempView("`" + topic.replace("`", "``") + "`")
-    return list(topics)
+    state = read_archive(archive)
+    topics = files_by_topic(state)
+    wants_all = question is None or may_list_tables(question)
+    tables = {
+        topic: table
+        for topic, table in table_names(topics).items()
+        if wants_all or is_named(table, question or "")
+    }
+    for topic, table in tables.items():
+        columns = from_arrow_schema(topic_schema(state, topic))
+        more = {**source_options(options), "path": url, "topic": topic}
+        frame = _frame(session, archive, topics[topic], columns, more)
+        frame.createOrReplaceTempView("`" + table.replace("`", "``") + "`")
+    return list(tables.values())
 
 
 def _frame(
     session: Any,  # noqa: ANN401
     archive: ObjectStore,
-    topic: str,
     files: Sequence[ParquetFile],
+    columns: Any,  # noqa: ANN401
     options: dict[str, str],
 ) -> Any:  # noqa: ANN401
-    root = local_root(archive)
     if not files:
-        return session.createDataFrame([], DDL)
-    if root is not None:
-        return session.read.schema(DDL).parquet(*(uri_of(archive, file.key) for file in files))
-    return session.read.format(ArchiveSource.name()).options(**options, topic=topic).load()
+        return session.createDataFrame([], columns)
+    reader = session.read.schema(columns)
+    if local_root(archive) is not None:
+        return reader.parquet(*(uri_of(archive, file.key) for file in files))
+    return reader.format(ArchiveSource.name()).options(**options).load()
