@@ -12,8 +12,10 @@ import pytest
 from support.tiers import QUEUE, TierBuilder, record_of
 from zlib_ng import zlib_ng
 
+from backends.local import LocalFolderStore
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 from tests.archive.jobs import archive, check, rows, workshop
+from tiered.archive import duck
 from tiered.archive.body.layout import BodyColumns, Layout
 from tiered.archive.body.wishes import Wishes, read_wishes
 from tiered.archive.columns import topic_schema
@@ -28,6 +30,7 @@ from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from tiered.archive.engines import Outcome
     from tiered.archive.packing import Work
@@ -175,6 +178,25 @@ def test_columns_are_added_only() -> None:
     assert archive(replace(at, wishes=wishes("raw"))).segments == 2
     assert values(at)[-1] == {}
     assert check(at).compared == 5
+
+
+def test_readers_see_one_table_whatever_columns_files_have(tmp_path: Path) -> None:
+    tier = tier_of([b"first"])
+    at = workshop(tier.store, LocalFolderStore(tmp_path / "parquet"))
+    archive(at)
+    tier.add([TWO], roll=True)
+    tier.add([b"open"], roll=True)
+    archive(replace(at, wishes=wishes("json")))
+    question = f'SELECT value_id, body_error FROM "{QUEUE.topic}" ORDER BY queue_offset'
+    found = duck.ask(at.archive, question).rows.to_pylist()
+    assert [row["value_id"] for row in found] == [None, None, 2]
+    assert [row["body_error"] is None for row in found] == [True, False, True]
+    few = question.replace("ORDER BY queue_offset", "WHERE queue_offset = 0")
+    answer = duck.ask(at.archive, few)
+    assert (answer.rows.to_pylist(), answer.left_out) == (
+        [{"value_id": None, "body_error": None}],
+        2,
+    )
 
 
 def test_text_avro_and_protobuf() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import Archived
     from tiered.archive.selection import Selection
 
 SCHEME = "tieredarchive"
@@ -152,21 +153,20 @@ def _mount(connection: Any, archive: ObjectStore, sizes: Mapping[str, int]) -> s
 
 def _view(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
     """A SELECT of the rows of some files of a topic, with the columns of all of them."""
-    if keys:
-        return _rows_of(state, topic, root, keys)
-    every = _chosen(state, topic, None)
-    has_more = every and _has_more(state, topic)
-    return f"{_rows_of(state, topic, root, every)} WHERE false" if has_more else no_rows()
+    empty = _stand_in(state, topic, root)
+    if not keys:
+        return empty
+    rows = _rows_of(state, topic, root, keys)
+    return f"{rows} UNION ALL BY NAME {empty}" if _has_more(state, topic) else rows
 
 
 def _stand_in(state: ArchiveState, topic: str, root: str) -> str:
-    """A SELECT without a row; one file of the topic is opened, and only when some have more columns than all have."""
+    """A SELECT without a row; a file of each kind is opened, and only when some have more columns than all have."""
     stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
-    filled = [one for one in stretches if one.files]
-    if not (filled and _has_more(state, topic)):
+    kinds = {_kind(one): one.files[0].key for one in stretches if one.files}
+    if not (kinds and _has_more(state, topic)):
         return no_rows()
-    newest = max(filled, key=lambda one: (one.columns, one.has_records))
-    return f"{_rows_of(state, topic, root, [newest.files[0].key])} WHERE false"
+    return f"{_rows_of(state, topic, root, list(kinds.values()))} WHERE false"
 
 
 def _rows_of(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
@@ -177,10 +177,15 @@ def _rows_of(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) ->
     return f"SELECT * FROM read_parquet([{listed}], {options})"  # noqa: S608 (quoted)
 
 
+def _kind(one: Archived) -> tuple[int, bool, int]:
+    """Files of stretches of one kind have the same columns."""
+    return one.columns, one.has_records, one.schema
+
+
 def _has_more(state: ArchiveState, topic: str) -> bool:
     """Whether files of a topic may differ in their columns."""
     stretches = [one for lane, found in state.lanes.items() if lane.topic == topic for one in found]
-    kinds = {(one.columns, one.has_records, one.schema) for one in stretches}
+    kinds = set(map(_kind, stretches))
     return topic in state.bodies or not kinds <= {(0, False, SCHEMA_VERSION)}
 
 

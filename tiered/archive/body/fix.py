@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from tiered.archive.plan import Task
     from tiered.journal.writer import JournalWriter
 
-SAMPLE_TASKS = 4
+SAMPLE_LANES = 4
+"""Queues of which the first segment is looked into."""
+SAMPLE_MORE = 12
+"""Further segments, one after another, as long as there is no JSON object."""
 SAMPLE_ROWS = 1000
 SAMPLE_BYTES = 1 << 20
 """Of each task that is looked into."""
@@ -89,16 +92,19 @@ class _Sample:
         self._tier = tier
         self._prefix = prefix
         firsts = {task.lane: task for task in reversed(tasks)}
-        self._tasks = sorted(firsts.values(), key=lambda task: task.lane)[:SAMPLE_TASKS]
+        first = sorted(firsts.values(), key=lambda task: task.lane)[:SAMPLE_LANES]
+        more = (task for task in tasks if task not in first)
+        self._groups = [first, *([task] for task in islice(more, SAMPLE_MORE))]
 
     def infer(self) -> BodyColumns | None:
         """Columns; None without a JSON object that has any."""
-        columns = infer_columns(
-            body
-            for task in self._tasks
-            for body in islice(self._bodies(task), SAMPLE_ROWS // len(self._tasks))
-        )
-        return BodyColumns("json", columns_text(columns)) if columns else None
+        for tasks in self._groups:
+            rows = SAMPLE_ROWS // len(tasks)
+            bodies = (body for task in tasks for body in islice(self._bodies(task), rows))
+            columns = infer_columns(bodies)
+            if columns:
+                return BodyColumns("json", columns_text(columns))
+        return None
 
     def _bodies(self, task: Task) -> Iterator[bytes]:
         reader = QueueReader(self._tier, self._prefix, task.lane.queue, task.life)

@@ -1,0 +1,442 @@
+"""Decoders of bodies and what describes them: types, what fits and what does not, each body the same in any block."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
+from tiered.archive.body import decode
+from tiered.archive.body.avro import AvroDecoder, avro_columns
+from tiered.archive.body.ddl import columns_text, parse_columns
+from tiered.archive.body.decode import NO_FIT, NO_OBJECT, Decoder, decode_bodies, open_decoder
+from tiered.archive.body.infer import infer_columns
+from tiered.archive.body.jsonschema import columns_of_schema
+from tiered.archive.body.layout import BodyColumns
+from tiered.archive.body.proto import ProtoDecoder, proto_columns
+from tiered.archive.body.wishes import RAW, read_wishes
+from tiered.errors import InternalError, InvalidError
+
+EVERY = (
+    "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h STRING, i BINARY, j DATE, k TIMESTAMP,"
+    " l DECIMAL(12,2), m ARRAY<INT>, n MAP<STRING, ARRAY<DATE>>, o STRUCT<p: INT, `q r`: STRUCT<s: BIGINT>>"
+)
+
+
+def decoded(
+    decoder: Decoder, columns: list[pa.Field], bodies: list[bytes]
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    found = decode_bodies(decoder, pa.array(bodies, pa.binary()), columns)
+    names = [column.name for column in columns]
+    assert [column.type for column in found.columns] == [column.type for column in columns]
+    rows = [
+        dict(zip(names, row, strict=True))
+        for row in zip(*(column.to_pylist() for column in found.columns), strict=True)
+    ]
+    return rows, {row: what for row, (what, _) in found.unfit.items()}
+
+
+def json_of(columns: str, *bodies: bytes) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    return decoded(open_decoder(BodyColumns("json", columns)), parse_columns(columns), list(bodies))
+
+
+def test_columns_are_written_as_they_are_read() -> None:
+    assert columns_text(parse_columns(EVERY)) == EVERY
+    loose = "A: long, -- what it is\n b\ttext,\n c array<struct<x int>>,\n"
+    assert columns_text(parse_columns(loose)) == "A BIGINT, b STRING, c ARRAY<STRUCT<x: INT>>"
+    assert columns_text(parse_columns("`a``b, c` INT")) == "`a``b, c` INT"
+    assert parse_columns("") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "a",
+            "a INT b INT",
+            "a WORD",
+            "a DECIMAL(40,2)",
+            "a DECIMAL(2,3)",
+            "a ARRAY<INT",
+            "a INT>",
+        ),
+        *(
+            "a INT, A BIGINT",
+            "a STRUCT<x: INT, X: INT>",
+            "1 INT",
+            "a MAP<INT>",
+            "a;b INT",
+            "a DECIMAL(x)",
+        ),
+        "a " + "ARRAY<" * 40 + "INT" + ">" * 40,
+    ],
+)
+def test_columns_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidError):
+        parse_columns(text)
+
+
+def test_columns_of_a_json_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer"},
+            "price": {"type": ["number", "null"]},
+            "either": {"type": ["integer", "number"]},
+            "ok": {"type": "boolean"},
+            "when": {"type": "string", "format": "date-time"},
+            "day": {"type": "string", "format": "date"},
+            "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}},
+        },
+        "$defs": {"line": {"type": "object", "properties": {"sku": {"type": "string"}}}},
+    }
+    assert columns_text(columns_of_schema(schema)) == (
+        "id BIGINT, price DOUBLE, either DOUBLE, ok BOOLEAN, when TIMESTAMP, day DATE,"
+        " lines ARRAY<STRUCT<sku: STRING>>"
+    )
+    endless = {"properties": {"a": {"$ref": "#/properties/b"}, "b": {"$ref": "#/properties/a"}}}
+    for wrong in (
+        [],
+        {"type": "string"},
+        endless,
+        {"properties": {"a": {"type": ["string", "integer"]}}},
+    ):
+        with pytest.raises(InvalidError):
+            columns_of_schema(wrong)
+
+
+def test_inference() -> None:
+    documents: list[Any] = [
+        {"n": 1, "t": "x", "none": None, "l": [], "o": {}, "Big": 2**70},
+        {"n": 1.5, "t": 7, "l": [None, {"q": 1}], "o": {"deep": [[True]]}, "big": 1},
+        [1],
+    ]
+    bodies = [json.dumps(one).encode() for one in documents]
+    found = infer_columns([*bodies, b"no json", b"[" * 100_000])
+    assert columns_text(found) == (
+        "n DOUBLE, t STRING, l ARRAY<STRUCT<q: BIGINT>>, o STRUCT<deep: ARRAY<ARRAY<BOOLEAN>>>, Big DOUBLE"
+    )
+    many = json.dumps({f"id-{n}": n for n in range(2000)}).encode()
+    assert len(infer_columns([many])) == 512
+    assert infer_columns([b"{}", b'{"a": null, "b": [], "c": {}}']) == []
+
+
+def test_json_of_every_type() -> None:
+    columns = "b BOOLEAN, i INT, d DOUBLE, s STRING, day DATE, at TIMESTAMP, m DECIMAL(6,2),"
+    columns += " l ARRAY<DATE>, o STRUCT<x: BIGINT>"
+    whole = (
+        b' {"b": true, "i": -7, "d": 3, "s": "\\u00fc", "day": "2024-02-29", "at": "2024-01-02T03:04:05.5+01:00",\n'
+        b'"m": 1.5, "l": ["2024-01-01", null], "o": {"x": 9, "more": 1}, "more": {"y": []}}\r\n'
+    )
+    rows, unfit = json_of(columns, whole, b"{}", b'{"m": "2.25", "at": "2024-01-02 03:04:05"}')
+    assert unfit == {}
+    assert rows[0] == {
+        "b": True,
+        "i": -7,
+        "d": 3.0,
+        "s": "ü",
+        "day": date(2024, 2, 29),
+        "at": datetime(2024, 1, 2, 2, 4, 5, 500_000, UTC),
+        "m": Decimal("1.50"),
+        "l": [date(2024, 1, 1), None],
+        "o": {"x": 9},
+    }
+    assert set(rows[1].values()) == {None}
+    assert rows[2]["m"] == Decimal("2.25")
+    for kind in ("MAP<STRING, INT>", "BINARY", "ARRAY<BINARY>"):
+        with pytest.raises(InvalidError, match="cannot become"):
+            open_decoder(BodyColumns("json", f"a {kind}"))
+
+
+NONE = [
+    *(b"", b" ", b"null", b"[]", b"[{}]", b'"{}"', b"1", b"{", b"}", b'{"n": 1', b'{"n": 1}}'),
+    *(b'{"n": 1}{"n": 2}', b'{"n": 1} {"n": 2}', b'{"n": 1}\n{"n": 2}', b'{"n": 1},{"n": 2}'),
+    *(
+        b'{"n": "x}',
+        b'{","n":1}',
+        b'{"s": "\xff"}',
+        b'{"n": 1}\0',
+        b'{"n": 1\0}',
+        b"\xef\xbb\xbf{}",
+    ),
+    *(b'{"s": "a\nb"}', b"{'n': 1}", b'{"n": 1,}', b'{"n": 01}'),
+]
+UNFIT = [
+    *(b'{"n": "x"}', b'{"n": 1.5}', b'{"n": 1e1}', b'{"n": 9223372036854775808}', b'{"n": true}'),
+    *(b'{"n": [1]}', b'{"n": {}}', b'{"n": 1, "n": 2}', b'{"s": 1}', b'{"s": {}}'),
+    b'{"s": "\\ud800"}',
+]
+
+
+@pytest.mark.parametrize("body", NONE)
+def test_what_is_no_json_object(body: bytes) -> None:
+    rows, unfit = json_of("n BIGINT, s STRING", body)
+    assert (rows, unfit) == ([{"n": None, "s": None}], {0: NO_OBJECT})
+
+
+@pytest.mark.parametrize("body", UNFIT)
+def test_json_that_does_not_fit(body: bytes) -> None:
+    rows, unfit = json_of("n BIGINT, s STRING", body)
+    assert (rows, unfit) == ([{"n": None, "s": None}], {0: NO_FIT})
+
+
+GOOD = st.builds(
+    lambda n, s: json.dumps({"n": n, "s": s}).encode(),
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+)
+
+
+@given(st.lists(GOOD | st.sampled_from([*NONE, *UNFIT]), min_size=1, max_size=60))
+def test_each_body_becomes_the_same_in_any_block(bodies: list[bytes]) -> None:
+    rows, unfit = json_of("n BIGINT, s STRING", *bodies)
+    for number, body in enumerate(bodies):
+        (alone,), why = json_of("n BIGINT, s STRING", body)
+        assert rows[number] == alone
+        assert unfit.get(number) == why.get(0)
+        if not why:
+            said = json.loads(body)
+            assert (said["n"], said["s"]) == (alone["n"], alone["s"])
+
+
+def test_blocks_without_end_and_bodies_without_bottom() -> None:
+    deep = b'{"n": 1, "x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    bodies = [b'{"n": %d}' % n for n in range(3000)]
+    bodies[1500], bodies[2999] = b'{"n": 1.5}', deep
+    rows, unfit = json_of("n BIGINT", *bodies)
+    assert unfit == {1500: NO_FIT}
+    assert [row["n"] for row in rows[:1500]] == list(range(1500))
+    assert rows[2999] == {"n": 1}
+
+
+def test_a_body_that_is_missing_and_a_decoder_that_counts_wrongly() -> None:
+    (column,) = columns = parse_columns("n BIGINT")
+    found = decode_bodies(
+        open_decoder(BodyColumns("json", "n BIGINT")), pa.array([None], pa.binary()), columns
+    )
+    assert (found.columns[0].to_pylist(), found.unfit) == ([None], {0: ("there is no body", "")})
+
+    class Wrong:
+        def decode(self, bodies: pa.Array) -> list[pa.Array]:
+            return [pa.nulls(len(bodies) + 1, column.type)]
+
+    with pytest.raises(InternalError):
+        decode_bodies(Wrong(), pa.array([b"x"]), columns)
+
+
+def test_text() -> None:
+    bodies = [b"a", b"", "ü".encode(), b"\xff", b"b\0"]
+    columns = decode.body_fields(BodyColumns("text"))
+    rows, unfit = decoded(open_decoder(BodyColumns("text")), columns, bodies)
+    assert [row["body_text"] for row in rows] == ["a", "", "ü", None, "b\0"]
+    assert unfit == {3: "the body is no UTF-8"}
+
+
+WIDE: dict[str, Any] = {
+    "type": "record",
+    "name": "Wide",
+    "fields": [
+        {"name": "u", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "k", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+        {
+            "name": "lines",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Line",
+                    "fields": [
+                        {
+                            "name": "price",
+                            "type": {
+                                "type": "bytes",
+                                "logicalType": "decimal",
+                                "precision": 8,
+                                "scale": 2,
+                            },
+                        }
+                    ],
+                },
+            },
+        },
+        {"name": "m", "type": {"type": "map", "values": ["null", "Line"]}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "f", "type": {"type": "fixed", "name": "F", "size": 2}},
+    ],
+}
+
+
+def test_avro_of_every_type() -> None:
+    text = json.dumps(WIDE)
+    columns = avro_columns(text)
+    assert columns_text(columns) == (
+        "u STRING, k STRING, lines ARRAY<STRUCT<price: DECIMAL(8,2)>>,"
+        " m MAP<STRING, STRUCT<price: DECIMAL(8,2)>>, day DATE, f BINARY"
+    )
+    line = {"price": Decimal("1.25")}
+    value = {
+        "u": "x",
+        "k": "B",
+        "lines": [line],
+        "m": {"a": line, "b": None},
+        "day": date(2024, 1, 2),
+        "f": b"xy",
+    }
+    rows, unfit = decoded(
+        AvroDecoder(text, columns), columns, [avro({**value, "u": "x"}, _plain(WIDE))]
+    )
+    assert unfit == {}
+    assert rows == [{**value, "m": [("a", line), ("b", None)]}]
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without the uuid, so that any text can be written."""
+    fields = [{"name": "u", "type": "string"}, *schema["fields"][1:]]
+    return {**schema, "fields": fields}
+
+
+def test_avro_that_does_not_fit_and_headers() -> None:
+    text = json.dumps(ORDER_AVSC)
+    columns = avro_columns(text)
+    good = avro({"id": 5, "note": None, "at": 0})
+    mark = fastavro.schema.fingerprint(
+        fastavro.schema.to_parsing_canonical_form(ORDER_AVSC), "CRC-64-AVRO"
+    )
+    header = b"\xc3\x01" + bytes.fromhex(mark)
+    bodies = [
+        good,
+        header + good,
+        b"",
+        good + b"\0",
+        good[:-1],
+        b"\xc3\x01" + bytes(8) + good,
+        b"\xff" * 12,
+    ]
+    rows, unfit = decoded(AvroDecoder(text, columns), columns, bodies)
+    assert [row["id"] for row in rows] == [5, 5, None, None, None, None, None]
+    assert unfit == dict.fromkeys(range(2, 7), NO_OBJECT)
+    more = [*columns, pa.field("later", pa.string())]
+    rows, unfit = decoded(AvroDecoder(text, more), more, [good])
+    assert (rows[0]["later"], unfit) == (None, {})
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_break_a_decoder(body: bytes) -> None:
+    packed = base64.b64encode(descriptors()).decode()
+    for decoder, columns in (
+        (AvroDecoder(json.dumps(WIDE), _WIDE), _WIDE),
+        (ProtoDecoder(packed, ORDER_TYPE, _ORDER), _ORDER),
+    ):
+        rows, unfit = decoded(decoder, columns, [body])
+        assert len(rows) == 1
+        assert set(unfit) <= {0}
+
+
+_WIDE = avro_columns(json.dumps(WIDE))
+_ORDER = proto_columns(base64.b64encode(descriptors()).decode(), ORDER_TYPE)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *("{", '"string"', '{"type": "array", "items": "int"}', '{"type": "record", "name": "A"}'),
+        '{"type": "record", "name": "A", "fields": [{"name": "a", "type": ["int", "string"]}]}',
+        '{"type": "record", "name": "A", "fields": [{"name": "a", "type": ["null", "A"]}]}',
+        '{"type": "record", "name": "A", "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}]}',
+        '{"type": "record", "name": "A", "fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}',
+    ],
+)
+def test_avro_schemas_that_are_refused(schema: str) -> None:
+    with pytest.raises(InvalidError):
+        avro_columns(schema)
+
+
+def test_protobuf() -> None:
+    packed = base64.b64encode(descriptors()).decode()
+    columns = proto_columns(packed, ORDER_TYPE)
+    assert columns_text(columns) == (
+        "id BIGINT, note STRING, kind STRING, at TIMESTAMP, items ARRAY<STRUCT<sku: STRING>>,"
+        " big DECIMAL(20,0), m MAP<STRING, INT>"
+    )
+    more = [*columns, pa.field("later", pa.string())]
+    full = message(
+        id=1, note="", kind=1, at=1500, items=["a", "b"], big=2**64 - 1, m={"z": 1, "a": 2}
+    )
+    rows, unfit = decoded(
+        ProtoDecoder(packed, ORDER_TYPE, more), more, [full, b"", full[:-1], message(kind=9)]
+    )
+    assert unfit == {2: NO_OBJECT}
+    assert rows[0] == {
+        "id": 1,
+        "note": "",
+        "kind": "GIFT",
+        "at": datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC),
+        "items": [{"sku": "a"}, {"sku": "b"}],
+        "big": Decimal(2**64 - 1),
+        "m": [("a", 2), ("z", 1)],
+        "later": None,
+    }
+    assert rows[1] | {"later": 0} == {
+        "id": 0,
+        "note": None,
+        "kind": "PLAIN",
+        "at": None,
+        "items": [],
+        "big": Decimal(0),
+        "m": [],
+        "later": 0,
+    }
+    assert rows[3]["kind"] == "9"
+    for definition, name in ((packed, "shop.Nothing"), ("AAAA", ORDER_TYPE), ("", ORDER_TYPE)):
+        with pytest.raises(InvalidError):
+            proto_columns(definition, name)
+
+
+@pytest.mark.parametrize(
+    ("formats", "schemas", "messages"),
+    [
+        (["xml"], [], []),
+        (["json", "text"], [], []),
+        (["avro"], [], []),
+        (["protobuf"], ["f"], []),
+        ([], ["f"], []),
+        (["json"], ["a=f"], []),
+        (["json"], [], ["x"]),
+        (["json"], ["empty"], []),
+        (["json"], ["large"], []),
+        (["json"], ["map"], []),
+        (["json"], ["bytes"], []),
+    ],
+)
+def test_options_that_make_no_sense(
+    formats: list[str], schemas: list[str], messages: list[str]
+) -> None:
+    files = {
+        "empty": b" ",
+        "large": b"a INT," * 100_000,
+        "map": b"a MAP<STRING, INT>",
+        "bytes": b"\xff",
+    }
+    with pytest.raises(InvalidError):
+        read_wishes(
+            formats, schemas, messages, has_records=False, read=lambda name: files.get(name, b"{")
+        )
+
+
+def test_a_topic_s_own_wish_goes_before_the_one_for_all() -> None:
+    found = read_wishes(
+        ["text", "orders=json", "log-*=raw"], [], [], has_records=False, read=io.BytesIO
+    )  # type: ignore[arg-type]
+    wishes = [found.of(topic) for topic in ("orders", "log-1", "other")]
+    assert [wish and wish.format for wish in wishes] == ["json", RAW, "text"]
+    assert read_wishes([], [], [], has_records=False, read=io.BytesIO).of("x") is None  # type: ignore[arg-type]
