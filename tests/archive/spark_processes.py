@@ -99,7 +99,8 @@ class Job:
 def job(*arguments: str, folder: Path, env: Mapping[str, str] | None = None) -> Iterator[Job]:
     """Start a command line of ours; nothing of it outlives the test."""
     folder.mkdir()
-    found = environment() | {"PAUSE_IN": str(folder), "PYTHONPATH": str(PAUSING), **(env or {})}
+    paths = os.pathsep.join([str(PAUSING), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = environment() | {"PAUSE_IN": str(folder), "PYTHONPATH": paths, **(env or {})}
     driver = subprocess.Popen(
         command(arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=found
     )

@@ -16,6 +16,7 @@ from backends.memory import MemoryStore
 from tests.archive.jobs import archive, workshop
 from tests.archive.test_jobs import sealed
 from tests.archive.test_stream_plan import PLACE, Broker
+from tests.e2e.harness import here
 from tiered.archive.bloom import can_hold, xxh64
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Lane
@@ -23,12 +24,16 @@ from tiered.archive.native import file_uris, uri_of
 from tiered.archive.prune import choose_groups, explain, plan_files
 from tiered.archive.selection import MAX, MIN, Selection, micros, narrowed, selection_of
 from tiered.archive.source_options import choice, kind_of, open_place, require_known, whole
+from tiered.archive.source_report import file_list, report
 from tiered.archive.stretches import packed, plan_tier, read_stretch
 from tiered.errors import DataError, ExpiredError, InvalidError, StoreUnavailableError
 from tiered.log.state import part_json, queue_action
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.archive.conftest import Sealed
 
 ALL = Selection()
 
@@ -314,3 +319,22 @@ def test_lanes_that_nothing_is_wanted_of() -> None:
     assert ALL.among("topic", ["bad-\ufffd"]).refuses(lane) == ""
     assert ALL.among("broker", ["x"]).refuses(lane) == "broker"
     assert ALL.within("incarnation", 0, 1).refuses(lane) == "incarnation"
+
+
+def test_a_report_of_what_is_left_out(sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    tier = sealed("s04-batch-compress")
+    here("archive", tier.url, "--to", archive_url).good()
+    every, some = report(archive_url), report(archive_url, from_="1", until="2")
+    assert (every["source"], every["rows"]) == ("archive", tier.dump.count)
+    assert some["rows"] == 0
+    assert sum(some["files_left_out"].values()) == every["files"]
+    assert len(file_list(archive_url)) == every["files"]
+    assert file_list(archive_url, from_="1", until="2") == []
+    every, some = report(tier.url), report(tier.url, from_="1", until="2", partition_bytes="1")
+    assert (every["source"], some["parts"], some["partitions"]) == ("tier", 0, 0)
+    assert every["parts"] == some["parts_left_out"]["store_ts"]
+    assert every["offsets"] == tier.dump.count
+    with pytest.raises(InvalidError, match="no option start"):
+        report(tier.url, start="latest")
+    with pytest.raises(InvalidError, match="no archive"):
+        file_list(tier.url)

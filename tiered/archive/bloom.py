@@ -87,6 +87,8 @@ def can_hold(raw: bytes | memoryview, text: str) -> bool:
         False only when it does not. A filter of another kind says nothing.
     """
     bits = _bits(bytes(raw))
+    if not bits:
+        return True
     found = text_hash(text)
     at = block_number(found, len(bits) // BLOCK) * BLOCK
     return block_holds(bits[at : at + BLOCK], found)

@@ -1,0 +1,21 @@
+"""A stream of a tier into a folder of Parquet files, as a program: URL, folder, checkpoint, messages a batch."""
+
+from __future__ import annotations
+
+import sys
+
+from tiered.archive import spark
+from tiered.archive.datasource import register
+
+if __name__ == "__main__":
+    url, out, checkpoint, count = sys.argv[1:]
+    session = spark.open_session("local[2,4]", {"spark.driver.host": "127.0.0.1"})
+    register(session)
+    stream = session.readStream.format("rmq_tier").option("max-messages", count).load(url)
+    query = (
+        stream.writeStream.option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start(out, "parquet")
+    )
+    query.awaitTermination()
+    session.stop()

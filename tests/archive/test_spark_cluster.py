@@ -1,0 +1,145 @@
+"""A master and two workers as processes of their own: archive jobs, questions, and reads of a tier run there."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.archive.reading import said_by_java
+from tests.archive.spark_processes import below, kill
+from tests.archive.test_crashes import check
+from tests.e2e.harness import environment, here, program, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.archive.conftest import Sealed
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+HERE = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def standing(name: str, *words: str, folder: Path) -> Iterator[str]:
+    """A part of Spark's own cluster; what it says."""
+    import pyspark
+
+    log = folder / f"{name}.log"
+    start = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    env = environment() | {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [start, f"org.apache.spark.deploy.{words[0]}", *words[1:]],
+            stdout=out,
+            stderr=out,
+            env=env,
+            cwd=folder,
+        )
+    with process:
+        try:
+            marks = "alive|registered with master"
+            until(lambda: bool(re.search(marks, log.read_text(), re.IGNORECASE)), name, 120)
+            yield log.read_text()
+        finally:
+            kill([*below(process.pid), process.pid])
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a master with two workers of one core each."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with contextlib.ExitStack() as stack:
+        ports = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        said = stack.enter_context(standing("master", "master.Master", *ports, folder=folder))
+        found = re.search(r"spark://127\.0\.0\.1:\d+", said)
+        assert found, said
+        for number in range(2):
+            words = ("--cores", "1", "--memory", "1g", "-d", f"{folder}/work{number}", found[0])
+            part = ("worker.Worker", *ports, *words)
+            stack.enter_context(standing(f"worker{number}", *part, folder=folder))
+        yield found[0]
+
+
+def options(master: str) -> tuple[str, ...]:
+    conf = ("spark.driver.host=127.0.0.1", "spark.executor.memory=600m")
+    given = [word for one in conf for word in ("--spark-conf", one)]
+    return ("--engine", "spark", "--master", master, *given)
+
+
+def test_a_job_and_a_question(
+    master: str, sealed: Callable[[str], Sealed], archive_url: str
+) -> None:
+    tier = sealed("s04-batch-compress")
+    ran = program("archive", tier.url, "--to", archive_url, *options(master), "--json").good()
+    assert (ran.document["rows"], ran.document["failed"]) == (tier.dump.count, [])
+    check(tier, archive_url)
+    topic, messages = max(tier.dump.messages.items(), key=lambda pair: len(pair[1]))
+    question = f"SELECT count(*) AS n, sum(body_crc) AS crcs FROM `{topic}`"
+    said = program("sql", archive_url, question, *options(master), "-o", "jsonl").good()
+    crcs = sum(said_by_java(message)["body_crc"] for message in messages)
+    assert said.rows == [{"n": len(messages), "crcs": crcs}]
+
+
+def test_submitted(master: str, sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    """``spark-submit`` chooses the cluster; the program takes the session that it finds."""
+    import pyspark
+
+    tier = sealed("s04-batch-compress")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    conf = ["spark.driver.host=127.0.0.1", "spark.executor.memory=600m", "spark.ui.enabled=false"]
+    given = [word for one in conf for word in ("--conf", one)]
+    entry = str(Path(sys.executable).parent / "tiered")
+    words = ["archive", tier.url, "--to", archive_url, "--engine", "spark"]
+    env = environment() | {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    ran = subprocess.run(
+        [submit, "--master", master, *given, entry, *words],
+        env=env,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    planned = here("archive", tier.url, "--to", archive_url, "--json").good().document["planned"]
+    assert planned == 0
+    check(tier, archive_url)
+
+
+def test_a_stream_whose_driver_is_killed(
+    sealed: Callable[[str], Sealed], tmp_path: Path, session: Any
+) -> None:
+    """Driver and JVM get SIGKILL while batches are under way; in the end each message is there once."""
+    tier = sealed("s04-batch-compress")
+    out, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+    words = [sys.executable, str(HERE / "stream_job.py"), tier.url, str(out), str(checkpoint)]
+    few, killed = str(tier.dump.count // 12 + 1), 0
+    for batch in (1, 4):
+        offsets = checkpoint / "offsets" / str(batch)
+        with subprocess.Popen([*words, few], env=environment()) as driver:
+            until(
+                lambda at=offsets, one=driver: at.exists() or one.poll() is not None, "batch", 120
+            )  # type: ignore[misc]
+            kill([*below(driver.pid), driver.pid])
+            driver.wait()
+            killed += driver.returncode == -signal.SIGKILL
+    assert killed == 2
+    left = len(list((checkpoint / "commits").iterdir()))
+    subprocess.run([*words, few], env=environment(), check=True, timeout=200)
+    assert len(list((checkpoint / "commits").iterdir())) > left
+    order = ["topic", "queue_id", "queue_offset"]
+    found = session.read.parquet(str(out)).orderBy(order).select(*order).toArrow().to_pylist()
+    wanted = [m for topic in sorted(tier.dump.messages) for m in tier.dump.messages[topic]]
+    assert found == [{name: message[name] for name in order} for message in wanted]
