@@ -20,8 +20,8 @@ from tiered import keys
 from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.log.objects import read_range
-from tiered.log.parts import ObjectRange, Part, seal_action
-from tiered.log.seal import SealPlan, summary
+from tiered.log.parts import ObjectRange, Part
+from tiered.log.seal import SealPlan, seal_action, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from tiered.log.wellformed import KEY_CHARS_MAX, check_ints, check_part_row, che
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from tiered.journal.entry import Action
 
@@ -282,30 +282,6 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
         "incarnation": incarnation,
         **fields,
     }
-
-
-def seal_action(
-    queue: MessageQueue,
-    incarnation: int,
-    segment: int,
-    parts: Sequence[Part],
-    *,
-    start: int | None = None,
-) -> Action:
-    """The action by which these parts take the place of a segment's (with ``start``: of neighbours that become one).
-
-    Args:
-        queue: Whose.
-        incarnation: Which life.
-        segment: Base log offset of the segment, or of the first of the neighbours.
-        parts: Of what it is to consist.
-        start: Queue offset at which the neighbours begin.
-    """
-    fields: dict[str, Any] = {"segment": segment, "parts": [part_json(part) for part in parts]}
-    if start is not None:
-        fields["start"] = start
-    do = "pack" if packs(parts) else "seal" if start is None else "join"
-    return queue_action(do, queue, incarnation, **fields)
 
 
 def part_json(part: Part) -> list[Any]:

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
+from tiered.log.parts import packs, part_json, queue_action
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from tiered.journal.entry import Action
     from tiered.log.parts import Part, QueueLife, Segment, TierState
     from tiered.model import MessageQueue
 
@@ -280,6 +282,30 @@ def summary(run: Sequence[Part]) -> tuple[int, ...]:
         min((part.store_min_ms for part in timed), default=-1),
         max((part.store_max_ms for part in timed), default=-1),
     )
+
+
+def seal_action(
+    queue: MessageQueue,
+    incarnation: int,
+    segment: int,
+    parts: Sequence[Part],
+    *,
+    start: int | None = None,
+) -> Action:
+    """The action by which these parts take the place of a segment's (with ``start``: of neighbours that become one).
+
+    Args:
+        queue: Whose.
+        incarnation: Which life.
+        segment: Base log offset of the segment, or of the first of the neighbours.
+        parts: Of what it is to consist.
+        start: Queue offset at which the neighbours begin.
+    """
+    fields: dict[str, Any] = {"segment": segment, "parts": [part_json(part) for part in parts]}
+    if start is not None:
+        fields["start"] = start
+    do = "pack" if packs(parts) else "seal" if start is None else "join"
+    return queue_action(do, queue, incarnation, **fields)
 
 
 def _size(part: Part) -> int:

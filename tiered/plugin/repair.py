@@ -21,7 +21,6 @@ from tiered.dispatch.uploads import Uploader
 from tiered.errors import InvalidError
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.writer import JournalWriter
-from tiered.log.parts import Part, seal_action
 from tiered.log.repair import (
     PartBytes,
     SegmentRepair,
@@ -30,6 +29,7 @@ from tiered.log.repair import (
     plan_repairs,
     recover_bytes,
 )
+from tiered.log.seal import seal_action
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.local.face import LocalStore
-    from tiered.log.parts import ObjectRange
+    from tiered.log.parts import ObjectRange, Part
 
 LEASE_SECONDS = 60.0
 
