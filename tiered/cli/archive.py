@@ -133,6 +133,7 @@ def _archive(call: Call, at: Workshop) -> int:
     from tiered.archive.job import first_error, run_job
     from tiered.archive.progress import Watch, write_metrics
     from tiered.cli.archive_bodies import say_bodies
+    from tiered.cli.archive_files import publish_tables
     from tiered.cli.archive_shown import progressed, result_document, say_left
 
     sealed = _seal(call) if call.flag("seal") else 0
@@ -153,7 +154,8 @@ def _archive(call: Call, at: Workshop) -> int:
         result = run_job(at, engine, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
     if metrics:
         write_metrics(metrics, result.record(call.clock.now_ms()))
-    document = result_document(at, result, sealed=sealed)
+    published = publish_tables(call, at)
+    document = {**result_document(at, result, sealed=sealed), **published}
     Output(call).emit(document, [document], _COLUMNS)
     say_left(call, result)
     say_bodies(call, result)
@@ -223,6 +225,7 @@ COMMAND = make_command(
         "tiered archive s3://bucket/prefix --to s3://bucket2/parquet",
         "tiered archive file:///tmp/tier --to file:///tmp/parquet --verify",
         "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --merge",
+        "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --publish iceberg:https://catalog#lake",
         "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --clean --apply -",
     ],
 )

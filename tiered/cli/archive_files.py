@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from tiered.cli.errors import DONE
 from tiered.cli.output import Output
@@ -22,6 +23,22 @@ if TYPE_CHECKING:
 
 _COLUMNS = ["planned", "new_files", "old_files", "rows", "old_bytes", "new_bytes", "entries"]
 _NEW = ["key", "old_files", "rows", "old_bytes"]
+
+
+def publish_tables(call: Call, at: Workshop) -> dict[str, Any]:
+    """Publish the archive if that is asked for; what became of it, for output."""
+    if call.text("publish") is None:
+        return {}
+    from tiered.archive.publish import Destination, publish
+
+    place = Destination.of(call.words("publish"))
+    now = Progressed("opening the catalog")
+    tables = []
+    with Progress("publish", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
+        for one in publish(at.archive, place, call.s3_options()):
+            tables.append(asdict(one))
+            now = Progressed(f"{len(tables)} tables, the last of {one.topic}", len(tables))
+    return {"published": tables}
 
 
 def run_merge(call: Call, at: Workshop) -> int:
@@ -64,6 +81,7 @@ def run_merge(call: Call, at: Workshop) -> int:
         "overtaken": result.overtaken,
         "replaced_files": len(log.state.replaced),
         "replaced_bytes": sum(one.size_bytes for one in log.state.replaced),
+        **publish_tables(call, at),
     }
     Output(call).emit(document, [document], _COLUMNS)
     if log.state.replaced:

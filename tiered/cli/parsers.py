@@ -77,6 +77,14 @@ def compression_level(text: str) -> int | None:
     return whole(level, low=1) if colon else None
 
 
+def destination(text: str) -> str:
+    """``iceberg:CATALOG#NAMESPACE``; without a namespace it is ``default``."""
+    kind, _, rest = text.partition(":")
+    if kind != "iceberg" or not rest.partition("#")[0]:
+        raise ValueError("write iceberg:CATALOG#NAMESPACE, the catalog as a URI or by its name")
+    return text
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import pair, whole
+from tiered.cli.parsers import destination, pair, whole
 from tiered.cli.settings_bodies import BODIES
 from tiered.cli.settings_planned import planned
 from tiered.cli.sizes import parse_size
@@ -123,6 +123,14 @@ ARCHIVE: tuple[Setting, ...] = (
         help="first seal the open segments; while a writer is attached it says so and seals none",
     ),
     _flag(section="archive", name="dry-run", help="say what would be archived, and do nothing"),
+    Setting(
+        section="archive",
+        name="publish",
+        help="then bring a table for each topic up to date, in an Iceberg catalog by URI or by its name in .pyiceberg.yaml",
+        default_text="none",
+        metavar="iceberg:CATALOG#NAMESPACE",
+        parse=destination,
+    ),
     _flag(
         section="archive",
         name="merge",

@@ -1,0 +1,248 @@
+"""Tables of an Iceberg catalog (SQLite) that name an archive's own files: the same rows, once, after whatever happened."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from conftest import use_server
+from support.tiers import QUEUE, TierBuilder
+
+from backends.registry import open_store
+from backends.s3_options import S3Options
+from tests.archive.jobs import archive, workshop
+from tests.archive.test_jobs import log_bytes
+from tests.e2e.harness import here
+from tiered.archive import publish as module
+from tiered.archive.job import log_writer
+from tiered.archive.merging import merge, plan_merge
+from tiered.archive.publish import Destination, Published, publish, table_name
+from tiered.errors import InvalidError, StoreUnavailableError
+from tiered.log.state import part_json, queue_action
+from tiered.log.takeback import head_of
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from support.servers import S3Server
+
+    from tests.archive.conftest import Sealed
+    from tiered.archive.workshop import Workshop
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/catalog.db"
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Workshop]:
+    """A tier in memory and an archive in a folder."""
+    with closing(open_store(f"file://{tmp_path}/parquet", S3Options())) as store:
+        tier = TierBuilder()
+        for body in (b"a", b"b"):
+            tier.add([body, body], roll=True)
+        tier.add([b"open"], roll=True)
+        made = workshop(tier.store, store)
+        archive(made)
+        yield made
+
+
+def published(at: Workshop, catalog: str) -> list[Published]:
+    return list(publish(at.archive, Destination(catalog, "lake"), S3Options()))
+
+
+def table_of(catalog: str, topic: str, namespace: str = "lake") -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    reach = {"s3.endpoint": os.environ.get("AWS_ENDPOINT_URL_S3", "")}
+    with closing(load_catalog("tiered", uri=catalog, **reach)) as found:
+        return found.load_table(f"{namespace}.{table_name(topic)}")
+
+
+def rows(catalog: str, topic: str, *columns: str) -> list[dict[str, Any]]:
+    found = table_of(catalog, topic).scan(selected_fields=columns or ("*",)).to_arrow()
+    return sorted(found.to_pylist(), key=lambda row: (row["queue_id"], row["queue_offset"]))
+
+
+def bodies(catalog: str) -> list[bytes]:
+    names = ("queue_id", "queue_offset", "body")
+    return [row["body"] for row in rows(catalog, QUEUE.topic, *names)]
+
+
+def test_rows_once_and_again_is_nothing(at: Workshop, catalog: str) -> None:
+    (first,) = published(at, catalog)
+    assert (first.added, first.removed) == (2, 0)
+    assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
+    (again,) = published(at, catalog)
+    assert again == replace(first, added=0)
+    table = table_of(catalog, QUEUE.topic)
+    assert len(table.snapshots()) == 1
+    said = table.current_snapshot().summary.additional_properties
+    assert said[module.NUMBER] == str(log_writer(at).number)
+    assert table.current_snapshot().summary.operation.value == "append"
+
+
+def test_merged_files_take_the_place_of_the_old_in_one_snapshot(at: Workshop, catalog: str) -> None:
+    published(at, catalog)
+    log = log_writer(at)
+    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    (found,) = published(at, catalog)
+    assert (found.added, found.removed) == (1, 2)
+    assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
+    table = table_of(catalog, QUEUE.topic)
+    assert len(table.snapshots()) == 2
+    (file,) = [task.file.file_path for task in table.scan().plan_files()]
+    assert "/merged/topic=" in file
+    assert published(at, catalog)[0].added == 0
+
+
+def test_what_the_broker_takes_back_goes_from_the_table(tmp_path: Path, catalog: str) -> None:
+    with closing(open_store(f"file://{tmp_path}/parquet", S3Options())) as store:
+        tier = TierBuilder()
+        tier.add([b"a"])
+        part = tier.add([b"b", b"old c", b"old d"], roll=True)
+        tier.add([b"old e"], roll=True)
+        at = workshop(tier.store, store)
+        archive(at)
+        published(at, catalog)
+        head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
+        head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
+        fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
+        tier.say(queue_action("take_back", QUEUE, 0, **fields))
+        again = TierBuilder(tier.store, writer="0badbeef")
+        for body in (b"new c", b"open"):
+            again.add([body], roll=True)
+        archive(at)
+        published(at, catalog)
+    assert bodies(catalog) == [b"a", b"b", b"new c"]
+
+
+def test_columns_that_come_later_are_added(
+    at: Workshop, catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = module._Publisher._columns
+    monkeypatch.setattr(
+        module._Publisher,
+        "_columns",
+        lambda self, file: pa.schema([f for f in whole(self, file) if f.name != "broker"]),
+    )
+    narrow = module._Publisher(at.archive, Destination(catalog, "lake"), S3Options(), 1)
+    with closing(narrow):
+        narrow._table(f"lake.{table_name(QUEUE.topic)}", QUEUE.topic, _files(at))
+    assert "broker" not in table_of(catalog, QUEUE.topic).schema().column_names
+    monkeypatch.undo()
+    published(at, catalog)
+    found = rows(catalog, QUEUE.topic)
+    assert {row["broker"] for row in found} == {"b"}
+    assert len(found) == 4
+
+
+def _files(at: Workshop) -> list[Any]:
+    return [f for found in log_writer(at).state.lanes.values() for one in found for f in one.files]
+
+
+def test_two_publishers_at_once_add_each_file_once(at: Workshop, catalog: str) -> None:
+    with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
+        warnings.simplefilter("ignore")
+        found = list(pool.map(lambda _: published(at, catalog), range(2)))
+    assert sum(one.added for some in found for one in some) == 2
+    assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
+
+
+def test_another_commits_between(
+    at: Workshop, catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, rivals = module._Publisher._commit, [1]
+
+    def late(self: Any, *given: Any) -> None:
+        if rivals:
+            rivals.pop()
+            published(at, catalog)
+        commit(self, *given)
+
+    monkeypatch.setattr(module._Publisher, "_commit", late)
+    (found,) = published(at, catalog)
+    assert found.added == 0, "the rival's files are there, and are not added once more"
+    assert bodies(catalog) == [b"a", b"a", b"b", b"b"]
+
+
+def test_a_publisher_that_died_between_tables_goes_on(at: Workshop, catalog: str) -> None:
+    more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
+    more.add([b"x"], queue=MessageQueue("zebra", 0), roll=True)
+    more.add([b"open"], queue=MessageQueue("zebra", 0), roll=True)
+    archive(at)
+    going = publish(at.archive, Destination(catalog, "lake"), S3Options())
+    assert next(going).added == 2
+    going.close()  # type: ignore[attr-defined]
+    assert [one.added for one in published(at, catalog)] == [0, 1]
+    assert len(rows(catalog, "zebra")) == 1
+
+
+def test_a_table_of_another_archive_is_refused(at: Workshop, catalog: str, tmp_path: Path) -> None:
+    published(at, catalog)
+    with closing(open_store(f"file://{tmp_path}/other", S3Options())) as store:
+        other = replace(at, archive=store, bare=store)
+        archive(other)
+        with pytest.raises(InvalidError, match="not of this archive"):
+            published(other, catalog)
+
+
+def test_catalogs_that_are_none(at: Workshop, tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="no such catalog"):
+        published(at, "gopher://nowhere")
+    with pytest.raises(StoreUnavailableError):
+        published(at, f"sqlite:///{tmp_path}/no/such/folder/catalog.db")
+    with pytest.raises(ValueError, match="no place"):
+        Destination.of("delta:x")
+    assert Destination.of("iceberg:sqlite:////x.db#a.b") == Destination("sqlite:////x.db", "a.b")
+    assert Destination.of("iceberg:prod").namespace == "default"
+
+
+def test_names_of_tables() -> None:
+    assert table_name("orders_1") == "orders_1"
+    names = [
+        table_name(topic) for topic in ("Orders", "orders-", "%RETRY%orders", "%DLQ%orders", "ä")
+    ]
+    assert len({*names, "orders"}) == 6
+    assert all(name.replace("_", "").isalnum() for name in names)
+
+
+def test_the_command(sealed: Callable[[str], Sealed], archive_url: str, catalog: str) -> None:
+    tier = sealed("s04-batch-compress")
+    words = ("archive", tier.url, "--to", archive_url, "--publish", f"iceberg:{catalog}#lake")
+    said = here(*words, "--json").good().document["published"]
+    assert sum(one["added"] for one in said) == len(said) > 1
+    for topic, messages in tier.dump.messages.items():
+        found = table_of(catalog, topic).scan()
+        assert found.count() == len(messages)
+    again = here(*words, "--merge", "--json").good().document["published"]
+    assert [one["added"] for one in again] == [0] * len(said)
+    ran = here("archive", tier.url, "--to", archive_url, "--publish", "delta:x")
+    assert (ran.code, "write iceberg:" in ran.err) == (2, True)
+
+
+def test_on_a_server(ministack: S3Server, monkeypatch: pytest.MonkeyPatch, catalog: str) -> None:
+    use_server(ministack, monkeypatch)
+    with closing(open_store(f"s3://{ministack.bucket()}/parquet", S3Options())) as store:
+        tier = TierBuilder()
+        for body in (b"a", b"open"):
+            tier.add([body], roll=True)
+        at = workshop(tier.store, store)
+        archive(at)
+        assert published(at, catalog)[0].added == 1
+        assert bodies(catalog) == [b"a"]
+        assert published(at, catalog)[0].added == 0
+    told = str(table_of(catalog, QUEUE.topic).metadata) + str(Path(catalog[10:]).read_bytes())
+    assert len(ministack.secret_key) > 3
+    assert ministack.secret_key not in told.replace(ministack.access_key, "")

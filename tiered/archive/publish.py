@@ -1,0 +1,376 @@
+"""Publishes an archive in an Iceberg catalog: a table for each topic, which names the archive's own files.
+
+Overview: for each topic the files that the log names are held against those of the table's present snapshot; what is new is
+added and what was replaced is taken out, in one snapshot, which bears the number of the log's entry. Nothing is copied or
+rewritten: an archive's files are the table's files, and metadata lies below ``_iceberg/`` of the archive.
+
+Ordering: the log first, always; it stays the truth. A table is one entry behind or more, never ahead.
+
+Retries: publishing again is a no-op: a table that bears the number of the log's last entry, or a later one, is left alone,
+and the same files give the same difference. When another has committed between, the difference is made anew; pyiceberg's own
+retries, which would add the same files once more, are switched off.
+
+After a crash: some tables have been brought up to date, others not; publish again.
+
+One thread. Memory: the names of one topic's files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tiered.archive.duck import local_root
+from tiered.archive.machine import ArchiveMachine
+from tiered.archive.model import LOG
+from tiered.archive.moves import whole_files
+from tiered.archive.ranges import ObjectFile
+from tiered.errors import InvalidError, StoreUnavailableError
+from tiered.journal.reader import JournalReader
+from tiered.plugin.arrow import load_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from backends.s3_options import S3Options
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.model import Archived, ParquetFile
+
+NUMBER = "tiered.archive.number"
+URL = "tiered.archive.url"
+TOPIC = "tiered.topic"
+NAMESPACE = "default"
+_TRIES = 5
+_PLAIN = re.compile(r"[a-z0-9_]+")
+_NO_RETRIES = {"commit.retry.num-retries": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where tables go.
+
+    Attributes:
+        catalog: URI of a catalog, or the name of one in pyiceberg's own configuration.
+        namespace: Of the tables.
+    """
+
+    catalog: str
+    namespace: str
+
+    @classmethod
+    def of(cls, text: str) -> Destination:
+        """From ``iceberg:CATALOG#NAMESPACE``.
+
+        Raises:
+            ValueError: It is none.
+        """
+        kind, _, rest = text.partition(":")
+        catalog, _, namespace = rest.partition("#")
+        if kind != "iceberg" or not catalog:
+            raise ValueError(f"{text!r} is no place to publish in")
+        return cls(catalog, namespace or NAMESPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of one topic's table.
+
+    Attributes:
+        topic: The topic.
+        table: Its name, with the namespace.
+        added: Files added.
+        removed: Files taken out.
+        number: Of the archive's log, up to which the table is.
+    """
+
+    topic: str
+    table: str
+    added: int
+    removed: int
+    number: int
+
+
+def table_name(topic: str) -> str:
+    """Of a topic's table: its own name where that is lower case and plain; else made so, with a hash of the whole."""
+    if _PLAIN.fullmatch(topic):
+        return topic
+    raw = topic.encode("utf-8", "surrogateescape")
+    plain = re.sub(r"[^a-z0-9]+", "_", topic.lower()).strip("_")[:100]
+    return f"{plain or 'topic'}_{hashlib.sha256(raw).hexdigest()[:8]}"
+
+
+def publish(
+    archive: ObjectStore, destination: Destination, options: S3Options
+) -> Iterator[Published]:
+    """Bring the table of each topic up to the archive's log.
+
+    Args:
+        archive: The archive's store, with retries.
+        destination: Where the tables are.
+        options: How S3 is reached.
+
+    Yields:
+        Each table when it is done.
+
+    Raises:
+        InvalidError: pyiceberg is missing, there is no archive, or a table of that name is not of this archive.
+        StoreUnavailableError: The catalog refuses, or cannot be reached.
+        DataError: The log is damaged.
+        BackendError: The archive's store failed.
+    """
+    log = JournalReader(archive, LOG, ArchiveMachine())
+    log.catch_up()
+    if not log.number:
+        raise InvalidError("there is no archive here", where=archive.url, do="archive first")
+    publisher = _Publisher(archive, destination, options, log.number)
+    try:
+        for topic, files in _by_topic(log.state).items():
+            yield publisher.publish(topic, files)
+    finally:
+        publisher.close()
+
+
+_Kind = tuple[object, ...]
+
+
+def _by_topic(state: ArchiveState) -> dict[str, dict[_Kind, list[ParquetFile]]]:
+    """Files of each topic, by what decides on their columns."""
+    found: dict[str, dict[_Kind, list[ParquetFile]]] = {}
+    for lane, stretches in sorted(state.lanes.items()):
+        kinds = found.setdefault(lane.topic, {})
+        for one in stretches:
+            kinds.setdefault(_kind(one), []).extend(one.files)
+    return {
+        topic: {kind: whole_files(files) for kind, files in kinds.items()}
+        for topic, kinds in found.items()
+    }
+
+
+def _kind(archived: Archived) -> _Kind:
+    return archived.schema, archived.columns, archived.has_records
+
+
+class _Publisher:
+    """A catalog, open."""
+
+    def __init__(
+        self, archive: ObjectStore, destination: Destination, options: S3Options, number: int
+    ) -> None:
+        self._archive = archive
+        self._place = destination
+        self._number = number
+        root = local_root(archive)
+        self._root = f"file://{root}" if root is not None else archive.url.rstrip("/") + "/"
+        self._catalog = _open(destination.catalog, _properties(options, self._root))
+
+    def close(self) -> None:
+        self._catalog.close()
+
+    def publish(self, topic: str, kinds: Mapping[_Kind, list[ParquetFile]]) -> Published:
+        from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
+
+        wanted = {self._root + file.key: file for files in kinds.values() for file in files}
+        for number in range(_TRIES):
+            try:
+                return self._publish(topic, kinds, wanted)
+            except CommitFailedException:
+                continue  # another has committed between: what is to be done is another thing now
+            except (InvalidError, StoreUnavailableError):
+                raise
+            except Exception as error:
+                if number:  # once, since who makes the same table at the same moment makes us fail in many ways
+                    raise self._refused(f"{type(error).__name__}: {error}") from error
+        raise self._refused(f"others keep changing the table of {topic}")
+
+    def _publish(
+        self,
+        topic: str,
+        kinds: Mapping[_Kind, list[ParquetFile]],
+        wanted: Mapping[str, ParquetFile],
+    ) -> Published:
+        samples = [files[0] for files in kinds.values() if files]
+        name = f"{self._place.namespace}.{table_name(topic)}"
+        if not samples and not self._catalog.table_exists(name):
+            return Published(topic, name, 0, 0, self._number)
+        table = self._table(name, topic, samples)
+        if _number_of(table) >= self._number:
+            return Published(topic, name, 0, 0, _number_of(table))
+        present = {task.file.file_path: task.file for task in table.scan().plan_files()}
+        added = sorted(path for path in wanted if path not in present)
+        removed = [
+            file
+            for path, file in present.items()
+            if path.startswith(self._root) and path not in wanted
+        ]
+        if added or removed:
+            self._commit(table, samples, added, removed)
+        return Published(topic, name, len(added), len(removed), self._number)
+
+    def _commit(
+        self,
+        table: Any,  # noqa: ANN401 (pyiceberg's, whose types come with it)
+        samples: Iterable[ParquetFile],
+        added: list[str],
+        removed: list[Any],
+    ) -> None:
+        """One snapshot."""
+        from pyiceberg.io.pyarrow import parquet_files_to_data_files  # noqa: PLC0415 (heavy)
+
+        table.metadata.properties.update(_NO_RETRIES)  # of our copy: it is not sent
+        properties = {NUMBER: str(self._number), URL: self._archive.url}
+        with table.transaction() as change:
+            for sample in samples:
+                with change.update_schema() as columns:
+                    columns.union_by_name(self._columns(sample))
+            update = change.update_snapshot(snapshot_properties=properties)
+            with update.overwrite() if removed else update.fast_append() as snapshot:
+                for file in removed:
+                    snapshot.delete_data_file(file)
+                files = parquet_files_to_data_files(table.io, change.table_metadata, iter(added))
+                for file in files:
+                    snapshot.append_data_file(file)
+
+    def _table(self, name: str, topic: str, samples: list[ParquetFile]) -> Any:  # noqa: ANN401
+        """The topic's table, made if there is none.
+
+        Raises:
+            InvalidError: There is one that is not of this archive.
+        """
+        from pyiceberg.exceptions import (  # noqa: PLC0415 (heavy)
+            NoSuchTableError,
+            TableAlreadyExistsError,
+        )
+
+        try:
+            table = self._catalog.load_table(name)
+        except NoSuchTableError:
+            try:
+                table = self._make(name, topic, self._columns(samples[0]))
+            except TableAlreadyExistsError:
+                table = self._catalog.load_table(name)
+        if table.metadata.properties.get(URL) != self._archive.url:
+            raise InvalidError(
+                f"the table {name} is not of this archive",
+                where=self._place.catalog,
+                do="publish into a namespace of its own",
+            )
+        return table
+
+    def _make(self, name: str, topic: str, columns: pa.Schema) -> Any:  # noqa: ANN401
+        from pyiceberg.transforms import DayTransform  # noqa: PLC0415 (heavy)
+
+        self._catalog.create_namespace_if_not_exists(self._place.namespace)
+        location = f"{self._root}_iceberg/{self._place.namespace}/{table_name(topic)}"
+        with self._catalog.create_table_transaction(
+            name,
+            schema=columns,
+            location=location,
+            properties={URL: self._archive.url, TOPIC: topic},
+        ) as change:
+            with change.update_spec() as spec:
+                spec.add_field("store_ts", DayTransform(), "store_day")
+            mapping = change.table_metadata.schema().name_mapping.model_dump_json()
+            change.set_properties(**{"schema.name-mapping.default": mapping})
+        return self._catalog.load_table(name)
+
+    def _columns(self, file: ParquetFile) -> pa.Schema:
+        """Those of a file."""
+        from pyarrow import parquet  # noqa: PLC0415 (heavy)
+
+        raw = ObjectFile(self._archive, file.key, file.size_bytes)
+        schema: pa.Schema = parquet.ParquetFile(
+            io.BufferedReader(raw, buffer_size=1 << 16)
+        ).schema_arrow
+        return schema.remove_metadata()
+
+    def _refused(self, why: str) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"the catalog refuses: {why}"[:500],
+            where=self._place.catalog.rpartition("@")[2],
+            do="what is archived stays so; publish again when the catalog answers",
+        )
+
+
+def _number_of(table: Any) -> int:  # noqa: ANN401
+    """Of the archive's log, up to which a table is; 0 when nothing was published."""
+    snapshot = table.current_snapshot()
+    while snapshot is not None:
+        said = snapshot.summary.additional_properties if snapshot.summary else {}
+        if NUMBER in said:
+            return int(said[NUMBER])
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.snapshot_by_id(parent) if parent is not None else None
+    return 0
+
+
+def _properties(options: S3Options, root: str) -> dict[str, str]:
+    """How pyiceberg reaches what we reach; for this process, nothing of it becomes part of a table."""
+    known = {"warehouse": root + "_iceberg"}
+    if not root.startswith("s3://"):
+        return known
+    from backends.s3_settings import resolve, split_location  # noqa: PLC0415 (with boto3)
+
+    bucket, _ = split_location(root.removeprefix("s3://").rstrip("/"))
+    settings = resolve(bucket, options, os.environ)
+    pair = settings.credentials()
+    texts = {
+        "s3.endpoint": settings.endpoint_url,
+        "s3.region": settings.region,
+        "s3.access-key-id": pair["access_key_id"],
+        "s3.secret-access-key": pair["secret_access_key"],
+        "s3.session-token": pair.get("token"),
+        "s3.force-virtual-addressing": str(not settings.path_style).lower(),
+    }
+    return known | {name: text for name, text in texts.items() if text is not None}
+
+
+def _open(catalog: str, properties: Mapping[str, str]) -> Any:  # noqa: ANN401
+    """The catalog that a URI or a name means.
+
+    Raises:
+        InvalidError: pyiceberg is not installed, or nobody knows such a catalog.
+        StoreUnavailableError: It cannot be reached.
+    """
+    load_pyarrow()
+    try:
+        from pyiceberg.catalog import load_catalog  # noqa: PLC0415 (heavy; only who publishes)
+    except ImportError as error:
+        raise InvalidError(
+            "this needs pyiceberg, which is not installed", do="pip install 'tieredmq[iceberg]'"
+        ) from error
+    is_uri = ":" in catalog
+    name, more = ("tiered", {"uri": catalog}) if is_uri else (catalog, {})
+    try:
+        return _loaded(lambda: load_catalog(name, **properties, **more))
+    except ValueError as error:
+        raise InvalidError(
+            f"there is no such catalog: {error}",
+            where=catalog.rpartition("@")[2],
+            do="give a URI as sqlite:////path/catalog.db or https://host, or a name from .pyiceberg.yaml",
+        ) from error
+    except Exception as error:
+        raise StoreUnavailableError(
+            f"the catalog cannot be opened: {type(error).__name__}: {error}"[:300],
+            where=catalog.rpartition("@")[2],
+            do="see that it is there and lets you in",
+        ) from error
+
+
+def _loaded(load: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """A catalog; asked for twice, since of two that make a new one at once one fails."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return load()
+        except ValueError:
+            raise
+        except Exception:  # noqa: BLE001 (the second try tells)
+            return load()
