@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from store.reading import NAMES
 
 from tiered.clock import ManualClock
-from tiered.format import sysflag
 from tiered.format.record import Record, decode_record
 from tiered.local.files import FileCache
 from tiered.local.layout import inspect
 from tiered.local.pieces import LogPieces, Next
+from tiered.local.recovery import count_sound
 from tiered.store.message_store import MessageStore
-from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 from tiered.store.recovery import open_log
+from tiered.store.special import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _FAR = 1 << 62
-_HOSTS = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
-CAPTURED = StoreOptions(262_144, 100, index_slots=100, index_items=400)
+CAPTURED = StoreOptions(262_144, 100, 100, 400, batchqueue_file_items=100)
 """File sizes of the captured stores."""
 
 
@@ -36,9 +37,13 @@ def records_of(root: Path) -> Iterator[tuple[Record, bytes]]:
         pieces, position = LogPieces(log), log.bases[0]
         while True:
             piece = pieces.read(position, _FAR, 8 << 20)
-            for at, size in zip(piece.block.positions, piece.block.sizes, strict=True):
+            sound = count_sound(piece)
+            places = zip(piece.block.positions, piece.block.sizes, strict=True)
+            for at, size in islice(places, sound):
                 raw = bytes(piece.block.buffer[at : at + size])
                 yield decode_record(raw, 0, physical_offset=piece.start + int(at)), raw
+            if sound < len(piece.block):
+                return
             if piece.follows is Next.FILE and piece.next_file is not None:
                 position = piece.next_file
             elif piece.follows is Next.MORE:
@@ -49,31 +54,23 @@ def records_of(root: Path) -> Iterator[tuple[Record, bytes]]:
         cache.close()
 
 
-def as_message(record: Record) -> Message:
-    """What a broker must have been given to store this record."""
-    return Message(
-        record.topic,
-        record.queue_id,
-        record.body,
-        properties=record.properties,
-        flag=record.flag,
-        born_timestamp_ms=record.born_timestamp_ms,
-        born_host=record.born_host,
-        sys_flag=record.sys_flag & ~_HOSTS,
-        reconsume_times=record.reconsume_times,
-    )
-
-
-def store_again(records: list[Record], root: Path, store_host: str) -> list[tuple[int, int]]:
-    """Append each at the moment the broker did; physical and queue offset of each."""
+def store_again(
+    records: list[Record], root: Path, *, batch_topics: tuple[str, ...] = (), **options: Any
+) -> None:
+    """Append each as it is at the moment the broker did, by the way that fits: plain ones as any message."""
     clock = ManualClock()
-    options = StoreOptions(262_144, 100, 100, 400, store_host=store_host)
+    sizes = replace(CAPTURED, store_host=records[0].store_host, **options)
     with MessageStore.create(
-        root, **NAMES, clock=clock, options=options, rng=random.Random(1)
+        root, **NAMES, clock=clock, options=sizes, rng=random.Random(1)
     ) as store:
-        places = []
+        for topic in batch_topics:
+            store.create_topic(topic, queues=1, is_batch=True)
         for record in records:
             clock.jump((record.store_timestamp_ms - clock.now_ms()) / 1000)
-            put = store.append(as_message(record))
-            places.append((put.physical_offset, put.queue_offset))
-        return places
+            found = record.properties
+            is_usual = found.keys() >= {"UNIQ_KEY", "CLUSTER"} and not record.sys_flag & 0xCC
+            if is_usual:
+                store.append(message_of(record))
+            else:
+                half = record.prepared_transaction_offset
+                store.append_as_is(message_of(record), prepared_transaction_offset=half)

@@ -53,6 +53,12 @@ class KeyIndex:
         """Keys in all files."""
         return sum(file.count - 1 for file in self._files)
 
+    @property
+    def newest_begin_ms(self) -> int | None:
+        """Store time of the first record in the newest file; None without one."""
+        files = self._files[-1:]
+        return files[0].begin_ms if files and files[0].count > 1 else None
+
     def put(self, hashes: Longs, physical_offsets: Longs, times_ms: Longs) -> None:
         """Add keys in log order; see ``KeyFile.put``.
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.consume_queue import ITEM_BYTES, encode_items, fillers
+from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES, encode_items, fillers
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from tiered.local.batches import cut_records
 from tiered.local.face import RecordBatch
-from tiered.local.layout import QUEUE_DIRECTORY
+from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 from tiered.model import MessageQueue, QueueOffset
+from tiered.store.kinds import encode_units
 from tiered.store.startup import QueueEnd
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
     from tiered.store.facts import Facts
     from tiered.store.keyindex import KeyIndex
+    from tiered.store.kinds import QueueKinds
     from tiered.store.rows import RowWriter
 
 Longs = npt.NDArray[np.int64]
@@ -50,7 +52,7 @@ class Listing:
         queues: Mapping[MessageQueue, QueueEnd],
         rows: RowWriter,
         index: KeyIndex,
-        consumequeue_file_bytes: int,
+        kinds: QueueKinds,
     ) -> None:
         self.queues = dict(queues)
         self.duplicates = 0
@@ -58,7 +60,11 @@ class Listing:
         self._root = root
         self._rows = rows
         self._index = index
-        self._file_bytes = consumequeue_file_bytes
+        self._kinds = kinds
+
+    def needs_records(self, facts: Facts) -> bool:
+        """Whether what was handed over does not suffice: the log must be read."""
+        return any(self._kinds.needs_records(queue.topic) for queue, _ in facts.groups)
 
     def take(self, facts: Facts, dispatchers: Sequence[Dispatch] = ()) -> None:
         """List the records of a piece of the log.
@@ -102,26 +108,41 @@ class Listing:
         if not len(indices):
             return None
         offsets = facts.queue_offsets[indices]
+        counts = self._kinds.counts(queue.topic, facts, indices)
         end = self.queues.get(queue)
         if end is None:
-            end = QueueEnd(int(offsets[0]), self._file_bytes, is_new=True)
-            self.queues[queue] = end
-        fresh = _rising(offsets, end.next_offset)
+            end = self.queues[queue] = self._begin(queue, int(offsets[0]))
+        fresh = _rising(offsets, counts, end.next_offset)
         self.duplicates += int(len(offsets) - fresh.sum())
-        indices, offsets = indices[fresh], offsets[fresh]
+        indices, offsets, counts = indices[fresh], offsets[fresh], counts[fresh]
         if not len(indices):
             return None
-        tags = facts.described.tag_codes[indices]
-        items = encode_items(facts.physical_offsets[indices], facts.sizes[indices], tags)
-        self._write(queue, end, offsets, items)
-        end.next_offset = int(offsets[-1]) + 1
+        tags = self._kinds.tag_codes(queue.topic, facts, indices)
+        if end.unit is None:
+            items = encode_items(facts.physical_offsets[indices], facts.sizes[indices], tags)
+            self._write(queue, end, offsets, items)
+        else:
+            self._write_units(queue, end, encode_units(facts, indices, counts, tags))
+        end.next_offset = int(offsets[-1] + counts[-1])
         if (
             not is_offered
             or facts.block is None
-            or int(offsets[-1]) - int(offsets[0]) + 1 != len(offsets)
+            or end.next_offset - int(offsets[0]) != int(counts.sum())
         ):
             return None
-        return _batch(queue, facts.block, indices, int(offsets[0]), tags)
+        return _batch(queue, facts.block, indices, counts, tags)
+
+    def _begin(self, queue: MessageQueue, offset: int) -> QueueEnd:
+        if self._kinds.is_batch(queue.topic):
+            return QueueEnd(offset, self._kinds.batch_file_bytes, is_new=True, unit=0)
+        return QueueEnd(offset, self._kinds.file_bytes, is_new=True)
+
+    def _write_units(self, queue: MessageQueue, end: QueueEnd, data: bytes) -> None:
+        """Units lie one behind another, whatever queue offsets they name."""
+        folder = f"{self._root}/{BATCH_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+        first = end.unit or 0
+        self._rows.write(folder, end.file_bytes, first * BATCH_ITEM_BYTES, data)
+        end.unit, end.is_new = first + len(data) // BATCH_ITEM_BYTES, False
 
     def _write(self, queue: MessageQueue, end: QueueEnd, offsets: Longs, data: bytes) -> None:
         folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
@@ -138,17 +159,20 @@ class Listing:
             end.is_new = False
 
 
-def _rising(offsets: Longs, start: int) -> npt.NDArray[np.bool_]:
-    """Which are at or above ``start`` and above all before them."""
-    before = np.maximum.accumulate(np.concatenate(([start - 1], offsets[:-1])))
-    found: npt.NDArray[np.bool_] = offsets > before
+def _rising(offsets: Longs, counts: Longs, start: int) -> npt.NDArray[np.bool_]:
+    """Which are at or above ``start`` and behind all before them."""
+    before = np.maximum.accumulate(np.concatenate(([start], (offsets + counts)[:-1])))
+    found: npt.NDArray[np.bool_] = offsets >= before
     return found
 
 
 def _batch(
-    queue: MessageQueue, block: RecordBlock, indices: Longs, start: int, tags: Longs
+    queue: MessageQueue, block: RecordBlock, indices: Longs, counts: Longs, tags: Longs
 ) -> RecordBatch:
     data, positions = cut_records(block, indices)
+    start = int(block.queue_offsets[indices[0]])
+    if int(counts.max()) > 1:  # the messages of an inner batch share its record
+        indices, positions, tags = (np.repeat(each, counts) for each in (indices, positions, tags))
     return RecordBatch(
         queue=queue,
         base_offset=QueueOffset(start),

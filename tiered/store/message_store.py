@@ -18,32 +18,34 @@ the store takes nothing more; ``close`` it, which leaves it as a crash does.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from typing import TYPE_CHECKING, Self
 
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
-from tiered.store.checks import check_host, check_topic
+from tiered.store.checks import check_topic
 from tiered.store.commitlog import CommitLog
 from tiered.store.commits import GroupCommits
 from tiered.store.encoding import Encoder
 from tiered.store.hold import Disk
-from tiered.store.opening import Parts, make_new, open_existing
+from tiered.store.knowntopics import KnownTopics
+from tiered.store.opening import Parts, check_names, make_new, open_existing
 from tiered.store.options import Expiry, Flush, StoreOptions
 from tiered.store.reading import StoreReader
 from tiered.store.receipts import Receipts
 from tiered.store.reput import Reput
+from tiered.store.special import Maker, Special, complete
 from tiered.store.uniqkeys import KeyMaker
 from tiered.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
 
     from tiered.clock import Clock
-    from tiered.store.columns import Prepared
     from tiered.store.expiry import Expired
     from tiered.store.listing import Dispatch
     from tiered.store.messages import Appended, Message
@@ -81,7 +83,7 @@ class MessageStore:
             StoreUnavailableError: The disk refuses it.
         """
         options = options or StoreOptions()
-        _check_names(cluster, broker, options)
+        check_names(cluster, broker, options)
         parts = make_new(directory, options, cluster=cluster, broker=broker, clock=clock)
         return cls(parts, cluster, clock, rng or random.SystemRandom())
 
@@ -114,7 +116,7 @@ class MessageStore:
             StoreUnavailableError: The disk refuses it.
         """
         options = options or StoreOptions()
-        _check_names(cluster, broker, options)
+        check_names(cluster, broker, options)
         parts = open_existing(directory, options, clock, anew=anew)
         return cls(parts, cluster, clock, rng or random.SystemRandom())
 
@@ -124,7 +126,9 @@ class MessageStore:
         self.root = parts.hold.root
         self._parts = parts
         self._clock = clock
-        self._encoder = Encoder(options, cluster, KeyMaker(rng))
+        self._cluster, self._keys = cluster, KeyMaker(rng)
+        self._encoder = Encoder(options, cluster, self._keys)
+        self._topics = KnownTopics(parts.topics, clock, options.topic_queues)
         self._log = CommitLog(
             self.root,
             options.commitlog_file_bytes,
@@ -138,6 +142,7 @@ class MessageStore:
             clock=clock,
         )
         self._commits = GroupCommits(
+            lambda messages: self._log.append(messages, self._encoder.store_host),
             self._log.sync,
             clock,
             needs_sync=options.flush is Flush.SYNC,
@@ -153,8 +158,6 @@ class MessageStore:
         )
         self.reader = StoreReader(parts, lambda: self.confirm_offset)
         self._upkeep = Upkeep(parts, self._log, self._commits, self._reput, clock)
-        self._topics_known: set[tuple[str, int]] = set()
-        self._topics_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._is_closed = False
         try:
@@ -198,19 +201,18 @@ class MessageStore:
         """Have a dispatcher called with everything that is listed from now on, in the reput thread."""
         self._reput.dispatchers.append(dispatch)
 
-    def create_topic(self, topic: str, *, queues: int) -> None:
+    def create_topic(self, topic: str, *, queues: int, is_batch: bool = False) -> None:
         """Make a topic, or give one more queues. Messages make theirs themselves.
 
+        With ``is_batch`` its consume queues are batch queues, which inner batches need.
+
         Raises:
-            InvalidError: The name is none, or ``queues`` is not positive.
+            InvalidError: The name is none, ``queues`` is not positive, or the topic is there and of the other kind.
             StoreUnavailableError: See the module.
         """
-        check_topic(topic)
-        if queues <= 0:
-            raise InvalidError(f"topic {topic}: {queues} queues")
         self._check_open()
-        with self._topics_lock, Disk(self.root):
-            self._parts.topics.ensure(topic, queues - 1, queues=queues, now_ms=self._clock.now_ms())
+        with Disk(self.root):
+            self._topics.create(topic, queues, is_batch=is_batch)
 
     def begin_queue(self, queue: MessageQueue, offset: QueueOffset) -> None:
         """Let a queue without messages begin at another queue offset than 0. In memory until its first message.
@@ -238,6 +240,8 @@ class MessageStore:
             ClosedError: The store has been closed.
             StoreUnavailableError: See the module.
         """
+        if self.options.flush is Flush.SYNC and messages:
+            return self._append_together(messages)
         receipts, future = self.submit(messages)
         if future is not None:
             self._wait(future)
@@ -252,15 +256,38 @@ class MessageStore:
         self._check_open()
         prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
         with Disk(self.root):
-            self._ensure_topics(prepared)
+            self._topics.ensure(prepared.distinct, prepared.queues)
             places = self._log.append(prepared, self._encoder.store_host)
-        receipts = Receipts(prepared, places, self.options.store_host)
-        if self.options.flush is Flush.ASYNC and not self.options.needs_replica:
-            if not self._upkeep.work.is_set():
-                self._upkeep.work.set()
-            return receipts, None
-        future = self._commits.submit(places.end)
-        return receipts, future
+        return Receipts(prepared, places, self.options.store_host), self._acknowledged(places.end)
+
+    def append_as_is(self, message: Message, *, prepared_transaction_offset: int = 0) -> Appended:
+        """Store a message that names all that is to be stored of it: see ``tiered.store.special``.
+
+        Args:
+            message: With all its properties; ``complete`` gives a client's message those that a broker adds.
+            prepared_transaction_offset: Physical offset of the half message that it was; 0 when it was none.
+
+        Raises:
+            InvalidError: It cannot be stored as it is; nothing was. Others as of ``append_batch``.
+        """
+        self._check_open()
+        queue = message.topic, message.queue_id
+        made = Maker(
+            Special(message, prepared_transaction_offset),
+            self.options,
+            is_batch_topic=self._topics.is_batch(message.topic),
+        )
+        with Disk(self.root):
+            self._topics.ensure({queue}, (queue,))
+            places = self._log.append_made(queue, made.takes, made.make)
+        if (future := self._acknowledged(places.end)) is not None:
+            self._wait(future)
+        return made.receipt(places)
+
+    def complete(self, message: Message) -> Message:
+        """A message with what a broker adds, in its order: for ``append_as_is``. Errors: ``InvalidError``."""
+        (key,) = self._keys.take(1, int(self._clock.now_ms()))
+        return complete(message, cluster=self._cluster, unique_key=key)
 
     def acknowledge_replica(self, end: PhysicalOffset) -> None:
         """A replica has everything below ``end``."""
@@ -356,28 +383,32 @@ class MessageStore:
                 do="close the store",
             )
 
-    def _ensure_topics(self, messages: Prepared) -> None:
-        known = self._topics_known
-        if messages.distinct <= known:
-            return
-        for queue in dict.fromkeys(messages.queues):
-            topic, queue_id = queue
-            with self._topics_lock:
-                if self._parts.topics.is_batch(topic):
-                    raise InvalidError(
-                        f"topic {topic} has batch consume queues, which is not supported"
-                    )
-                self._parts.topics.ensure(
-                    topic,
-                    queue_id,
-                    queues=self.options.topic_queues,
-                    now_ms=self._clock.now_ms(),
-                )
-                known.add(queue)
+    def _acknowledged(self, end: int) -> Future[None] | None:
+        """Done when everything below ``end`` is stored as the policy says; None where there is nothing to wait for."""
+        if self.options.flush is Flush.ASYNC and not self.options.needs_replica:
+            if not self._upkeep.work.is_set():
+                self._upkeep.work.set()
+            return None
+        return self._commits.submit(end)
+
+    def _append_together(self, messages: Sequence[Message]) -> Receipts:
+        """Let the flush thread write and sync what all who wait have to store."""
+        self._check_open()
+        prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
+        with Disk(self.root):
+            self._topics.ensure(prepared.distinct, prepared.queues)
+        with self._waiting():
+            places = self._commits.append(prepared, self.options.sync_timeout_s)
+        return Receipts(prepared, places, self.options.store_host)
 
     def _wait(self, future: Future[None]) -> None:
-        try:
+        with self._waiting():
             future.result(self.options.sync_timeout_s)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError:
             raise StoreUnavailableError(
                 f"not on the disk or with the replica after {self.options.sync_timeout_s} s",
@@ -385,10 +416,6 @@ class MessageStore:
                 do="it may still be stored: look before sending it again",
             ) from None
         except OSError as error:
-            raise StoreUnavailableError(f"the flush failed: {error}", where=self.root) from error
-
-
-def _check_names(cluster: str, broker: str, options: StoreOptions) -> None:
-    check_topic(cluster)
-    check_topic(broker)
-    check_host(options.store_host)
+            raise StoreUnavailableError(
+                f"the flush failed: {error.strerror or error}", where=self.root
+            ) from error

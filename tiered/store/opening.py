@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.consume_queue import ITEM_BYTES
+from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.layout import inspect, known_queue_file_bytes, list_queues
 from tiered.local.liveness import ABORT_FILE
+from tiered.store.checks import check_host, check_topic
+from tiered.store.delays import parse_levels
 from tiered.store.hold import Disk, StoreHold
 from tiered.store.keyindex import KeyIndex, sizes_on_disk
+from tiered.store.kinds import QueueKinds
 from tiered.store.listing import Listing
 from tiered.store.recovery import (
     Recovered,
@@ -25,18 +28,17 @@ from tiered.store.recovery import (
 )
 from tiered.store.replay import replay
 from tiered.store.rows import RowWriter, cut_row
-from tiered.store.startup import StoreEnd, read_end
+from tiered.store.startup import QueueEnd, StoreEnd, read_batch_end, read_end
 from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.local.layout import Layout
+    from tiered.model import MessageQueue
     from tiered.store.options import StoreOptions
 
 
 LIGHT_PREFIX: Final = "%LMQ%"
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-"""Its tag codes are times of delivery."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,17 @@ class Parts:
         self.queue_rows.close()
         self.cache.close()
         self.hold.close()
+
+
+def check_names(cluster: str, broker: str, options: StoreOptions) -> None:
+    """Refuse names and a host that no store can have.
+
+    Raises:
+        InvalidError: One is none.
+    """
+    check_topic(cluster)
+    check_topic(broker)
+    check_host(options.store_host)
 
 
 def make_new(
@@ -140,7 +153,9 @@ def _recover(
     try:
         log = open_log(layout, cache)
         if not log.bases:
-            queues = cut_queues(rows, layout, cache, -1)
+            queues = cut_queues(rows, layout, cache, -1) | _cut_batch_queues(
+                rows, layout, cache, -1
+            )
             parts = _assemble(hold, topics, options, StoreEnd(0, 0, queues), clock, queue_rows=rows)
             parts.index.cut(0)
             parts.recovered = Recovered(0, 0, 0, 0)
@@ -150,7 +165,9 @@ def _recover(
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
         covered = checkpoint.logics_physical_offset
         begin = find_start(layout, cache, begin, checkpoint, has_queues=has_queues)
-        queues = cut_queues(rows, layout, cache, begin)
+        queues = cut_queues(rows, layout, cache, begin) | _cut_batch_queues(
+            rows, layout, cache, begin
+        )
     finally:
         cache.close()
     end = StoreEnd(begin, checkpoint.physical_timestamp_ms, queues)
@@ -175,11 +192,11 @@ def _refuse_foreign(layout: Layout) -> None:
     Raises:
         InvalidError: The store has lists of a kind that only a broker writes.
     """
-    for queue, is_batch in list_queues(layout.root).items():
-        if is_batch or queue.topic.startswith(LIGHT_PREFIX) or queue.topic == SCHEDULE_TOPIC:
-            what = "batch consume queues" if is_batch else f"the topic {queue.topic}"
+    for queue in list_queues(layout.root):
+        if queue.topic.startswith(LIGHT_PREFIX):
             raise InvalidError(
-                f"a store with {what} was not stopped cleanly, and only a broker can recover it",
+                f"a store with the light queue {queue.topic} was not stopped cleanly, "
+                "and only a broker can recover it",
                 where=layout.root,
                 do="start a broker on it, and stop that cleanly",
             )
@@ -189,6 +206,21 @@ def _refuse_foreign(layout: Layout) -> None:
             where=layout.root,
             do="start a broker on it, and stop that cleanly",
         )
+
+
+def _cut_batch_queues(
+    rows: RowWriter, layout: Layout, cache: FileCache, limit: int
+) -> dict[MessageQueue, QueueEnd]:
+    """As ``cut_queues``, of batch queues."""
+    ends: dict[MessageQueue, QueueEnd] = {}
+    for queue, is_batch in list_queues(layout.root).items():
+        if not is_batch:
+            continue
+        end, _ = read_batch_end(layout, cache, queue, limit)
+        folder = layout.queue_directory(queue, is_batch=True)
+        cut_row(rows, folder, end.file_bytes, (end.unit or 0) * BATCH_ITEM_BYTES)
+        ends[queue] = end
+    return ends
 
 
 def _assemble(
@@ -209,7 +241,13 @@ def _assemble(
         else FileRow(cache, folder, options.commitlog_file_bytes)
     )
     index = KeyIndex(hold.root, options.index_slots, options.index_items, clock)
-    listing = Listing(hold.root, end.queues, queue_rows, index, options.consumequeue_file_bytes)
+    kinds = QueueKinds(
+        topics.is_batch,
+        parse_levels(options.delay_levels),
+        options.consumequeue_file_bytes,
+        options.batchqueue_file_items * BATCH_ITEM_BYTES,
+    )
+    listing = Listing(hold.root, end.queues, queue_rows, index, kinds)
     listing.last_ms = end.store_ms
     return Parts(
         hold=hold,
@@ -231,12 +269,14 @@ def _as_on_disk(options: StoreOptions, layout: Layout) -> StoreOptions:
     """The options with the sizes that the files have: a broker wants all of a kind to be equal."""
     if list_bases(layout.log):
         options = replace(options, commitlog_file_bytes=layout.log_file_bytes)
+    sizes: dict[bool, int] = {}
     for queue, is_batch in list_queues(layout.root).items():
-        size = known_queue_file_bytes(
-            layout.queue_directory(queue, is_batch=is_batch), is_batch=is_batch
-        )
-        if size and not is_batch:
-            options = replace(options, consumequeue_file_items=size // ITEM_BYTES)
-            break
+        if not sizes.get(is_batch):
+            folder = layout.queue_directory(queue, is_batch=is_batch)
+            sizes[is_batch] = known_queue_file_bytes(folder, is_batch=is_batch)
+    if size := sizes.get(False, 0):
+        options = replace(options, consumequeue_file_items=size // ITEM_BYTES)
+    if size := sizes.get(True, 0):
+        options = replace(options, batchqueue_file_items=size // BATCH_ITEM_BYTES)
     slots, items = sizes_on_disk(layout.root, options.index_slots, options.index_items)
     return replace(options, index_slots=slots, index_items=items)

@@ -9,6 +9,7 @@ from typing import Final
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.format.record import BLANK_BYTES_MIN
+from tiered.store.delays import DELAY_LEVELS, parse_levels
 
 INDEX_HEADER_BYTES: Final = 40
 INDEX_SLOT_BYTES: Final = 4
@@ -68,6 +69,8 @@ class StoreOptions:
         needs_replica: An append is answered only when ``acknowledge_replica`` has passed it, and only then dispatched.
         expiry: What expires, and when; None: nothing does.
         preallocate: Take a log file's whole room when it is made, so that a full disk is met there.
+        batchqueue_file_items: Units of each file of a batch consume queue.
+        delay_levels: ``messageDelayLevel`` of the broker that will deliver what is delayed.
     """
 
     commitlog_file_bytes: int = 1 << 30
@@ -84,12 +87,14 @@ class StoreOptions:
     needs_replica: bool = False
     preallocate: bool = False
     expiry: Expiry | None = None
+    batchqueue_file_items: int = 300_000
+    delay_levels: str = DELAY_LEVELS
 
     def __post_init__(self) -> None:
         """Refuse what no store can have.
 
         Raises:
-            InvalidError: A size, count or time is not positive.
+            InvalidError: A size, count or time is not positive, or the delay levels are none.
         """
         for name in (
             "commitlog_file_bytes",
@@ -98,12 +103,14 @@ class StoreOptions:
             "topic_queues",
             "index_slots",
             "index_items",
+            "batchqueue_file_items",
             "flush_interval_s",
             "sync_timeout_s",
             "checkpoint_interval_s",
         ):
             if getattr(self, name) <= 0:
                 raise InvalidError(f"{name} must be positive, not {getattr(self, name)}")
+        parse_levels(self.delay_levels)
 
     @property
     def consumequeue_file_bytes(self) -> int:

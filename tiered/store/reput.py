@@ -60,10 +60,13 @@ class Reput:
         dispatchers = tuple(self.dispatchers)
         if not dispatchers:  # those want the records themselves
             handed = self._handover.take(self.position, limit, _MESSAGES_MAX)
-            if handed:
-                self._listing.take(of_handed(handed))
+            facts = of_handed(handed) if handed else None
+            if facts is not None and not self._listing.needs_records(facts):
+                self._listing.take(facts)
                 self.position = handed[-1].end
                 return True
+            if handed:
+                limit = handed[-1].end
             following = self._handover.peek()
             if following is not None and following.begin > self.position:
                 limit = min(limit, following.begin)

@@ -14,10 +14,12 @@ from tiered.errors import DataError
 from tiered.format.checkpoint import decode_checkpoint
 from tiered.format.consume_queue import FILLER_SIZE, ITEM_BYTES
 from tiered.local.configs import read_text
+from tiered.local.consumequeues import BatchQueue
 from tiered.local.files import FileCache, FileRow
 from tiered.local.layout import Layout, check_contiguous, list_queues, queue_file_bytes
 from tiered.local.pieces import LogPieces, Next
 from tiered.local.recovery import count_sound
+from tiered.store.kinds import batch_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,11 +41,13 @@ class QueueEnd:
         next_offset: Queue offset of its next message.
         file_bytes: Size of its files.
         is_new: It has no item yet, and so no file.
+        unit: Number of the next unit of a batch queue; None of a plain one.
     """
 
     next_offset: int
     file_bytes: int
     is_new: bool = False
+    unit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ def _queue_ends(layout: Layout, cache: FileCache) -> tuple[dict[MessageQueue, Qu
     listed_end = 0
     for queue, is_batch in list_queues(layout.root).items():
         if is_batch:
+            found[queue], listed = read_batch_end(layout, cache, queue)
+            listed_end = max(listed_end, listed)
             continue
         folder = layout.queue_directory(queue, is_batch=False)
         row = FileRow(cache, folder, queue_file_bytes(folder, is_batch=False))
@@ -129,6 +135,17 @@ def _queue_ends(layout: Layout, cache: FileCache) -> tuple[dict[MessageQueue, Qu
             physical, size, _ = _ITEM.unpack(row.read((count - 1) * ITEM_BYTES, ITEM_BYTES))
             listed_end = max(listed_end, physical + size if size != FILLER_SIZE else 0)
     return found, listed_end
+
+
+def read_batch_end(
+    layout: Layout, cache: FileCache, queue: MessageQueue, limit: int | None = None
+) -> tuple[QueueEnd, int]:
+    """Where a batch queue goes on, and one past the last record that it lists; below ``limit`` where it is given."""
+    folder = layout.queue_directory(queue, is_batch=True)
+    index = BatchQueue(cache, folder, queue_file_bytes(folder, is_batch=True))
+    end = batch_end(index, limit)
+    is_new = not index.row.bases
+    return QueueEnd(end.next_offset, index.row.file_bytes, is_new, end.unit), end.listed_end
 
 
 def _count_items(row: FileRow) -> int:

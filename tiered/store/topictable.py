@@ -69,6 +69,10 @@ class TopicTable:
         document.setdefault(_VERSION, {})
         return cls(root, document)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a topic."""
+        return name in self._table
+
     def put(self, name: str, queues: int, perm: int = PERM_READ_WRITE) -> None:
         """Add a topic, or give one that is there more queues. Not yet saved."""
         config = self._table.setdefault(
@@ -87,8 +91,10 @@ class TopicTable:
         for count in _COUNTS:
             config[count] = max(int(config.get(count, 0)), queues)
 
-    def ensure(self, name: str, queue_id: int, *, queues: int, now_ms: int) -> None:
-        """See to it that a topic has a queue; a topic that is made gets at least ``queues``.
+    def ensure(
+        self, name: str, queue_id: int, *, queues: int, now_ms: int, queue_type: str | None = None
+    ) -> None:
+        """See to it that a topic has a queue; a topic that is made gets at least ``queues``, and a type where one is given.
 
         Raises:
             OSError: The table could not be saved.
@@ -96,6 +102,8 @@ class TopicTable:
         config = self._table.get(name)
         if config is None:
             self.put(name, max(queues, queue_id + 1))
+            if queue_type is not None:
+                self._table[name]["attributes"] = {"queue.type": queue_type}
         elif all(config.get(count, 0) > queue_id for count in _COUNTS):
             return
         else:

@@ -92,6 +92,10 @@ class Upkeep:
     def write_checkpoint(self) -> None:
         """Bring everything to the disk, then say so.
 
+        A broker that starts after a crash throws away the index files that go on behind the checkpoint, and lists again
+        from a log file that is older than its consume-queue time. That time is therefore the newest index file's first:
+        the broker then makes that file anew, whole. We ourselves go by the physical offset.
+
         Raises:
             OSError: It may not be there.
         """
@@ -102,9 +106,10 @@ class Upkeep:
         self._log.sync()
         self._parts.queue_rows.sync()
         self._parts.index.sync()
+        begin_ms = self._parts.index.newest_begin_ms
         reached = Checkpoint(
             physical_timestamp_ms=store_ms,
-            logics_timestamp_ms=last_ms,
+            logics_timestamp_ms=last_ms if begin_ms is None else min(last_ms, begin_ms),
             index_timestamp_ms=last_ms,
             logics_physical_offset=listed,
         )
