@@ -27,6 +27,7 @@ from backends.s3_options import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
 from tiered.archive.duck import ask
+from tiered.archive.key_index import build, read_index
 from tiered.archive.lookup import lookup
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
@@ -122,27 +123,39 @@ def of_archive(folder: Path, files: int, rows: int, lookups: int) -> dict[str, A
         ids_file.write_text(json.dumps(random.Random(SEED).sample(ids, 1000)))
     known = json.loads(ids_file.read_text())[:lookups]
     state = read_archive(store)
-    with ThreadPoolExecutor(THREADS) as pool:
+    for how in ("files", "key index"):
+        index = _index(store, state, report) if how == "key index" else []
+        with ThreadPoolExecutor(THREADS) as pool:
 
-        def look(key: str) -> Any:
-            wanted = Selection(key=key).among("topic", ["orders"])
-            return lookup(store, wanted, state=state, spread=pool.map)
+            def look(key: str, index: Any = index, pool: Any = pool) -> Any:
+                wanted = Selection(key=key).among("topic", ["orders"])
+                return lookup(store, wanted, state=state, index=index, spread=pool.map)
 
-        keys = [row["keys"][0] for row in (look(text).rows.to_pylist()[0] for text in known)]
-        groups = look("none").groups
-        report |= {"row_groups": groups, "size_bytes": _size(store)}
-        for name, some in (
-            ("unique id", known),
-            ("key", keys),
-            ("miss", [f"{text[:-1]}x" for text in known]),
-        ):
-            found = measured(some, look, [store])
-            report[name] = {**found, **pruned(found.pop("found"), groups), "found": None}
+            keys = [row["keys"][0] for row in (look(text).rows.to_pylist()[0] for text in known)]
+            groups = look("none").groups
+            report |= {"row_groups": groups, "size_bytes": _size(store)}
+            misses = [f"{text[:-1]}x" for text in known]
+            for name, some in (("unique id", known), ("key", keys), ("miss", misses)):
+                done = measured(some, look, [store])
+                found = done.pop("found")
+                report[f"{name}, by {how}"] = {**done, **pruned(found, groups)}
     for column, some in (("uniq_key", known), ("msg_key", keys)):
         questions = [f"SELECT * FROM orders WHERE {column} = '{key}'" for key in some[:10]]
         done = measured(questions, lambda question: ask(store, question).rows, [store])
-        report[f"duckdb {column}"] = {**done, "found": None}
+        done.pop("found")
+        report[f"duckdb, {column}"] = done
     return report
+
+
+def _index(store: Counting, state: Any, report: dict[str, Any]) -> Any:
+    began = time.process_time()
+    built = build(store, state)
+    report["index_cpu_s"] = round(time.process_time() - began, 1)
+    report["index_bytes"] = built.size_bytes
+    store.take()
+    found = read_index(store)
+    report["index_objects"], report["index_head_requests"] = len(found), store.take()[0]
+    return found
 
 
 def _told(number: int) -> None:
@@ -170,6 +183,8 @@ def of_tier(folder: Path, messages: int, lookups: int) -> dict[str, Any]:
     rows = ask(archive, f'SELECT uniq_key, keys FROM "{topic}" USING SAMPLE 1000').rows.to_pylist()
     some = [(row["keys"] or [row["uniq_key"]])[0] for row in rng.sample(rows, lookups)]
     state = read_archive(archive)
+    build(archive, state)
+    index = read_index(archive)
     report: dict[str, Any] = {"messages": messages}
     with ThreadPoolExecutor(THREADS) as pool:
         reader = IndexReader(objects, place.prefix, spread=pool.map)
@@ -179,12 +194,14 @@ def of_tier(folder: Path, messages: int, lookups: int) -> dict[str, Any]:
 
         def by_filters(key: str) -> int:
             wanted = Selection(key=key).among("topic", [topic])
-            return lookup(archive, wanted, state=state, spread=pool.map).rows.num_rows
+            done = lookup(archive, wanted, state=state, index=index, spread=pool.map)
+            return done.rows.num_rows
 
         for kind, keys in (("hit", some), ("miss", [f"{key}-none" for key in some])):
             for name, do in (("index of the tier", by_index), ("archive", by_filters)):
                 done = measured(keys, do, [objects, archive])
-                report[f"{name}, {kind}"] = {**done, "found": sum(done["found"])}
+                done["found"] = sum(done["found"])
+                report[f"{name}, {kind}"] = done
     return report
 
 
