@@ -32,6 +32,8 @@ What the broker took back cuts a part in two, which name the same objects; only 
 INDEX = -1
 PART_BYTES = 8 * 1024
 """What a part takes of a window at least: two requests, however small it is."""
+INDEXES_MAX = 4
+"""Indexes that are asked for at once for one reader, before it is known where their records begin."""
 PARTS_MAX = 256
 """Parts that one plan looks at, so that a plan over tiny ones is short."""
 
@@ -98,10 +100,9 @@ def plan_claims(
     for part in islice(view.parts_from(start), PARTS_MAX):
         layout = known.layout(part)
         if layout is None:
-            asked = part.log_offset
             if left <= 0 or not _fits(part, left, settings):
-                if not known.is_known(key_of(part, INDEX)):
-                    claims.append(_index_claim(part, settings))
+                claims += _indexes_ahead(view, part, left, known, settings)
+                asked = part.log_offset
                 break
             if not known.is_known(key_of(part, INDEX)):
                 claims.append(_whole_claim(part, settings))
@@ -117,6 +118,20 @@ def plan_claims(
                 break
         asked = part.log_end
     return Plan(claims, asked)
+
+
+def _indexes_ahead(
+    view: LifeView, part: Part, left: int, known: Known, settings: FetchSettings
+) -> list[Claim]:
+    """Claims for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
+    claims = []
+    for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
+        if known.layout(one) is None and not known.is_known(key_of(one, INDEX)):
+            claims.append(_index_claim(one, settings))
+        left -= max(one.log.size_bytes, PART_BYTES)
+        if left <= 0:
+            break
+    return claims
 
 
 def _fits(part: Part, left: int, settings: FetchSettings) -> bool:

@@ -116,6 +116,7 @@ class TieredMessageFetcher:
         count_max: int = 1 << 20,
         timeout_s: float | None = None,
         incarnation: int | None = None,
+        until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
         """The next records of a queue from ``start`` on, at least one however large it is.
 
@@ -127,6 +128,9 @@ class TieredMessageFetcher:
             count_max: Items at most (> 0).
             timeout_s: Give up after so long; default: the settings'.
             incarnation: Of an older life; default: the present one.
+            until: The reader will read everything before this queue offset and nothing behind: the one is read ahead at
+                once, as far as memory allows, and the other not at all. Default: nobody knows, so that read-ahead begins
+                small and grows with what is read.
 
         Returns:
             A batch; the gap that ``start`` lies in; or None at the end.
@@ -140,19 +144,26 @@ class TieredMessageFetcher:
         """
         name = (group, queue, incarnation)
         now_s = self._clock.monotonic_s()
-        batch = self._go_on(name, start, bytes_max, count_max, now_s)
+        sure = -1 if until is None else int(until)
+        batch = self._go_on(name, start, bytes_max, count_max, now_s, sure)
         if batch is not None:
             return batch
         deadline_s = now_s + (self.settings.read_timeout_s if timeout_s is None else timeout_s)
 
         def work(view: LifeView) -> TierBatch | Gap | None:
             begin = QueueOffset(max(start, view.life.min_offset))
-            return self._read(name, view, begin, bytes_max, count_max, deadline_s)
+            return self._read(name, view, begin, bytes_max, count_max, deadline_s, sure)
 
         return self.views.again(queue, incarnation, start, work)
 
-    def _go_on(
-        self, name: Name, start: QueueOffset, bytes_max: int, count_max: int, now_s: float
+    def _go_on(  # noqa: PLR0917 (one caller, in this order)
+        self,
+        name: Name,
+        start: QueueOffset,
+        bytes_max: int,
+        count_max: int,
+        now_s: float,
+        until: int,
     ) -> TierBatch | None:
         """What nearly all reads are: of what the reader was served from last, with nothing new in the journal."""
         state = self._reader.state
@@ -164,6 +175,7 @@ class TieredMessageFetcher:
             if run is None:
                 return None
             self._stock.hits += 1
+            stream.until = until
             batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
             begun = self._note(stream, batch, now_s)
         if begun:
@@ -178,10 +190,12 @@ class TieredMessageFetcher:
         bytes_max: int,
         count_max: int,
         deadline_s: float,
+        until: int,
     ) -> TierBatch | Gap | None:
         state = self._reader.state
         with self._stock.lock:
             stream = self._stream(name, view)
+            stream.until = until
             leaps = stream.arrive(start)
             run = stream.at_hand(start)
             self._stock.hits += run is not None
@@ -259,14 +273,16 @@ class TieredMessageFetcher:
 
     def _window(self, stream: Stream) -> int:
         """How far to read ahead: the stream's own window, but no more than its share of half the cache."""
-        return max(min(stream.window, self._share()), 1)
+        return stream.aim(self._share())
 
     def _ahead(self, stream: Stream, now_s: float) -> Begun:
         """What to read ahead for a stream now; with the lock held."""
         view = stream.view
         if view is None or stream.asked >= view.life.log_end:
             return NOTHING
-        if not stream.wants_more(stream.window) or stream.next_offset < 0:
+        if stream.next_offset < 0 or 0 <= stream.until <= stream.next_offset:
+            return NOTHING
+        if stream.until < 0 and not stream.wants_more(stream.window):
             return NOTHING
         window = self._window(stream)
         if self._stock.is_closed or not stream.wants_more(window):

@@ -43,7 +43,7 @@ class Readers:
         if stream is None:
             group, queue, _ = name
             stream = self._streams[name] = Stream(group, queue, self._limits)
-            stream.used_s = now_s
+            stream.used_s, stream.sure_max = now_s, self._limits.bytes_max
             self._together.setdefault(name[1:], {})[stream] = None
         return stream
 

@@ -8,6 +8,7 @@ from weakref import ref
 
 from fetcher.runs import Run
 from fetcher.window import grown, halved, wants_more
+from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
@@ -37,6 +38,8 @@ class Stream:
         next_offset: Queue offset at which reading in order goes on; -1 before the first batch, and after a leap.
         last_start: Queue offset of the last batch; likewise.
         leapt_to: Where it has gone, until it is given something there; else -1.
+        until: Up to where its reader says that it will read; -1: it does not say.
+        sure_max: Bytes of that to read ahead at most; less once some were dropped unread.
         wary: Queue offsets near damage: no more is asked for than is needed.
         paused_s: Nothing is read ahead before, since that failed; monotonic seconds.
         used_s: When it was last read, monotonic seconds.
@@ -54,6 +57,8 @@ class Stream:
     next_offset: int = -1
     last_start: int = -1
     leapt_to: int = -1
+    until: int = -1
+    sure_max: int = 0
     wary: range = range(0)
     paused_s: float = 0.0
     used_s: float = 0.0
@@ -126,6 +131,16 @@ class Stream:
         self.used_s = now_s
         return size_bytes
 
+    def aim(self, share: int) -> int:
+        """How many bytes to read ahead, of no more than ``share``: of what it will surely read as many as may be."""
+        view, position = self.view, self.position
+        if view is None or self.until <= position:
+            return max(min(self.window, share), 1)
+        end, begin = view.about(QueueOffset(self.until)), view.about(QueueOffset(position))
+        here = self.here if self.next_offset >= 0 else begin
+        sure = end - min(begin, here)
+        return max(min(sure, self.sure_max, share // 2), 1)
+
     def wants_more(self, window: int) -> bool:
         """Whether it is time to read ahead, with a window of so many bytes."""
         return wants_more(window, self.asked - self.here, self.limits)
@@ -135,4 +150,5 @@ class Stream:
         if log_offset < self.here:
             return
         self.window = halved(self.window, self.limits)
+        self.sure_max = halved(self.sure_max, self.limits)
         self.asked = min(self.asked, log_offset)

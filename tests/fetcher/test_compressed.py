@@ -145,7 +145,7 @@ def test_a_part_that_fits_into_the_window_takes_one_request_for_its_records(larg
     more = {"piece_bytes": 8 << 20, "window": WindowLimits(bytes_min=8 << 20)}
     assert read_all(fetcher_of(store, **more))[0] == large.wanted
     mine = [(start, end) for key, start, end in store.asked if key == part.log.key]
-    assert mine == [(0, part.log.object_bytes)]
+    assert mine == [(part.log.trailer_bytes, part.log.object_bytes)]
 
 
 def test_a_trailer_that_was_forgotten_is_asked_for_again(
@@ -250,8 +250,16 @@ def test_a_damaged_block_costs_only_what_lies_in_it(large: Large):
 
 
 @pytest.mark.parametrize("from_end", [5, 20, 60, 150])
-def test_a_damaged_trailer_costs_the_object_and_is_said_to_be_damage(large: Large, from_end: int):
+def test_a_damaged_trailer_costs_no_message(large: Large, from_end: int):
     damage(large, large.part.log.object_bytes - from_end)
+    fetcher = fetcher_of(large.store, **SMALL)
+    assert read_all(fetcher)[0] == large.wanted
+    fetcher.close()
+
+
+def test_without_both_trailers_the_object_is_lost(large: Large):
+    damage(large, 10)
+    damage(large, large.part.log.object_bytes - 10)
     fetcher = fetcher_of(large.store, **SMALL)
     with pytest.raises(DataError):
         fetcher.read("g", QUEUE, QueueOffset(0))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.errors import DataError
+from tiered.model import LogOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,14 @@ class LifeView:
             where=where,
             do="run `tiered verify` to see what is damaged",
         )
+
+    def about(self, offset: QueueOffset) -> LogOffset:
+        """Where in the log a queue offset lies: exact at the ends of parts, within one as if all records were alike."""
+        if not self.parts:
+            return self.life.log_end
+        part = self.parts[max(bisect_right(self.starts, offset) - 1, 0)]
+        within = min(max(offset - part.queue_offset, 0), part.count)
+        return LogOffset(part.log_offset + part.log.size_bytes * within // part.count)
 
     def parts_from(self, start: QueueOffset) -> Iterator[Part]:
         """The part that holds a queue offset, if one does, and those behind it."""

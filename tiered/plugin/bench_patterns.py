@@ -3,7 +3,8 @@
 =========== =============================================================================================================
 pattern     readers
 =========== =============================================================================================================
-sequential  each group reads every queue once, a client's batch at a time; threads share the queues, taking turns in them
+sequential  each group reads every queue once, a client's batch at a time, and says that it will read all of it; threads
+            share the queues, taking turns in them
 groups      each group in a thread of its own reads one queue round and round for a time, all begun at different places
 seeks       reads of one batch each at random places
 stops       one reader after another, with nothing cached, begins somewhere and stops somewhere
@@ -154,13 +155,19 @@ class Seen:
     seconds: array[float] = field(default_factory=lambda: array("d"))
     cache_bytes_max: int = 0
 
-    def read(
-        self, run: Run, group: str, queue: MessageQueue, at: QueueOffset, count: int
+    def read(  # noqa: PLR0917 (as short as can be, in tight loops)
+        self,
+        run: Run,
+        group: str,
+        queue: MessageQueue,
+        at: QueueOffset,
+        count: int,
+        until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
-        """One read of a client."""
+        """One read of a client, which may say up to where it will read."""
         engine, clock = run.tier.engine, run.clock
         begin_s = clock.monotonic_s()
-        found = engine.fetch(group, queue, at, bytes_max=BATCH_BYTES, count_max=count)
+        found = engine.fetch(group, queue, at, bytes_max=BATCH_BYTES, count_max=count, until=until)
         self.seconds.append(clock.monotonic_s() - begin_s)
         if found is not None and not isinstance(found, Gap):
             self.messages += found.records.count
@@ -187,9 +194,10 @@ def _sequential(run: Run) -> None:
 
     def work(group: str, queues: list[MessageQueue]) -> None:
         seen, at = Seen(), {queue: run.bounds(queue).min for queue in queues}
+        until = {queue: run.bounds(queue).end for queue in queues}
         while at:
             for queue in list(at):
-                found = seen.read(run, group, queue, at[queue], load.count)
+                found = seen.read(run, group, queue, at[queue], load.count, until[queue])
                 if found is None:
                     del at[queue]
                 else:

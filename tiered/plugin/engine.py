@@ -81,6 +81,7 @@ class Engine:
         bytes_max: int,
         count_max: int,
         incarnation: int | None = None,
+        until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
         """See ``TieredMessageFetcher.read``; what the store says comes as an error of ours."""
         made = self._made
@@ -93,6 +94,7 @@ class Engine:
                 bytes_max=bytes_max,
                 count_max=count_max,
                 incarnation=incarnation,
+                until=until,
             )
         except BackendError:
             with backend_errors():

@@ -41,12 +41,14 @@ class Span:
         incarnation: Which life.
         start: First queue offset.
         stop: One past the last.
+        is_firm: Whoever reads has named the end: it is read ahead up to there.
     """
 
     queue: MessageQueue
     incarnation: int
     start: QueueOffset
     stop: QueueOffset
+    is_firm: bool = False
 
 
 def plan_span(
@@ -68,7 +70,7 @@ def plan_span(
     life = find_life(state, queue, incarnation, where=where)
     end = life.commit_offset if stop is None else min(stop, life.commit_offset)
     begin = QueueOffset(max(start, life.min_offset))
-    return Span(queue, life.incarnation, begin, QueueOffset(end))
+    return Span(queue, life.incarnation, begin, QueueOffset(end), stop is not None)
 
 
 def find_life(
@@ -108,6 +110,7 @@ def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierB
                 bytes_max=batch_bytes,
                 count_max=min(span.stop - at, COUNT_MAX),
                 incarnation=span.incarnation,
+                until=span.stop if span.is_firm else None,
             )
             if found is None:
                 return

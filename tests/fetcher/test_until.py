@@ -1,0 +1,139 @@
+"""A reader that says how far it will read: that much is asked for at once, nothing behind it, and it gets the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fetching import expected, fetcher_of, read_all, rows
+from support.tiers import QUEUE, TierBuilder
+from support.transfers import HeldExecutor
+
+from backends.metered import MeteredStore
+from fetcher.window import WindowLimits
+from tiered.errors import StoreUnavailableError
+from tiered.log.decode import TierBatch
+from tiered.log.state import Gap
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    import random
+
+    from tiered.log.view import LifeView
+
+KIB = 1024
+
+
+def large(parts: int = 4, each: int = 40, size: int = 50 * KIB) -> TierBuilder:
+    builder = TierBuilder()
+    for part in range(parts):
+        builder.add([bytes([65 + part]) * size for _ in range(each)])
+    return builder
+
+
+def read_to(fetcher: Any, start: int, stop: int, **limits: Any) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    at = QueueOffset(start)
+    while at < stop:
+        batch = fetcher.read("g", QUEUE, at, until=QueueOffset(stop), **limits)
+        if batch is None:
+            break
+        if isinstance(batch, TierBatch):
+            found |= rows(batch)
+        at = batch.end if isinstance(batch, Gap) else batch.end_offset
+    return found
+
+
+def received(fetcher: Any) -> int:
+    return fetcher.transfers.stats.received_bytes
+
+
+def test_all_of_it_is_asked_for_at_the_first_read():
+    held = HeldExecutor()
+    fetcher = fetcher_of(large().store, executor=held, cache_bytes=64 << 20)
+    with pytest.raises(StoreUnavailableError):
+        fetcher.read("g", QUEUE, QueueOffset(0), until=QueueOffset(160), timeout_s=0)
+    assert len(held.calls) == 2 * 4
+    held.run_all()
+    assert len(read_to(fetcher, 0, 160)) == 160
+    assert received(fetcher) <= 1.05 * 160 * 50 * KIB
+
+
+def test_nothing_behind_is_asked_for():
+    for stop in (1, 3, 39, 40, 41, 80, 123):
+        fetcher = fetcher_of(large().store, cache_bytes=64 << 20)
+        found = read_to(fetcher, 0, stop, count_max=4)
+        assert len(found) >= stop
+        assert received(fetcher) <= stop * 50 * KIB + 2 * 256 * KIB + 64 * KIB
+
+
+def test_with_many_readers_all_stay_within_memory():
+    store = MeteredStore(large(parts=8).store)
+    fetcher = fetcher_of(store, cache_bytes=8 << 20, piece_bytes=512 * KIB)
+    at = dict.fromkeys(range(6), QueueOffset(0))
+    while min(at.values()) < 320:
+        for group, start in at.items():
+            if start < 320:
+                batch = fetcher.read(str(group), QUEUE, start, count_max=7, until=QueueOffset(320))
+                assert isinstance(batch, TierBatch)
+                at[group] = batch.end_offset
+                stats = fetcher.stats()
+                assert stats.cached_bytes + stats.reserved_bytes <= 8 << 20
+    assert fetcher.stats().unread_bytes == 0
+    assert received(fetcher) <= 1.25 * 320 * 50 * KIB
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_whatever_is_said_the_records_are_the_same(sizes: list[int], rng: random.Random):
+    builder = TierBuilder()
+    items = [bytes([n % 251]) * (size * KIB) for n, size in enumerate(sizes)]
+    builder.add(items[: len(items) // 2] or [b""])
+    builder.gap(3)
+    builder.add(items)
+    wanted, _ = read_all(fetcher_of(builder.store))
+    fetcher = fetcher_of(
+        builder.store, block_bytes=64 * KIB, piece_bytes=128 * KIB, gap_bytes=0,
+        cache_bytes=512 * KIB, window=WindowLimits(bytes_min=64 * KIB, bytes_max=256 * KIB),
+    )  # fmt: skip
+    at = QueueOffset(0)
+    found: dict[int, bytes] = {}
+    while True:
+        until = rng.choice([None, QueueOffset(rng.randrange(100)), QueueOffset(at + 1)])
+        batch = fetcher.read("g", QUEUE, at, count_max=rng.randint(1, 9), until=until)
+        if batch is None:
+            break
+        if isinstance(batch, TierBatch):
+            found |= rows(batch)
+        at = batch.end if isinstance(batch, Gap) else batch.end_offset
+    assert found == wanted
+    assert fetcher.stats().reserved_bytes == 0
+
+
+def test_about_is_exact_where_parts_begin_and_between_the_ends_else():
+    builder = TierBuilder()
+    builder.add([b"x" * 100, b"y" * 900, b"z" * 100])
+    builder.gap(5)
+    builder.add([b"x"] * 4)
+    fetcher = fetcher_of(builder.store)
+    view: LifeView = fetcher.views.of(QUEUE)
+    first, second = view.parts
+    about = [view.about(QueueOffset(at)) for at in range(14)]
+    assert about[0] == first.log_offset
+    assert about == sorted(about)
+    assert about[3:9] == [first.log_end] * 5 + [second.log_offset]
+    assert about[12:] == [second.log_end] * 2
+    assert expected(0, [b"x" * 100])[0] == read_to(fetcher, 0, 1)[0]
+
+
+def test_the_indexes_of_large_parts_are_asked_for_at_once():
+    store, held = large(parts=6, each=90).store, HeldExecutor()
+    fetcher = fetcher_of(store, executor=held)
+    with pytest.raises(StoreUnavailableError):
+        fetcher.read("g", QUEUE, QueueOffset(0), until=QueueOffset(540), timeout_s=0)
+    assert len(held.calls) == 4
+    fetcher = fetcher_of(store)
+    assert len(read_to(fetcher, 0, 540)) == 540
+    assert received(fetcher) <= 1.05 * 540 * 50 * KIB
