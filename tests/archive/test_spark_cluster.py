@@ -91,7 +91,9 @@ def test_a_job_and_a_question(
     assert said.rows == [{"n": len(messages), "crcs": crcs}]
 
 
-def test_submitted(master: str, sealed: Callable[[str], Sealed], archive_url: str) -> None:
+def test_submitted(
+    master: str, sealed: Callable[[str], Sealed], archive_url: str, tmp_path: Path
+) -> None:
     """``spark-submit`` chooses the cluster; the program takes the session that it finds."""
     import pyspark
 
@@ -99,7 +101,8 @@ def test_submitted(master: str, sealed: Callable[[str], Sealed], archive_url: st
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     conf = ["spark.driver.host=127.0.0.1", "spark.executor.memory=600m", "spark.ui.enabled=false"]
     given = [word for one in conf for word in ("--conf", one)]
-    entry = str(Path(sys.executable).parent / "tiered")
+    entry = tmp_path / "tiered_job.py"
+    entry.write_text("from tiered.__main__ import main\nmain()\n")
     words = ["archive", tier.url, "--to", archive_url, "--engine", "spark"]
     env = environment() | {
         "PYSPARK_PYTHON": sys.executable,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from support.servers import S3Server
 
     from tests.archive.conftest import Sealed
+    from tests.archive.shop import Shop
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -162,3 +164,17 @@ def test_nothing_is_wanted(sealed: Callable[[str], Sealed], session: Any) -> Non
     assert Selection().columns == ()
     source = session.read.format("rmq_tier").option("from-offset", "1000000")
     assert source.load(sealed("s04-batch-compress").url).count() == 0
+
+
+def test_decoded_bodies(shop: Shop, archive_url: str, session: Any) -> None:
+    """One topic has its own columns; a file without one has null there."""
+    here("archive", shop.tier, "--to", archive_url, "--body", "json").good()
+    register(session)
+    orders = session.read.format("tieredmq").option("topic", "orders").load(archive_url)
+    assert {"value_amount", "value_state", "body_error"} < set(orders.columns)
+    amounts = [row["value_amount"] for row in orders.select("value_amount").collect()]
+    wanted = [json.loads(sent.message.body)["amount"] for sent in shop.of("orders")]
+    assert sorted(amounts) == sorted(wanted)
+    asked = session.read.format("rmq_archive").schema("value_amount long, value_nobody string")
+    both = asked.load(archive_url)
+    assert both.where("value_nobody IS NULL").count() == both.count() > len(wanted)

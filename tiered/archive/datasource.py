@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from tiered.archive.columns import schema as archive_schema
-from tiered.archive.selection import selection_of
+from tiered.archive.columns import topic_schema
+from tiered.archive.selection import selection_of, shown
 from tiered.archive.source_options import (
     ARCHIVE,
     OF_STREAM,
@@ -38,6 +39,7 @@ from tiered.archive.source_options import (
     TIER,
     choice,
     kind_of,
+    open_place,
     require_known,
     source_options,
 )
@@ -49,9 +51,13 @@ from tiered.archive.source_readers import (
     TierBatchReader,
 )
 from tiered.archive.streaming import TierStreamReader
+from tiered.archive.tables import read_archive
 from tiered.errors import InvalidError
+from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
 
 __all__ = ["DDL", "ArchiveSource", "TierSource", "TieredSource", "register", "source_options"]
@@ -83,9 +89,13 @@ class TieredSource(DataSource):
         """What ``format`` takes."""
         return "tieredmq"
 
-    def schema(self) -> str:
-        """All columns that every file has."""
-        return DDL
+    def schema(self) -> Any:  # noqa: ANN401
+        """All columns that every file has; of one topic of an archive also those of decoded bodies."""
+        options = dict(self.options)
+        topics = selection_of(options).texts.get("topic", frozenset())
+        if len(topics) != 1 or kind_of(options, self.kind) != ARCHIVE:
+            return DDL
+        return _topic_schema(options, next(iter(topics)))
 
     def reader(self, schema: Any) -> DataSourceReader:  # noqa: ANN401
         """A reader of the columns of ``schema``, some of ours in any order."""
@@ -136,6 +146,19 @@ class TierSource(TieredSource):
     def name(cls) -> str:
         """What ``format`` takes."""
         return "rmq_tier"
+
+
+def _topic_schema(options: Mapping[str, str], topic: str) -> Any:  # noqa: ANN401
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
+
+    with backend_errors():
+        store = open_place(options)
+        try:
+            state = read_archive(store)
+        finally:
+            store.close()
+    named = next((lane.topic for lane in state.lanes if shown(lane.topic) == topic), topic)
+    return from_arrow_schema(topic_schema(state, named))
 
 
 def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401

@@ -85,7 +85,7 @@ class ArchiveReader(SourceReader):
                 file = open_parquet(store, chosen.key, chosen.size_bytes)
                 groups, _ = groups_of(store, chosen.key, file, self._wanted)
                 is_shared = chosen.rows != file.metadata.num_rows
-                needed = [*self._columns.names, *self._wanted.columns]
+                needed = ["queue_offset", *self._columns.names, *self._wanted.columns]
                 needed += _PIECE if is_shared else ()
                 there = [name for name in dict.fromkeys(needed) if name in file.schema_arrow.names]
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there):
