@@ -94,12 +94,14 @@ class Printer:
             DataError: A block is damaged; nothing of it is written.
         """
         from tiered.log.state import Gap
+        from tiered.model import QueueOffset
 
         at, end = self.start(reader), self._end(reader)
         while not self.is_full and at < end:
-            count = end - at
+            count, until = end - at, None
             if self.wish.filter is None and self.left is not None:
                 count = min(count, self.left)
+                until = QueueOffset(at + count)
             count = min(count, _COUNT_MAX)
             if is_taken_back:
                 found = reader.read(at, bytes_max=_BATCH_BYTES, count_max=count)
@@ -111,6 +113,7 @@ class Printer:
                     bytes_max=_BATCH_BYTES,
                     count_max=count,
                     incarnation=reader.life.incarnation,
+                    until=until,
                 )
             if found is None:
                 break
