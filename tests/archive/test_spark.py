@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sys
@@ -212,7 +213,21 @@ def test_spark_answers_the_questions_of_the_page_on_analytics(shop: Shop, sessio
         for name, question in QUESTIONS.items():
             answer = ask_spark(session, archive, for_spark(question), shop.archive, options)
             assert rows_of_answer(answer) == ANSWERS[name](shop), name
-        with pytest.raises(InvalidError, match="nope.*tables are `%RETRY%billing`"):
+        with pytest.raises(InvalidError, match=r"nope.*tables are `%RETRY%billing`"):
             ask_spark(session, archive, "SELECT * FROM nope", shop.archive, options)
     finally:
         archive.close()
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")
+def test_spark_has_the_columns_of_bodies(shop: Shop, archive_url: str, session: Any) -> None:
+    here("archive", shop.tier, "--to", archive_url, "--body", "payments=json").good()
+    archive = open_store(archive_url, S3Options())
+    try:
+        question = "SELECT sum(value_amount) AS n, count(value_order) AS m FROM payments"
+        answer = ask_spark(session, archive, question, archive_url, S3Options()).to_pylist()
+    finally:
+        archive.close()
+    paid = [json.loads(one.message.body)["amount"] for one in shop.of("payments")]
+    assert answer == [{"n": sum(paid), "m": len(paid)}]

@@ -243,6 +243,23 @@ def test_several_statements_and_subqueries_read_all(many: tuple[Workshop, Counti
     assert values(at, "SELECT 1; SELECT count(*) FROM orders WHERE queue_id = 1") == [(200,)]
 
 
+def test_columns_of_bodies_are_columns_of_tables(shop: Shop, archive_url: str) -> None:
+    here("archive", shop.tier, "--to", archive_url, "--topics", "orders").good()
+    here("archive", shop.tier, "--to", archive_url, "--body", "payments=json").good()
+    question = "SELECT sum(value_amount) AS n FROM payments WHERE queue_id = 1"
+    ran = here("sql", archive_url, question, "-o", "jsonl").good()
+    found = [json.loads(one.message.body)["amount"] for one in shop.of("payments")
+             if one.message.queue_id == 1]  # fmt: skip
+    assert ran.rows == [{"n": sum(found)}]
+    none = here(
+        "sql", archive_url, "SELECT value_amount FROM payments WHERE queue_id = 9", "--json"
+    )
+    assert none.good().document["rows"] == []
+    assert "left out unread" in none.err
+    assert "value_amount" in here("sql", archive_url, "DESCRIBE payments").good().out.decode()
+    assert here("sql", archive_url, "SELECT value_amount FROM orders").code == 2
+
+
 @pytest.mark.parametrize(
     ("said", "bounds"),
     [
