@@ -6,15 +6,17 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from support.tiers import TierBuilder
+from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
 from tests.archive.jobs import archive, check, rows, workshop
 from tests.archive.reading import files
+from tests.archive.test_jobs import Damaged
 from tests.archive.test_plan import tier
 from tests.e2e import harness
 from tests.e2e.harness import here
+from tiered.archive import spark
 from tiered.archive.engines import archived_of
 from tiered.archive.job import local_engine, log_writer, run_job
 from tiered.archive.limits import NO_LIMITS, Limits, limited
@@ -23,6 +25,7 @@ from tiered.archive.packing import Pack, plan_packs
 from tiered.archive.plan import Plan, plan_archive
 from tiered.archive.progress import Watch
 from tiered.clock import ManualClock, SystemClock
+from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease
 from tiered.plugin.place import Place, choose_place
 
@@ -149,6 +152,62 @@ def test_packed_segments_are_read_as_if_they_were_not() -> None:
     assert rows(packed) == rows(plain)
     assert check(packed).rows == 4
     assert run_job(packed, local_engine(packed, 1), small_bytes=1 << 20).entries == 0
+
+
+def three_sealed() -> TierBuilder:
+    made = TierBuilder()
+    for body in (b"a" * 100, b"b" * 100, b"c" * 100, b"open"):
+        made.add([body], roll=True)
+    return made
+
+
+def test_damage_of_one_segment_leaves_the_others_of_its_pack() -> None:
+    made = three_sealed()
+    at = workshop(made.store)
+    part = made.journal.state.queues[QUEUE][0].segments[1].parts[0]
+    harmed = replace(at, tier=Damaged(made.store, part.log.key))
+    result = run_job(harmed, local_engine(harmed, 1), small_bytes=1 << 20)
+    assert (result.segments, result.rows) == (2, 2)
+    ((task, error),) = result.failed
+    assert (task.start, type(error)) == (1, DataError)
+    rest = run_job(at, local_engine(at, 1), small_bytes=1 << 20)
+    assert (rest.segments, check(at).rows) == (1, 3)
+
+
+def test_another_job_takes_a_part_of_a_pack_between_work_and_commit() -> None:
+    at = workshop(three_sealed().store)
+    rival = replace(at, rng=type(at.rng)(5))
+    seen: list[int] = []
+
+    def engine(works: Any) -> Any:
+        done = list(local_engine(at, 1)(works))
+        if not seen:
+            ran = run_job(rival, local_engine(rival, 1), limits=Limits(bytes_max=1))
+            assert ran.segments == 1
+        seen.append(len(done))
+        yield from done
+
+    result = run_job(at, engine, small_bytes=1 << 20)
+    assert (result.overtaken, result.segments, len(seen)) == (1, 2, 2)
+    state = log_writer(at).state
+    assert state.refused == 0
+    assert check(at).rows == 3
+
+
+def test_a_pack_is_work_for_spark_as_well(
+    sealed: Callable[[str], Sealed], archive_url: str
+) -> None:
+    tier, options = sealed("s04-batch-compress"), S3Options()
+    with contextlib.closing(open_store(tier.url, options)) as store:
+        at = replace(workshop(store), place=choose_place(store, None, None))
+        pack = next(work for work in plan_packs(archive_tasks(at)) if isinstance(work, Pack))
+        order = spark.Order(tier.url, at.place.prefix, archive_url, options)
+        assert spark.work_of(spark.work_text(pack)) == pack
+        outcome = spark.outcome_of(spark.do_task(order, spark.work_text(pack)))
+    assert isinstance(outcome, list)
+    assert [(one.start, one.end) for one in outcome] == [(t.start, t.end) for t in pack.tasks]
+    (file,) = files(archive_url)
+    assert {one.files[0].key.rpartition("/")[2] for one in outcome} == {file.name}
 
 
 def test_the_command_in_parts(

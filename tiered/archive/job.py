@@ -213,8 +213,7 @@ class _Run:
             except _OvertakenError:
                 continue
         for one in due:
-            for archived in one.archived:
-                self._result.count(archived)
+            self._result.count(one)
         lost = [task for one in done if one not in due for task in one.tasks]
         taken = [task for task in lost if _is_taken(self._log.state, task)]
         self._result.overtaken += len(taken)

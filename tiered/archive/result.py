@@ -64,21 +64,19 @@ class Result:
     out_of_time: int = 0
     misfits: int = 0
     unknown: list[str] = field(default_factory=list)
-    _keys: set[str] = field(default_factory=set)
 
-    def count(self, archived: Archived) -> None:
-        """One more stretch is part of the archive."""
-        self.segments += 1
-        new = {file.key: file.size_bytes for file in archived.files}
-        fresh = new.keys() - self._keys
-        self._keys |= fresh
-        self.files += len(fresh)
-        self.rows += archived.rows
-        self.bad += archived.bad
-        self.misfits += archived.misfits
-        self.holes += archived.holes
-        self.source_bytes += archived.source_bytes
-        self.size_bytes += sum(new[key] for key in fresh)
+    def count(self, done: Done) -> None:
+        """More stretches are part of the archive; the tasks of a pack share files with each other, and with no others."""
+        files = {file.key: file.size_bytes for one in done.archived for file in one.files}
+        self.segments += len(done.archived)
+        self.files += len(files)
+        self.size_bytes += sum(files.values())
+        for one in done.archived:
+            self.rows += one.rows
+            self.bad += one.bad
+            self.holes += one.holes
+            self.misfits += one.misfits
+            self.source_bytes += one.source_bytes
 
     def record(self, now_ms: int) -> JobRecord:
         """How far the run is, for the log and for metrics."""
@@ -87,7 +85,7 @@ class Result:
             __version__,
             self.kind,
             self.began_ms,
-            now_ms - self.began_ms,
+            max(now_ms - self.began_ms, 0),
             len(self.plan.tasks),
             self.plan.size_bytes,
             self.segments,
@@ -103,8 +101,7 @@ class Result:
 
     def after(self, done: Iterable[Done], now_ms: int) -> JobRecord:
         """How far it will be with these."""
-        then = replace(self, failed=list(self.failed), _keys=set(self._keys))
+        then = replace(self)
         for one in done:
-            for archived in one.archived:
-                then.count(archived)
+            then.count(one)
         return then.record(now_ms)
