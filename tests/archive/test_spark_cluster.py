@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.archive.reading import said_by_java
-from tests.archive.spark_processes import below, kill
+from tests.archive.spark_processes import SPARK, below, kill
 from tests.archive.test_crashes import check
 from tests.e2e.harness import environment, here, program, until
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.archive.conftest import Sealed
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 
 
@@ -72,9 +72,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def options(master: str) -> tuple[str, ...]:
-    conf = ("spark.driver.host=127.0.0.1", "spark.executor.memory=600m")
-    given = [word for one in conf for word in ("--spark-conf", one)]
-    return ("--engine", "spark", "--master", master, *given)
+    return (*SPARK, "--master", master, "--spark-conf", "spark.executor.memory=600m")
 
 
 def test_a_job_and_a_question(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.archive.spark_processes import EXECUTOR, WORKER, job, kill
+from tests.archive.spark_processes import EXECUTOR, SPARK, WORKER, job, kill
 from tests.archive.test_crashes import check
 from tests.e2e.harness import here, until
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tests.archive.conftest import Sealed
     from tests.archive.spark_processes import Job
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
-CLUSTER = ("--engine", "spark", "--master", "local-cluster[2,1,1024]")
-LOCAL = ("--engine", "spark", "--master", "local[2,4]")
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+CLUSTER = (*SPARK, "--master", "local-cluster[2,1,1024]")
+LOCAL = (*SPARK, "--master", "local[2,4]")
 MOMENTS = {
     "before write": "archive-writing",
     "after write": "archive-written",
