@@ -266,10 +266,13 @@ def test_without_both_trailers_the_object_is_lost(large: Large):
     fetcher.close()
 
 
-def test_a_truncated_object_is_damage(large: Large):
+def test_of_a_truncated_object_the_rest_is_damage(large: Large):
     data = large.store.get(PREFIX + large.part.log.key)
     change(large, data[: len(data) // 2])
     fetcher = fetcher_of(large.store, **SMALL)
-    with pytest.raises(DataError):
-        fetcher.read("g", QUEUE, QueueOffset(0))
+    batch = fetcher.read("g", QUEUE, QueueOffset(0), count_max=1)
+    assert isinstance(batch, TierBatch)
+    assert rows(batch)[0] == large.wanted[0]
+    with pytest.raises(DataError, match="cut short"):
+        fetcher.read("g", QUEUE, QueueOffset(len(large.wanted) - 1))
     fetcher.close()

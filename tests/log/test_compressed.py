@@ -245,8 +245,8 @@ def copy_of(store: ObjectStore, key: str = "", data: bytes = b"") -> MemoryStore
 
 
 def test_each_byte_of_a_tiny_compressed_tier():
-    builder, _ = built([[text(1, 400)], [text(2, 300), None, text(3, 200)]])
-    pack(builder, MERGING, compression=Compression(block_bytes=300))
+    builder, wanted = built([[text(1, 1200)], [text(2, 900), None, text(3, 300)]])
+    pack(builder, MERGING, compression=Compression(block_bytes=1000))
     (part,) = parts_of(builder)
     assert part.log.is_packed
     key = PREFIX + part.log.key
@@ -258,8 +258,13 @@ def test_each_byte_of_a_tiny_compressed_tier():
         damaged = copy_of(builder.store, key, bytes(changed))
         report = verify_tier(damaged, PREFIX, deep=True)
         assert any(key in problem.where for problem in report.problems), at
-        with pytest.raises(DataError):
-            messages(damaged)
+        if at % 5:
+            continue
+        if part.log.trailer_bytes <= at < part.log.stored_bytes:
+            with pytest.raises(DataError):
+                messages(damaged)
+        else:
+            assert messages(damaged) == wanted, "the trailer is there twice"
     for other in (data[:-1], data[1:], data + b"\0", b"", data * 2):
         report = verify_tier(copy_of(builder.store, key, other), PREFIX, deep=True)
         assert any(key in problem.where for problem in report.problems), len(other)
@@ -314,17 +319,23 @@ def damaged_at(store: ObjectStore, at: int) -> str:
     return key
 
 
-@pytest.mark.parametrize("at", [3, -30])
-def test_what_is_damaged_is_repaired_from_the_local_store(at: int):
+def repairer_of(store: ObjectStore, local: SyntheticStore | None) -> Repairer:
+    return Repairer(
+        store, store, PREFIX, local,
+        clock=ManualClock(), rng=random.Random(3), stop=threading.Event(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("at", "needs_local"), [(3, False), (-30, False), (-1000, True)])
+def test_what_is_damaged_is_repaired(at: int, needs_local: bool):
     store, local = compressed_tier()
     assert_equal(store, local)
     key = damaged_at(store, at)
     found = verify_tier(store, PREFIX, deep=True, local=local)
     assert key in found.damaged
-    repairer = Repairer(
-        store, store, PREFIX, local, clock=ManualClock(), rng=random.Random(3), stop=threading.Event()
-    )  # fmt: skip
-    assert repairer.run(found.damaged).parts == 1
+    assert repairer_of(store, None).run(found.damaged).parts == (not needs_local)
+    found = verify_tier(store, PREFIX, deep=True, local=local)
+    assert repairer_of(store, local).run(found.damaged).parts == needs_local
     assert verify_tier(store, PREFIX, deep=True, local=local).problems == []
     assert_equal(store, local)
 

@@ -324,8 +324,8 @@ class History:
 def _unpacked(data: bytes) -> bytes:
     """The payload of a compressed object: frames, and blocks that are as long as they were."""
     end = len(data) - _FOOTER_BYTES
-    size, _, block_bytes, blocks = struct.unpack_from(">QIII", data, end)
-    at = 0
+    size, rest, block_bytes, blocks = struct.unpack_from(">QIII", data, end)
+    at = rest + 4 * blocks + _FOOTER_BYTES  # behind the trailer's copy
     pieces: list[bytes] = []
     for number in range(blocks):
         stored, _, _ = struct.unpack_from(">III", data, end - 16 - 12 * (blocks - number))

@@ -49,7 +49,7 @@ def train(payload: Buffer, *, level: int = LEVEL, size_bytes: int = DICTIONARY_B
 
 
 def pays(dictionary: bytes, payload: Buffer, *, level: int = LEVEL) -> bool:
-    """Whether an object of this payload is smaller with the dictionary in it, by a few of its blocks."""
+    """Whether an object of this payload is smaller with the dictionary in it (twice), by a few of its blocks."""
     view = memoryview(payload).cast("B")
     if not dictionary or not len(view):
         return False
@@ -59,4 +59,4 @@ def pays(dictionary: bytes, payload: Buffer, *, level: int = LEVEL) -> bool:
     step = max(len(view) // _TRIALS, 1)
     blocks = [view[start : start + BLOCK_BYTES] for start in range(0, len(view), step)][:_TRIALS]
     gain = sum(len(plain.compress(block)) - len(helped.compress(block)) for block in blocks)
-    return gain * len(view) > len(dictionary) * sum(map(len, blocks))
+    return gain * len(view) > 2 * len(dictionary) * sum(map(len, blocks))

@@ -3,7 +3,8 @@
 Format version 2 of a data object (``tiered.format.part`` is version 1). Layout (big-endian)::
 
     offset          size   field
-    0               S      stored blocks, one after another, without a space between them
+    0               T      a copy of the trailer, all of what is from S on
+    T               S-T    stored blocks, one after another, without a space between them
     S               K      dictionary (RFC 8878), for the frames of this object; may be empty
     S+K             D      description, as in version 1
     S+K+D           12·B   block table, for each block of `block_bytes` of the payload, the last one short:
@@ -20,6 +21,9 @@ Format version 2 of a data object (``tiered.format.part`` is version 1). Layout 
 
 ``payload_size``, ``payload_crc`` and ``block_count`` speak of the payload as it was: a reader thinks in those positions, and
 the table says where a block is stored. A frame bears its content size and no window beyond it, and is decoded by itself.
+
+Without the table nothing of the object could be read, so it is there twice, at both ends: what damages one of them costs
+nothing (``tiered.log.objects`` reads the copy).
 
 Bounds (I8): a bucket may hold anything, with right checksums. A block has at most ``BLOCK_BYTES_MAX``, a frame is decoded
 only if it says that it holds exactly its block, and the table is as long as the bytes that were read of it; so a reader
@@ -39,6 +43,7 @@ from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.format.trailer import (
+    FOOTER_BYTES,
     PACKED_VERSION,
     BlockTable,
     Head,
@@ -100,21 +105,18 @@ def build_packed(
         kept: Buffer = frame if len(frame) < len(block) else block
         stored.append(kept)
         rows.append((len(memoryview(kept)), zlib_ng.crc32(kept), zlib_ng.crc32(block)))
-    stored_bytes = sum(row[0] for row in rows)
     text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
-    table = b"".join(_ENTRY.pack(*row) for row in rows)
-    sizes = _SIZES.pack(stored_bytes, len(dictionary), len(text))
-    signed = dictionary + text + table + sizes
-    plain_bytes = len(view) + len(text) + 4 * len(rows)  # as version 1 would have it
-    if (stored_bytes + len(signed)) * _WORTH > plain_bytes * (_WORTH - 1):
+    head = dictionary + text + b"".join(_ENTRY.pack(*row) for row in rows)
+    trailer_bytes = len(head) + _SIZES.size + FOOTER_BYTES
+    stored_bytes = trailer_bytes + sum(row[0] for row in rows)
+    plain_bytes = len(view) + len(text) + 4 * len(rows) + FOOTER_BYTES  # as version 1 would have it
+    if (stored_bytes + trailer_bytes) * _WORTH > plain_bytes * (_WORTH - 1):
         return None
+    signed = head + _SIZES.pack(stored_bytes, len(dictionary), len(text))
     crc = zlib_ng.crc32(view)
-    trailer = make_trailer(
-        signed,
-        (len(view), len(signed) - 4 * len(rows), block_bytes, len(rows), crc),
-        PACKED_VERSION,
-    )
-    return SealedObject([*stored, trailer], len(view), crc, len(trailer), stored_bytes)
+    fields = (len(view), len(signed) - 4 * len(rows), block_bytes, len(rows), crc)
+    trailer = make_trailer(signed, fields, PACKED_VERSION)
+    return SealedObject([trailer, *stored, trailer], len(view), crc, len(trailer), stored_bytes)
 
 
 def _packer(level: int, dictionary: bytes) -> zstandard.ZstdCompressor:
@@ -154,7 +156,7 @@ def parse_packed(signed: bytes, head: Head, trailer_bytes: int, *, where: str) -
     ):
         raise damaged("the sizes in the trailer contradict each other", where)
     rows = list(_ENTRY.iter_unpack(signed[table_at : -_SIZES.size]))
-    starts = (0, *accumulate(row[0] for row in rows))
+    starts = tuple(accumulate((row[0] for row in rows), initial=trailer_bytes))
     last = payload_bytes - block_bytes * (count - 1)
     fits = all(0 < row[0] <= block_bytes for row in rows) and (not rows or rows[-1][0] <= last)
     if not fits or starts[-1] != stored_bytes or stored_bytes >= payload_bytes:
@@ -221,12 +223,12 @@ def faults_of(data: Buffer, trailer: Trailer, *, where: str) -> Iterator[str]:
     """What is wrong with the blocks of a whole object, for people.
 
     Args:
-        data: All that stands before the trailer.
+        data: Its stored blocks.
         trailer: Of the object.
         where: Key of the object, for messages.
     """
     assert trailer.table is not None
-    if len(memoryview(data)) != trailer.table.stored_bytes:
+    if len(memoryview(data)) != trailer.table.stored_bytes - trailer.trailer_bytes:
         yield "the stored blocks are not as many bytes as the trailer says"
         return
     unpacker = _unpacker(trailer)

@@ -36,7 +36,7 @@ class BlockTable:
     """Where the blocks of a packed object are stored.
 
     Attributes:
-        starts: Position of each block; then where the last one ends, which is where the trailer begins.
+        starts: Position of each block in the object; then where the last one ends, which is where the trailer begins.
         crcs: CRC-32 of each block's stored bytes.
         dictionary: For the frames; None when there is none.
         dictionary_bytes: Its size.
@@ -49,7 +49,7 @@ class BlockTable:
 
     @property
     def stored_bytes(self) -> int:
-        """Of all blocks together."""
+        """Of all blocks together, and the copy of the trailer before them."""
         return self.starts[-1]
 
 

@@ -2,8 +2,8 @@
 
 Retries and errors: nothing is retried here. Whatever contradicts the journal (other size, other checksum, a block that
 fails) is a ``DataError``, and nothing of the range is returned. A damaged block costs only the ranges that touch it; a
-damaged trailer alone costs no message: the journal knows the checksum of the payload, which is then read whole. Of a
-packed object (``tiered.format.packed``) it costs all, since it says where the blocks are.
+damaged trailer alone costs no message: the journal knows the checksum of the payload, which is then read whole; and a
+packed object (``tiered.format.packed``) has it twice.
 """
 
 from __future__ import annotations
@@ -80,9 +80,11 @@ class RangePlan:
         """
         assert not self.is_first
         data = memoryview(pieces[0])
-        blocks_bytes = self.place.stored_bytes if self.place.is_packed else self.high - self.low
+        blocks_bytes = self.high - self.low
         if self.known is not None:
             blocks_bytes = len(data)
+        elif self.place.is_packed:
+            blocks_bytes = self.place.stored_bytes - self.place.trailer_bytes
         behind = [*pieces[1:], data[blocks_bytes:]]
         tail = bytes(behind[0])
         trailer = check_trailer(tail, self.place, where=where) if tail else self.known
@@ -148,7 +150,7 @@ def _plan_packed(place: ObjectRange, start: int, end: int, known: Trailer | None
         return RangePlan(place, start, end, low, high, (stored,), known)
     is_most = 2 * (end - start) >= place.payload_bytes or place.object_bytes <= WHOLE_AT_ONCE_BYTES
     if is_most and place.payload_bytes <= WHOLE_BYTES_MAX:
-        whole = ByteRange(0, place.object_bytes)
+        whole = ByteRange(place.trailer_bytes, place.object_bytes)  # without the trailer's copy
         return RangePlan(place, start, end, 0, place.payload_bytes, (whole,))
     trailer = ByteRange(place.stored_bytes, place.object_bytes)
     return RangePlan(place, start, end, start, end, (trailer,), is_first=True)
@@ -227,19 +229,21 @@ def _from_whole(
 ) -> memoryview:
     """Read the whole object; check the blocks wanted, or all by the journal's checksum if the trailer is damaged.
 
-    Without its trailer nobody can tell where the blocks of a packed object are.
+    Without its trailer nobody can tell where the blocks of a packed object are, so it begins with a copy.
     """
     whole = memoryview(_whole(store, key, place))
     stored, tail = whole[: place.stored_bytes], whole[place.stored_bytes :]
     try:
         trailer = check_trailer(bytes(tail), place, where=key)
     except DataError:
-        is_payload = len(stored) == place.payload_bytes and not place.is_packed
-        if is_payload and zlib_ng.crc32(stored) == place.crc:
+        if place.is_packed:
+            trailer = check_trailer(bytes(whole[: place.trailer_bytes]), place, where=key)
+        elif len(stored) == place.payload_bytes and zlib_ng.crc32(stored) == place.crc:
             return stored[start:end]
-        if store.head(key).size_bytes != place.object_bytes:
+        elif store.head(key).size_bytes != place.object_bytes:
             raise _another(key) from None
-        raise
+        else:
+            raise
     low, high = aligned_range(start, end, trailer)
     if trailer.table is not None:
         first, last = stored_range(low, high, trailer)

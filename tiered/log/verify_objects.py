@@ -209,7 +209,8 @@ def _payload(
         return stored
     if trailer is None or trailer.table is None or not is_sound:
         return None
-    return memoryview(unpack_blocks(stored, 0, trailer.payload_bytes, trailer, where=place.key))
+    blocks = stored[trailer.trailer_bytes :]
+    return memoryview(unpack_blocks(blocks, 0, trailer.payload_bytes, trailer, where=place.key))
 
 
 def _lies_in(place: ObjectRange, payload: memoryview) -> bool:
@@ -239,7 +240,9 @@ def check_object(stored: memoryview, tail: bytes, key: str, found: Finding) -> T
         found.problem("trailer", key, error.what)
         return None
     if trailer.table is not None:
-        for fault in faults_of(stored, trailer, where=key):
+        if stored[: len(tail)] != tail:
+            found.problem("trailer", key, "its copy at the beginning of the object is damaged")
+        for fault in faults_of(stored[len(tail) :], trailer, where=key):
             found.problem("block", key, fault)
         return trailer
     block = trailer.block_bytes
