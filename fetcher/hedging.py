@@ -73,6 +73,10 @@ class Durations:
         return None
 
 
+AHEAD_PATIENCE = 4
+"""How much longer read-ahead may take than what is waited for, before it is asked for again."""
+
+
 class HedgeBudget:
     """At most ``share`` hedges for each request that is not one, at every moment since the start."""
 
@@ -128,12 +132,14 @@ def plan_hedges(
 ) -> HedgePlan:
     """Choose the requests that have run longer than ``factor`` times their median, and than ``floor_s``.
 
-    One whose median is unknown is looked at again after ``floor_s``: by then there may be one.
+    Those that nobody waits for yet get ``AHEAD_PATIENCE`` times as long: mostly the machine is busy, and bytes asked for
+    twice make it busier. One whose median is unknown is looked at again after ``floor_s``: by then there may be one.
     """
     due: list[Running] = []
     next_s: float | None = None
     for one in running:
-        at_s = one.started_s + max(floor_s, factor * (one.median_s or 0.0))
+        patience = 1 if one.is_urgent else AHEAD_PATIENCE
+        at_s = one.started_s + patience * max(floor_s, factor * (one.median_s or 0.0))
         if one.median_s is None:
             at_s = now_s + floor_s
         if at_s <= now_s:

@@ -132,11 +132,29 @@ class TransferState:
             self._promise(deadline_s)
         if piece.request is None:
             self._send(now_s)
+        elif urgent:
+            self._hurry_hedge(piece, now_s)
 
-    def hurry(self, asked: Asked) -> None:
+    def hurry(self, asked: Asked, now_s: float) -> None:
         """Somebody waits for it now. No harm when it has ended."""
-        if asked.piece is not None:
-            self.wishes.hurry(asked.piece, asked.piece.stream)
+        piece = asked.piece
+        if piece is not None and not piece.is_urgent:
+            self.wishes.hurry(piece, piece.stream)
+            self._hurry_hedge(piece, now_s)
+
+    def _hurry_hedge(self, piece: Piece, now_s: float) -> None:
+        """A request under way may be due for asking again, now that somebody waits for it."""
+        request = piece.request
+        attempt = None if request is None else self._running.get(request)
+        if request is None or attempt is None or not self._limits.hedge_budget:
+            return
+        started_s = now_s if attempt.started_s is None else attempt.started_s
+        self._promise(max(now_s, started_s + self._slow_s(request)))
+
+    def _slow_s(self, request: Request) -> float:
+        """When a request that somebody waits for counts as slow, in seconds."""
+        median_s = self._durations.median_s(request.size_bytes) or 0.0
+        return max(self._limits.hedge_floor_s, self._limits.hedge_factor * median_s)
 
     def cancel(self, asked: Asked, now_s: float) -> bool:
         """Take a wish back; whether it had not ended yet."""
@@ -221,8 +239,7 @@ class TransferState:
             self._budget.earn()
             self._running[request] = self._start(request, now_s, is_hedge=False)
             if limits.hedge_budget:
-                median_s = self._durations.median_s(request.size_bytes) or 0.0
-                self._promise(now_s + max(limits.hedge_floor_s, limits.hedge_factor * median_s))
+                self._promise(now_s + self._slow_s(request))
         if self._has_overdue and self._budget.allows_one:
             self._hedge(now_s)
 

@@ -151,8 +151,11 @@ class Transfers:
     def hurry(self, future: Future[Data]) -> None:
         """What was read ahead is waited for now, and goes before other read-ahead."""
         assert isinstance(future, Asked)
+        now_s = self._clock.monotonic_s()
         with self._lock:
-            self._state.hurry(future)
+            self._state.hurry(future, now_s)
+            effects = self._state.take_effects()
+        self._do(effects)
 
     def cancel(self, future: Future[Data]) -> None:
         """Take a wish back: never sent, or its answer is dropped. Others who want the same range still get it."""

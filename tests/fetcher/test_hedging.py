@@ -81,9 +81,9 @@ def test_a_calm_is_not_saved_up_for_ever():
 
 def test_plan_chooses_the_slow_ones():
     running = [
-        Running(started_s=9.0, median_s=0.5, is_urgent=False, number=0),  # at 10.5
+        Running(started_s=9.0, median_s=0.5, is_urgent=False, number=0),  # at 15
         Running(started_s=9.99, median_s=0.001, is_urgent=True, number=1),  # floor: at 10.04
-        Running(started_s=8.0, median_s=0.1, is_urgent=False, number=2),  # due at 8.3
+        Running(started_s=8.0, median_s=0.1, is_urgent=False, number=2),  # due at 9.2
         Running(started_s=9.0, median_s=0.1, is_urgent=True, number=3),  # due at 9.3
         Running(started_s=1.0, median_s=None, is_urgent=True, number=4),  # nothing to compare with
     ]

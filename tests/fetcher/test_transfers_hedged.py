@@ -218,3 +218,18 @@ def test_what_is_waited_for_is_asked_again_first():
     hand.ask("urgent")
     hand.tick(1.0)
     assert hand.calls[2].request.key == "urgent"
+
+
+def test_read_ahead_gets_four_times_as_long_until_somebody_waits_for_it():
+    hand = warm()
+    asked = hand.ask("ahead", urgent=False)
+    hand.state.take_effects()
+    hand.tick(1.1)
+    assert len(hand.calls) == 1
+    hand.state.hurry(asked, hand.now_s)
+    assert hand.state.take_effects().is_sooner, "it is due at once now"
+    hand.tick(0.0)
+    assert len(hand.calls) == 2
+    hand.ask("left alone", urgent=False)
+    hand.tick(1.3)
+    assert len(hand.calls) == 4

@@ -131,7 +131,7 @@ def _wander(world: World, rng: Random) -> None:
             case "finish" | "fail" if world.running:
                 world.finish(rng.randrange(len(world.running)), fails=step == "fail")
             case "hurry" if world.wishes:
-                world.state.hurry(rng.choice(list(world.wishes)))
+                world.state.hurry(rng.choice(list(world.wishes)), world.now_s)
             case "cancel" if world.wishes:
                 asked = rng.choice(list(world.wishes))
                 had_ended = bool(world.ends[asked])
