@@ -23,8 +23,8 @@ RETRY_TOPIC_BYTES_MAX: Final = 255
 RETRY_PREFIX: Final = "%RETRY%"
 PROPERTIES_BYTES_MAX: Final = 0x7FFF
 _TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-_INT_MAX: Final = 2**31 - 1
-_LONG_MAX: Final = 2**63 - 1
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
 QUEUE_ID_MAX: Final = 65_535
 _REFUSED_FLAGS: Final = (
     (sysflag.NEED_UNWRAP | sysflag.INNER_BATCH, "an inner batch"),
@@ -95,10 +95,10 @@ def check_host(host: str) -> None:
 def _check_numbers(message: Message) -> None:
     for name, value, low, high in (
         ("queue_id", message.queue_id, 0, QUEUE_ID_MAX),
-        ("flag", message.flag, -_INT_MAX - 1, _INT_MAX),
-        ("sys_flag", message.sys_flag, 0, _INT_MAX),
-        ("reconsume_times", message.reconsume_times, 0, _INT_MAX),
-        ("born_timestamp_ms", message.born_timestamp_ms or 0, -_LONG_MAX - 1, _LONG_MAX),
+        ("flag", message.flag, -INT_MAX - 1, INT_MAX),
+        ("sys_flag", message.sys_flag, 0, INT_MAX),
+        ("reconsume_times", message.reconsume_times, 0, INT_MAX),
+        ("born_timestamp_ms", message.born_timestamp_ms or 0, -LONG_MAX - 1, LONG_MAX),
     ):
         if not low <= value <= high:
             raise InvalidError(f"{name} {value}: it must lie between {low} and {high}")

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from tiered.errors import InvalidError
 from tiered.format.record import MAGIC_V1, MAGIC_V2
 from tiered.store.checks import TOPIC_BYTES_MAX, check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
 QueueKey = tuple[str, int]
+_Value = TypeVar("_Value")
 _HEADS: Final = {
     (born, stored): Struct(f">iIIiiqqiq{born}sq{stored}siqi")
     for born in (8, 20)
@@ -201,3 +202,27 @@ class Prepared:
             0,
             len(fields.bodies[at]),
         )
+
+
+def join(parts: Sequence[Prepared]) -> Prepared:
+    """The messages of several appends as one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    kind = parts[0].kinds[0]
+    fields = zip(*(part.fields for part in parts), strict=True)
+    return Prepared(
+        fields=Fields(*(tuple(chain.from_iterable(column)) for column in fields)),
+        kinds=_chain(part.kinds for part in parts),
+        queues=_chain(part.queues for part in parts),
+        distinct=frozenset().union(*(part.distinct for part in parts)),
+        crcs=_chain(part.crcs for part in parts),
+        sizes=_chain(part.sizes for part in parts),
+        leads=_chain(part.leads for part in parts),
+        properties=_chain(part.properties for part in parts),
+        msg_ids=_chain(part.msg_ids for part in parts),
+        is_alike=all(part.is_alike and part.kinds[0] is kind for part in parts),
+    )
+
+
+def _chain(columns: Iterable[Sequence[_Value]]) -> list[_Value]:
+    return list(chain.from_iterable(columns))

@@ -44,6 +44,12 @@ class Places:
     end: int
     store_ms: int
 
+    def part(self, first: int, last: int, end: int) -> Places:
+        """Of the messages ``[first, last)``, the last of which ends at ``end``."""
+        return Places(
+            self.queue_offsets[first:last], self.positions[first:last], end, self.store_ms
+        )
+
 
 class CommitLog:
     """See the module.

@@ -1,11 +1,14 @@
-"""When an append is answered: flush and replica acknowledgement complete one future.
+"""When an append is answered: flush and replica acknowledgement complete one future; appends that wait are written together.
 
-**Contract.** Callers hand in a place in the log and get a future. The flush thread swaps the list of requests for an
-empty one, syncs the log once for all of them, and releases together those that lie below both the synced end and (where
-asked for) the replica's. Before it syncs it waits for as many requests as there were callers at the last one (those it
-answered, and those that came meanwhile), at most as long as that sync took, so that all are answered together.
-A sync that fails
-fails all waiting futures, and the store takes nothing more: what a failed sync leaves on the disk is not known.
+**Contract.** Callers hand in their messages (``append``), or a place in the log up to which they have written themselves
+(``submit``). The flush thread swaps the list of them for an empty one, writes all messages as one append in the order in
+which they came, syncs the log once for all, and releases together those that lie below both the synced end and (where
+asked for) the replica's. So a message costs one wake-up, and no thread waits for another's write. Before it begins it
+waits for as many callers as there were at the last sync (those it answered, and those that came meanwhile), at most as
+long as that sync took, so that all are answered together.
+
+A write that the disk refuses fails the messages of its group, of which nothing is stored; the next may be tried. A sync
+that fails fails all that waits, and the store takes nothing more: what a failed sync leaves on the disk is not known.
 """
 
 from __future__ import annotations
@@ -14,15 +17,62 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from tiered.errors import InvalidError
+from tiered.store.columns import join
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.clock import Clock
+    from tiered.store.columns import Prepared
+    from tiered.store.commitlog import Places
 
 _GATHER_S_MAX: Final = 0.01
-_GATHER_STEP_S: Final = 0.0002
 
-Request = tuple[int, "Future[None]"]
+
+class Waiter:
+    """The messages of one append, and who waits for them; completed as a future is, at a fraction of its price.
+
+    Attributes:
+        messages: What is to be stored.
+        places: Where it was put, once it was.
+    """
+
+    __slots__ = ("_error", "_lock", "messages", "places")
+
+    def __init__(self, messages: Prepared) -> None:
+        self.messages = messages
+        self.places: Places | None = None
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set_result(self, _: None) -> None:
+        """It is stored as the policy says."""
+        self._lock.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        """It is not, or may not be."""
+        self._error = error
+        self._lock.release()
+
+    def wait(self, timeout_s: float) -> Places:
+        """Where the messages were put, once they are stored as the policy says.
+
+        Raises:
+            TimeoutError: It took too long; they may still be stored.
+            OSError: The disk refused it.
+            ClosedError: The store was closed.
+        """
+        if not self._lock.acquire(timeout=timeout_s):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        assert self.places is not None
+        return self.places
+
+
+Request = tuple[int, "Future[None] | Waiter"]
 
 
 class GroupCommits:
@@ -34,29 +84,58 @@ class GroupCommits:
     """
 
     def __init__(
-        self, sync: Callable[[], int], clock: Clock, *, needs_sync: bool, needs_replica: bool
+        self,
+        write: Callable[[Prepared], Places],
+        sync: Callable[[], int],
+        clock: Clock,
+        *,
+        needs_sync: bool,
+        needs_replica: bool,
     ) -> None:
         self.replica_end = 0
         self.groups = 0
+        self._write = write
         self._sync = sync
         self._clock = clock
         self._needs_sync = needs_sync
         self._needs_replica = needs_replica
         self._lock = threading.Lock()
+        self._unwritten: list[Waiter] = []
         self._incoming: list[Request] = []
         self._held: list[Request] = []
+        self._failure: BaseException | None = None
         self._synced = 0
         self._callers = 1
         self._last_sync_s = 0.0
+        self._is_full = threading.Event()
         self.wake = threading.Event()
+
+    def append(self, messages: Prepared, timeout_s: float) -> Places:
+        """Have messages (at least one) written and synced with those of others, where syncs are asked for.
+
+        Raises:
+            TimeoutError, OSError, ClosedError: As of ``Waiter.wait``.
+        """
+        waiter = Waiter(messages)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._unwritten.append(waiter)
+            count = len(self._unwritten) + len(self._incoming)
+        self._call(count)
+        return waiter.wait(timeout_s)
 
     def submit(self, end: int) -> Future[None]:
         """Ask to be told when everything below ``end`` is stored as the policy says."""
         future: Future[None] = Future()
         with self._lock:
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                return future
             self._incoming.append((end, future))
+            count = len(self._unwritten) + len(self._incoming)
         if self._needs_sync:
-            self.wake.set()
+            self._call(count)
         else:
             self._release()
         return future
@@ -71,7 +150,10 @@ class GroupCommits:
             return
         self._gather()
         with self._lock:
+            waiters, self._unwritten = self._unwritten, []
             requests, self._incoming = self._incoming, []
+        if waiters:
+            requests += self._write_group(waiters)
         if not requests:
             return
         with self._lock:
@@ -83,7 +165,7 @@ class GroupCommits:
             self.fail(error)
             raise
         self._last_sync_s = self._clock.monotonic_s() - begin_s
-        self._callers = len(requests) + len(self._incoming)
+        self._callers = len(requests) + len(self._incoming) + len(self._unwritten)
         self.groups += 1
         self._release(synced)
 
@@ -94,19 +176,45 @@ class GroupCommits:
         self._release()
 
     def fail(self, error: BaseException) -> None:
-        """Answer everything that waits with an error."""
+        """Answer everything that waits, and whatever comes, with an error."""
         with self._lock:
+            self._failure = self._failure or error
+            waiters, self._unwritten = self._unwritten, []
             requests, self._incoming, self._held = self._incoming + self._held, [], []
-        for _, future in requests:
-            future.set_exception(error)
+        for waiter in [*waiters, *(waiter for _, waiter in requests)]:
+            waiter.set_exception(error)
+
+    def _call(self, count: int) -> None:
+        if count >= self._callers:
+            self._is_full.set()
+        if count == 1:
+            self.wake.set()
 
     def _gather(self) -> None:
-        wanted = self._callers
+        """Wait until as many wait as did the last time."""
+        self._is_full.clear()
+        count = len(self._unwritten) + len(self._incoming)
         left_s = min(_GATHER_S_MAX, self._last_sync_s)
-        pause = threading.Event()
-        while 0 < len(self._incoming) < wanted and left_s > 0:
-            self._clock.wait(pause, _GATHER_STEP_S)
-            left_s -= _GATHER_STEP_S
+        if 0 < count < self._callers and left_s > 0:
+            self._clock.wait(self._is_full, left_s)
+
+    def _write_group(self, waiters: list[Waiter]) -> list[Request]:
+        """Write all messages as one append; the requests of those for whom that went well."""
+        try:
+            places = self._write(join([waiter.messages for waiter in waiters]))
+        except (OSError, InvalidError) as error:
+            for waiter in waiters:
+                waiter.set_exception(error)
+            return []
+        found: list[Request] = []
+        first = 0
+        for waiter in waiters:
+            last = first + len(waiter.messages)
+            end = places.positions[last - 1] + waiter.messages.sizes[-1]
+            waiter.places = places.part(first, last, end)
+            found.append((end, waiter))
+            first = last
+        return found
 
     def _release(self, synced: int | None = None) -> None:
         with self._lock:
@@ -119,7 +227,7 @@ class GroupCommits:
                 self._synced if self._needs_sync else 1 << 62,
                 self.replica_end if self._needs_replica else 1 << 62,
             )
-            done = [future for end, future in self._held if end <= limit]
+            done = [waiter for end, waiter in self._held if end <= limit]
             self._held = [request for request in self._held if request[0] > limit]
-        for future in done:
-            future.set_result(None)
+        for waiter in done:
+            waiter.set_result(None)

@@ -18,6 +18,8 @@ from tiered.format import sysflag
 from tiered.format.hosts import pack_host
 from tiered.format.record import BODY_AT, CRC_MASK, MAGIC_V1
 from tiered.store.checks import (
+    INT_MAX,
+    LONG_MAX,
     PROPERTIES_BYTES_MAX,
     QUEUE_ID_MAX,
     checked_properties,
@@ -113,7 +115,7 @@ class Encoder:
             (largest := max(sizes)) > self._size_max
             or (largest > self._body_max and max(map(len, fields.bodies)) > self._body_max)
             or not all(0 <= queue_id <= QUEUE_ID_MAX for _, queue_id in distinct)
-            or (any(fields.reconsume_times) and min(fields.reconsume_times) < 0)
+            or not _fit(fields)
         ):
             self._refuse(messages, fresh)
         return Prepared(
@@ -269,4 +271,16 @@ def _measure(
             kind.rest_bytes + len(body) + length
             for kind, body, length in zip(kinds, bodies, lengths, strict=True)
         ],
+    )
+
+
+def _fit(fields: Fields) -> bool:
+    """Whether the numbers that hardly anybody sets fit their fields."""
+    flags, times, born_ms = fields.flags, fields.reconsume_times, fields.born_ms
+    if any(flags) and not -INT_MAX - 1 <= min(flags) <= max(flags) <= INT_MAX:
+        return False
+    if any(times) and not 0 <= min(times) <= max(times) <= INT_MAX:
+        return False
+    return born_ms.count(None) == len(born_ms) or all(
+        -LONG_MAX - 1 <= ms <= LONG_MAX for ms in born_ms if ms is not None
     )

@@ -161,10 +161,13 @@ def _recover(
             parts.recovered = Recovered(0, 0, 0, 0)
             return parts
         checkpoint = read_checkpoint(layout.root)
+        has_abort = Path(
+            layout.root, ABORT_FILE
+        ).exists()  # else something is wrong that no crash explains
         has_queues = not anew and bool(list_queues(layout.root))
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
         covered = checkpoint.logics_physical_offset
-        begin = find_start(layout, cache, begin, checkpoint, has_queues=has_queues)
+        begin = find_start(layout, cache, begin, checkpoint, is_trusted=has_queues and has_abort)
         queues = cut_queues(rows, layout, cache, begin) | _cut_batch_queues(
             rows, layout, cache, begin
         )

@@ -82,7 +82,7 @@ def plan_begin(
 
 
 def find_start(
-    layout: Layout, cache: FileCache, begin: int, checkpoint: Checkpoint, *, has_queues: bool
+    layout: Layout, cache: FileCache, begin: int, checkpoint: Checkpoint, *, is_trusted: bool
 ) -> int:
     """Where to begin to list: what the checkpoint covers where that can be trusted, else ``begin``.
 
@@ -94,7 +94,7 @@ def find_start(
         cache: To read with.
         begin: What ``plan_begin`` says.
         checkpoint: Of the store.
-        has_queues: There are consume queues to go on with.
+        is_trusted: Nothing is known to be wrong with what it covers.
 
     Raises:
         DataError: There is damage in what it covers, where that has to be looked at.
@@ -105,7 +105,7 @@ def find_start(
     if begin >= covered:
         return begin
     has_index = checkpoint.index_timestamp_ms >= checkpoint.logics_timestamp_ms > 0
-    is_usable = has_queues and has_index and covered <= log.end
+    is_usable = is_trusted and has_index and covered <= log.end
     if is_usable and (is_boundary(log, covered) or listed_end(layout, cache, covered) == covered):
         return covered
     check_covered(log, begin, min(covered, log.end))
