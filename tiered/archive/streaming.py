@@ -87,11 +87,11 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the stream begins when there is no checkpoint."""
-        return document_of(start_of(self._read(), self._start))
+        return document_of(start_of(self._states_to_see(), self._start))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on nothing new is seen."""
-        self._read()
+        self._seen = self._read()
         self._is_pinned = True
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -100,10 +100,9 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the batch ends that begins at ``start``; the same when there is nothing to read."""
-        states = self._seen if self._is_pinned else self._read()
         before = positions_of(start)
         end = advance(
-            states,
+            self._states_to_see(),
             before,
             self._rules,
             takes=self._takes,
@@ -122,7 +121,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What a batch reads."""
         if start == end:
             return []
-        stretches = batch_of(self._read(keep=True), positions_of(end), self._wanted, self._rules)
+        stretches = batch_of(self._read(), positions_of(end), self._wanted, self._rules)
         groups = packed(stretches, partition_bytes(self._options))
         return [TierPartition(group) for group in groups]
 
@@ -140,15 +139,17 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._states.close()
             self._states = None
 
-    def _read(self, *, keep: bool = False) -> dict[Place, TierState]:
-        """The states now; ``keep``: without giving up those that are pinned."""
+    def _states_to_see(self) -> dict[Place, TierState]:
+        """As of now, or as of the moment at which they were pinned."""
+        if not self._is_pinned:
+            self._seen = self._read()
+        return self._seen
+
+    def _read(self) -> dict[Place, TierState]:
         with backend_errors():
             if self._states is None:
                 self._states = TierStates(self._options)
-            found = self._states.read()
-        if not (keep and self._is_pinned):
-            self._seen = found
-        return found
+            return self._states.read()
 
     def _takes(self, key: Key) -> bool:
         return not self._wanted.refuses(Lane(*key, 0))
