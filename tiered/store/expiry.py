@@ -15,14 +15,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiered.local.consumequeues import PlainQueue
+from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.files import NAME_DIGITS
+from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tiered.model import MessageQueue
     from tiered.store.opening import Parts
     from tiered.store.options import Expiry
+    from tiered.store.startup import QueueEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +106,23 @@ def delete_files(parts: Parts, bases: Sequence[int]) -> Expired:
         return Expired(len(bases))
     log_min = parts.log.bases[0]
     queue_files = sum(
-        _expire_queue(
-            parts,
-            f"{parts.hold.root}/consumequeue/{queue.topic}/{queue.queue_id}",
-            end.file_bytes,
-            log_min,
-        )
+        _expire_queue(parts, queue, end, log_min)
         for queue, end in list(parts.listing.queues.items())
         if not end.is_new
     )
     return Expired(len(bases), queue_files, parts.index.expire(log_min))
 
 
-def _expire_queue(parts: Parts, folder: str, file_bytes: int, log_min: int) -> int:
+def _expire_queue(parts: Parts, queue: MessageQueue, end: QueueEnd, log_min: int) -> int:
     """Delete a queue's files whose last entry is below the log; never the newest."""
-    index = PlainQueue(parts.cache, folder, file_bytes)
+    kind, made = (
+        (QUEUE_DIRECTORY, PlainQueue) if end.unit is None else (BATCH_DIRECTORY, BatchQueue)
+    )
+    folder = f"{parts.hold.root}/{kind}/{queue.topic}/{queue.queue_id}"
+    index = made(parts.cache, folder, end.file_bytes)
     count = 0
     for base in index.row.bases[:-1]:
-        last = (base + file_bytes) // index.unit_bytes
+        last = (base + end.file_bytes) // index.unit_bytes
         item = index.units(last - 1, last)
         if not len(item) or int(item["physical_offset"][0]) >= log_min:
             break

@@ -20,19 +20,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import is_message
 from tiered.format.ids import parse_offset_msg_id
-from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
+from tiered.format.properties import KEYS, UNIQ_KEY, inner_count, split_keys
 from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
-from tiered.local.consumequeues import PlainQueue
-from tiered.local.layout import QUEUE_DIRECTORY
+from tiered.format.sysflag import INNER_BATCH
+from tiered.local.consumequeues import BatchQueue, PlainQueue
+from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 from tiered.store.keyhash import key_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tiered.model import MessageQueue
     from tiered.store.opening import Parts
@@ -93,7 +95,7 @@ class StoreReader:
         self._listing = parts.listing
         self._index = parts.index
         self._confirmed = confirmed
-        self._queues: dict[MessageQueue, PlainQueue] = {}
+        self._queues: dict[MessageQueue, PlainQueue | BatchQueue] = {}
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """Queue offsets ``[min, end)`` that can be read; (0, 0) of a queue that does not exist."""
@@ -129,7 +131,7 @@ class StoreReader:
         if not records:
             low, end = self.bounds(queue)
             return Got(Status.MESSAGE_WAS_REMOVING, (), max(low, offset + 1), low, end)
-        return Got(Status.FOUND, records, offset + len(records), low, end)
+        return Got(Status.FOUND, records, _behind(records[-1]), low, end)
 
     def offset_by_time(
         self, queue: MessageQueue, time_ms: int, boundary: Boundary = Boundary.LOWER
@@ -184,28 +186,42 @@ class StoreReader:
         record = self._record(place)
         return record if record is not None and record.store_host == host else None
 
-    def _queue(self, queue: MessageQueue) -> PlainQueue:
+    def _queue(self, queue: MessageQueue) -> PlainQueue | BatchQueue:
         index = self._queues.get(queue)
         if index is None:
-            folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
-            size = self._listing.queues[queue].file_bytes
-            index = self._queues[queue] = PlainQueue(self._cache, folder, size)
+            end = self._listing.queues[queue]
+            kind = QUEUE_DIRECTORY if end.unit is None else BATCH_DIRECTORY
+            folder = f"{self._root}/{kind}/{queue.topic}/{queue.queue_id}"
+            made = PlainQueue if end.unit is None else BatchQueue
+            index = self._queues[queue] = made(self._cache, folder, end.file_bytes)
         index.row.rescan()
         return index
 
     def _records(self, queue: MessageQueue, start: int, end: int, bytes_max: int) -> list[Record]:
-        items = self._queue(queue).units(start, end)
         found: list[Record] = []
         total = 0
-        for item, is_there in zip(items, is_message(items).tolist(), strict=True):
-            total += int(item["size"])
-            if not is_there or (found and total > bytes_max):
-                break
-            record = self._record(int(item["physical_offset"]))
+        for place, size in self._places(queue, start, end):
+            total += size
+            record = self._record(place) if not found or total <= bytes_max else None
             if record is None:
                 break
             found.append(record)
         return found
+
+    def _places(self, queue: MessageQueue, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Physical offset and size of each record, as far as they are listed without a gap; an inner batch once."""
+        index = self._queue(queue)
+        if isinstance(index, PlainQueue):
+            items = index.units(start, end)
+            for item in items[: int(is_message(items).cumprod().sum())]:
+                yield int(item["physical_offset"]), int(item["size"])
+            return
+        entries = index.entries(start, end)
+        pairs = zip(entries.physical_offsets.tolist(), entries.sizes.tolist(), strict=True)
+        for (place, size), _ in groupby(pairs):
+            if size <= 0:
+                return
+            yield place, size
 
     def _record(self, place: int) -> Record | None:
         """The record at a physical offset, checked; None when there is none that may be seen."""
@@ -220,3 +236,9 @@ class StoreReader:
             return decode_record(self._log.read(place, size), 0, physical_offset=place)
         except RecordError:
             return None
+
+
+def _behind(record: Record) -> int:
+    """The queue offset behind a record, or behind the messages in it."""
+    count = inner_count(record.properties) if record.sys_flag & INNER_BATCH else 1
+    return record.queue_offset + count
