@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.body.layout import BodyColumns
@@ -78,7 +79,10 @@ class ArchiveState:
         """What is archived of offsets ``[start, end)`` of a lane, in order."""
         found = self.lanes.get(lane, ())
         at = max(bisect_left(found, start, key=lambda one: one.start) - 1, 0)
-        return [one for one in found[at:] if one.start < end and one.end > start]
+        ahead = takewhile(
+            lambda one: one.start < end, map(found.__getitem__, range(at, len(found)))
+        )
+        return [one for one in ahead if one.end > start]
 
 
 class ArchiveMachine:
