@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from support.tiers import QUEUE, TierBuilder
@@ -23,7 +24,8 @@ from tiered.archive.limits import NO_LIMITS, Limits, limited
 from tiered.archive.machine import ArchiveState
 from tiered.archive.packing import Pack, plan_packs
 from tiered.archive.plan import Plan, plan_archive
-from tiered.archive.progress import Watch
+from tiered.archive.progress import Watch, spark_ahead
+from tiered.cli.archive_shown import progressed
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease
@@ -208,6 +210,23 @@ def test_a_pack_is_work_for_spark_as_well(
     assert [(one.start, one.end) for one in outcome] == [(t.start, t.end) for t in pack.tasks]
     (file,) = files(archive_url)
     assert {one.files[0].key.rpartition("/")[2] for one in outcome} == {file.name}
+
+
+def test_spark_tells_how_far_it_is_or_nothing() -> None:
+    stages = {
+        3: SimpleNamespace(numCompletedTasks=4),
+        5: SimpleNamespace(numCompletedTasks=2),
+        6: None,
+    }
+    tracker = SimpleNamespace(getActiveStageIds=lambda: list(stages), getStageInfo=stages.get)
+    context = SimpleNamespace(statusTracker=lambda: tracker)
+    assert spark_ahead(SimpleNamespace(sparkContext=context))() == 6
+    assert spark_ahead(None)() == 0
+    watch = Watch(ManualClock(), 10, 1000, 5, 500, 7, lambda: 6)
+    said = progressed(watch)
+    assert said.text == "5 of 10 segments (and 6 tasks under way), 7 messages, 500 B of 1000 B"
+    assert (said.done, said.total) == (500, 1000)
+    assert progressed(Watch(ManualClock())).text == "reading the logs"
 
 
 def test_the_command_in_parts(

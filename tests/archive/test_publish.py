@@ -232,6 +232,7 @@ def test_the_command(sealed: Callable[[str], Sealed], archive_url: str, catalog:
     assert (ran.code, "write iceberg:" in ran.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_on_a_server(ministack: S3Server, monkeypatch: pytest.MonkeyPatch, catalog: str) -> None:
     use_server(ministack, monkeypatch)
     with closing(open_store(f"s3://{ministack.bucket()}/parquet", S3Options())) as store:
