@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.local.files import FileCache, FileRow, list_bases
@@ -161,9 +162,8 @@ def _recover(
             parts.recovered = Recovered(0, 0, 0, 0)
             return parts
         checkpoint = read_checkpoint(layout.root)
-        has_abort = Path(
-            layout.root, ABORT_FILE
-        ).exists()  # else something is wrong that no crash explains
+        # Without it something is wrong that no crash explains: then nothing is taken on trust.
+        has_abort = Path(layout.root, ABORT_FILE).exists()
         has_queues = not anew and bool(list_queues(layout.root))
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
         covered = checkpoint.logics_physical_offset
@@ -177,8 +177,10 @@ def _recover(
     parts = _assemble(hold, topics, options, end, clock, queue_rows=rows)
     try:
         parts.index.cut(begin)
+        reached("store-lists-cut")
         found = replay(parts.log, begin, covered, parts.listing)
         cut_row(rows, layout.log, parts.log.file_bytes, found.end)
+        reached("store-log-cut")
         parts.log_end, parts.store_ms = found.end, max(found.store_ms, parts.store_ms)
         parts.queue_rows.sync()
         parts.index.sync()
