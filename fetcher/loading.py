@@ -79,7 +79,7 @@ class Loader:
         load: Load[V],
         wanted: Sequence[Wanted],
         make: Callable[[list[memoryview]], V],
-        end: Callable[[], None],
+        end: Callable[[BaseException | None], None],
         *,
         trailers: Sequence[ObjectRange] = (),
     ) -> None:
@@ -91,8 +91,9 @@ class Loader:
             load: What is on its way from now on.
             wanted: The ranges.
             make: Gets the bytes of each; called once, in whatever thread brings the last of them.
-            end: Called once, when the future has ended. (A callback of the future would be kept by it, and would keep the
-                load: what has been read would then stay in memory until the collector of cycles comes.)
+            end: Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for
+                the future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the
+                future would also keep the load: what has been read would stay in memory until the collector comes.)
             trailers: Packed objects that will be read in pieces soon, so that their trailers come along if need be.
         """
         try:
@@ -102,8 +103,8 @@ class Loader:
         except BaseException as error:
             self.cancel(load)
             load.is_over = True
+            end(error)
             load.future.set_exception(error)
-            end()
             if not isinstance(error, Exception):
                 raise
             return
@@ -199,7 +200,7 @@ class _Gathering(Generic[V]):
         ahead: list[RangePlan],
         load: Load[V],
         make: Callable[[list[memoryview]], V],
-        end: Callable[[], None],
+        end: Callable[[BaseException | None], None],
     ) -> None:
         self._loader = loader
         self._left = dict(enumerate(plans))
@@ -227,27 +228,30 @@ class _Gathering(Generic[V]):
         self._finish()
 
     def _finish(self) -> None:
-        load, future = self._load, self._load.future
+        future = self._load.future
         try:
             if self._take():
                 self.begin()
                 return
             made = self._make([self._found[number] for number in sorted(self._found)])
-        except CancelledError:
-            load.is_over = True
+        except CancelledError as error:
+            self._over(error)
             future.cancel()
             future.set_running_or_notify_cancel()
         except BaseException as error:  # noqa: BLE001 (whoever waits for the future handles it)
-            load.is_over = True
             if isinstance(error, (TieredStoreError, BackendError)):
                 error.__traceback__ = None  # its frames would hold the bytes
+            self._over(error)
             future.set_exception(error)
         else:
-            load.is_over = True
+            self._over(None)
             future.set_result(made)
+
+    def _over(self, error: BaseException | None) -> None:
+        self._load.is_over = True
         self._found.clear()
         self._load.requests.clear()  # they hold the bytes, and their callbacks us
-        self._end()
+        self._end(error)
 
     def _take(self) -> bool:
         """Check what has come; whether there was something to ask for then."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -245,7 +246,7 @@ class Stock:
             load,
             wanted,
             lambda pieces: self._arrive(claim, load, pieces),
-            lambda: self._end(claim, load),
+            lambda error: self._end(claim, load, error),
             trailers=[] if claim.blocks else [part.log],
         )
 
@@ -289,10 +290,10 @@ class Stock:
             decode_records(queue, part, items, compact(data, self._memory), begin, where=where)
         )
 
-    def _end(self, claim: Claim, load: Load[Thing]) -> None:
+    def _end(self, claim: Claim, load: Load[Thing], error: BaseException | None) -> None:
         """It is here, or will not come."""
         begun: Begun = []
-        stream, future = cast("Stream", load.stream), load.future
+        stream = cast("Stream", load.stream)
         now_s = self._clock.monotonic_s()
         with self.lock:
             self.cache.release(load.size_bytes)
@@ -300,9 +301,9 @@ class Stock:
                 if self._loads.get(key) is load:
                     del self._loads[key]
             self.room.notify_all()
-            if future.cancelled() or future.exception() is not None:
+            if error is not None:
                 stream.asked = min(stream.asked, claim.part.log_offset)
-                if not future.cancelled() and not load.is_urgent:
+                if not isinstance(error, CancelledError) and not load.is_urgent:
                     stream.paused_s = now_s + PAUSE_SECONDS
             elif not claim.blocks and not load.is_urgent:
                 begun = self._go_on(stream)
