@@ -230,6 +230,8 @@ def test_the_command(sealed: Callable[[str], Sealed], archive_url: str, catalog:
     assert [one["added"] for one in again] == [0] * len(said)
     ran = here("archive", tier.url, "--to", archive_url, "--publish", "delta:x")
     assert (ran.code, "write iceberg:" in ran.err) == (2, True)
+    nowhere = here(*words[:4], "--publish", "iceberg:sqlite:////no/such/folder/x.db", "--json")
+    assert (nowhere.code, nowhere.document["published"], nowhere.document["segments"]) == (3, [], 0)
 
 
 @pytest.mark.slow

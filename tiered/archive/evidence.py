@@ -135,7 +135,13 @@ class Evidence:
         """What is wrong with objects that were archived and are still the segment's."""
         present = {part.log.key for part in segment.parts}
         for key, version in archived.sources:
-            if key in present and version and version != self._version(key):
+            if key not in present or not version:
+                continue
+            try:
+                found = self._version(key)
+            except ObjectNotFoundError:
+                return f"{key}: the tier's object is gone"
+            if version != found:
                 return f"{key}: the tier's object is another version than was archived"
         return ""
 

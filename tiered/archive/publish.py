@@ -121,7 +121,7 @@ def publish(
         Each table when it is done.
 
     Raises:
-        InvalidError: pyiceberg is missing, there is no archive, or a table of that name is not of this archive.
+        InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
         StoreUnavailableError: The catalog refuses, or cannot be reached.
         DataError: The log is damaged.
         BackendError: The archive's store failed.
@@ -129,7 +129,7 @@ def publish(
     log = JournalReader(archive, LOG, ArchiveMachine())
     log.catch_up()
     if not log.number:
-        raise InvalidError("there is no archive here", where=archive.url, do="archive first")
+        return  # nothing was ever archived
     publisher = _Publisher(archive, destination, options, log.number)
     try:
         for topic, files in _by_topic(log.state).items():

@@ -154,12 +154,12 @@ def _archive(call: Call, at: Workshop) -> int:
         result = run_job(at, engine, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
     if metrics:
         write_metrics(metrics, result.record(call.clock.now_ms()))
-    published = publish_tables(call, at)
+    published, refused = publish_tables(call, at)
     document = {**result_document(at, result, sealed=sealed), **published}
     Output(call).emit(document, [document], _COLUMNS)
     say_left(call, result)
     say_bodies(call, result)
-    error = first_error(result)
+    error = first_error(result) or refused
     if error is not None:
         raise error
     return NEEDS_A_PERSON if result.bad or result.misfits else DONE
@@ -185,14 +185,17 @@ def _engine(call: Call, at: Workshop, watch: Watch, stack: contextlib.ExitStack)
 
         return local_engine(at, call.whole_or_none("jobs") or os.cpu_count() or 1)
     from tiered.archive.progress import spark_ahead
-    from tiered.archive.spark import Order, open_session, spark_engine
+    from tiered.archive.spark import WAVE, Order, open_session, spark_engine
 
     conf = dict(text.split("=", 1) for text in call.texts("spark-conf"))
     session = open_session(call.text("master"), conf)
     stack.callback(session.stop)
     watch.ahead = spark_ahead(session)
     urls = call.argument("url"), call.words("to")
-    return spark_engine(session, Order(urls[0], at.place.prefix, urls[1], call.s3_options()))
+    order = Order(urls[0], at.place.prefix, urls[1], call.s3_options())
+    is_timed = call.whole_or_none("max-runtime") is not None
+    wave = min(WAVE, 2 * session.sparkContext.defaultParallelism) if is_timed else WAVE
+    return spark_engine(session, order, wave=wave)
 
 
 def _verify(call: Call, at: Workshop) -> int:

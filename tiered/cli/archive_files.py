@@ -12,6 +12,7 @@ from tiered.cli.planned import Document, ending_code, get_plan, show_result
 from tiered.cli.progress import Progress, Progressed
 from tiered.cli.sizes import format_count, format_size
 from tiered.cli.times import format_duration
+from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,20 +26,23 @@ _COLUMNS = ["planned", "new_files", "old_files", "rows", "old_bytes", "new_bytes
 _NEW = ["key", "old_files", "rows", "old_bytes"]
 
 
-def publish_tables(call: Call, at: Workshop) -> dict[str, Any]:
-    """Publish the archive if that is asked for; what became of it, for output."""
+def publish_tables(call: Call, at: Workshop) -> tuple[dict[str, Any], TieredStoreError | None]:
+    """Publish the archive if that is asked for; what became of it, for output, and why it ended early."""
     if call.text("publish") is None:
-        return {}
+        return {}, None
     from tiered.archive.publish import Destination, publish
 
     place = Destination.of(call.words("publish"))
     now = Progressed("opening the catalog")
     tables = []
     with Progress("publish", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
-        for one in publish(at.archive, place, call.s3_options()):
-            tables.append(asdict(one))
-            now = Progressed(f"{len(tables)} tables, the last of {one.topic}", len(tables))
-    return {"published": tables}
+        try:
+            for one in publish(at.archive, place, call.s3_options()):
+                tables.append(asdict(one))
+                now = Progressed(f"{len(tables)} tables, the last of {one.topic}", len(tables))
+        except TieredStoreError as error:
+            return {"published": tables}, error
+    return {"published": tables}, None
 
 
 def run_merge(call: Call, at: Workshop) -> int:
@@ -74,6 +78,7 @@ def run_merge(call: Call, at: Workshop) -> int:
     with Progress("merge", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
         jobs = call.whole_or_none("jobs") or os.cpu_count() or 1
         result = merge(at, log, plan, jobs=jobs, told=told)
+    published, refused = publish_tables(call, at)
     document = {
         "format": 1,
         "archive": at.archive.url,
@@ -81,7 +86,7 @@ def run_merge(call: Call, at: Workshop) -> int:
         "overtaken": result.overtaken,
         "replaced_files": len(log.state.replaced),
         "replaced_bytes": sum(one.size_bytes for one in log.state.replaced),
-        **publish_tables(call, at),
+        **published,
     }
     Output(call).emit(document, [document], _COLUMNS)
     if log.state.replaced:
@@ -89,6 +94,8 @@ def run_merge(call: Call, at: Workshop) -> int:
             f"tiered: {format_count(document['replaced_files'])} files, {format_size(document['replaced_bytes'])}"
             " are replaced and still there; `tiered archive --clean` deletes them after a grace"
         )
+    if refused is not None:
+        raise refused
     return DONE
 
 

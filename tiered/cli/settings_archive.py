@@ -103,7 +103,7 @@ ARCHIVE: tuple[Setting, ...] = (
     Setting(
         section="archive",
         name="max-runtime",
-        help="begin no segment after so long, as 50m; what is under way is finished. With Spark: no wave of 256",
+        help="begin no segment after so long, as 50m; what is under way is finished. With Spark: two tasks a core",
         default_text="none",
         metavar="DURATION",
         parse=parse_duration,
