@@ -76,3 +76,19 @@ def test_bench_alone_does_all_of_it(tiered: CommandLine):
     lines = ran.text.splitlines()
     assert [line.split()[0] for line in lines] == ["what", "dispatch", "read"]
     assert re.search(r"2,000 messages", ran.err)
+
+
+def test_the_store_is_measured(tiered: CommandLine, tmp_path: Path):
+    small = ("--messages", "500", "--seconds", "0.2", "--threads", "4", "--rate", "500")
+    rows = tiered.good("bench", "store", tmp_path, *small, "--json").document["results"]
+    assert [row["what"] for row in rows] == [
+        "append",
+        "append, forced to disk",
+        "append, 4 threads, sync",
+        "visible after append, p99",
+        "recover, no checkpoint",
+        "recover behind a checkpoint",
+    ]
+    assert all(row["value"] > 0 for row in rows)
+    assert [row["records"] for row in rows[-2:]] == [500, 50]
+    assert not list(tmp_path.iterdir())

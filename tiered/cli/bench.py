@@ -19,6 +19,9 @@ ENTRIES = {
     "make-store": Entry(
         "tiered.cli.bench_store", "Makes a local store of messages to measure with."
     ),
+    "store": Entry(
+        "tiered.cli.bench_embedded", "Measures the embedded store, beside plain writes and reads."
+    ),
     "dispatch": Entry(
         "tiered.cli.bench_dispatch", "Measures how fast a store is tiered, beside cp and fsync."
     ),

@@ -15,7 +15,7 @@ from tiered.cli.parsers import (
     whole,
 )
 from tiered.cli.settings_archive import ARCHIVES
-from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, DEMO, MAKE_STORE
+from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, BENCH_STORE, DEMO, MAKE_STORE
 from tiered.cli.settings_index import ATTACH_INDEX, QUERY, REBUILD_INDEX
 from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_reclaim import RECLAIM
@@ -378,6 +378,7 @@ def all_settings() -> tuple[Setting, ...]:
         *STORE,
         *DEMO,
         *MAKE_STORE,
+        *BENCH_STORE,
         *BENCH_DISPATCH,
         *BENCH_READ,
     )

@@ -39,6 +39,33 @@ MAKE_STORE: tuple[Setting, ...] = (
     _count(section="bench.make-store", name="seed", help="of the bodies", default=1),
 )
 
+BENCH_STORE: tuple[Setting, ...] = (
+    _positive(
+        section="bench.store",
+        name="messages",
+        help="messages to append, and to recover",
+        default=300_000,
+    ),
+    _size(section="bench.store", name="body", help="bytes of each body", default=1024),
+    _positive(
+        section="bench.store", name="threads", help="threads that append under sync", default=32
+    ),
+    Setting(
+        section="bench.store",
+        name="seconds",
+        help="how long sync and visibility are measured",
+        metavar="N",
+        parse=not_below_zero,
+        default=5.0,
+    ),
+    _positive(
+        section="bench.store",
+        name="rate",
+        help="messages a second while visibility is measured",
+        default=20_000,
+    ),
+)
+
 BENCH_DISPATCH: tuple[Setting, ...] = (
     Setting(
         section="bench.dispatch",
