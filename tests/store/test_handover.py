@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from tiered.store.columns import Prepared
-    from tiered.store.commitlog import Places
+    from tiered.store.columns import Places, Prepared
 
 TEXT = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=9)
 PLAIN = st.builds(

@@ -204,6 +204,29 @@ class Prepared:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the messages of one append were put.
+
+    Attributes:
+        queue_offsets: Of each.
+        positions: Physical offset of each.
+        end: Physical offset behind the last.
+        store_ms: Their store time, UTC.
+    """
+
+    queue_offsets: Sequence[int]
+    positions: Sequence[int]
+    end: int
+    store_ms: int
+
+    def part(self, first: int, last: int, end: int) -> Places:
+        """Of the messages ``[first, last)``, the last of which ends at ``end``."""
+        return Places(
+            self.queue_offsets[first:last], self.positions[first:last], end, self.store_ms
+        )
+
+
 def join(parts: Sequence[Prepared]) -> Prepared:
     """The messages of several appends as one, in their order."""
     if len(parts) == 1:

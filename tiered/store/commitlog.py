@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
+from tiered.store.columns import Places
 from tiered.store.handover import Handover
 
 if TYPE_CHECKING:
@@ -26,29 +26,6 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.store.columns import Prepared, QueueKey
     from tiered.store.rows import RowWriter
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the messages of one append were put.
-
-    Attributes:
-        queue_offsets: Of each.
-        positions: Physical offset of each.
-        end: Physical offset behind the last.
-        store_ms: Their store time, UTC.
-    """
-
-    queue_offsets: Sequence[int]
-    positions: Sequence[int]
-    end: int
-    store_ms: int
-
-    def part(self, first: int, last: int, end: int) -> Places:
-        """Of the messages ``[first, last)``, the last of which ends at ``end``."""
-        return Places(
-            self.queue_offsets[first:last], self.positions[first:last], end, self.store_ms
-        )
 
 
 class CommitLog:

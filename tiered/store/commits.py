@@ -17,6 +17,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.store.columns import join
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.clock import Clock
-    from tiered.store.columns import Prepared
-    from tiered.store.commitlog import Places
+    from tiered.store.columns import Places, Prepared
 
 _GATHER_S_MAX: Final = 0.01
 
@@ -164,6 +164,7 @@ class GroupCommits:
         except BaseException as error:
             self.fail(error)
             raise
+        reached("store-synced")
         self._last_sync_s = self._clock.monotonic_s() - begin_s
         self._callers = len(requests) + len(self._incoming) + len(self._unwritten)
         self.groups += 1

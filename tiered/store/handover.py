@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.store.columns import Kind, Prepared, QueueKey
-    from tiered.store.commitlog import Places
+    from tiered.store.columns import Kind, Places, Prepared, QueueKey
 
 MESSAGES_MAX: Final = 1 << 16
 

@@ -11,8 +11,7 @@ from tiered.store.messages import Appended
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.store.columns import Prepared
-    from tiered.store.commitlog import Places
+    from tiered.store.columns import Places, Prepared
 
 
 class Receipts:

@@ -37,7 +37,7 @@ from tiered.store.messages import Appended, Message
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiered.store.commitlog import Places
+    from tiered.store.columns import Places
     from tiered.store.options import StoreOptions
 
 BATCH_BITS: Final = sysflag.INNER_BATCH | sysflag.NEED_UNWRAP
