@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from tests.archive.test_jobs import MIDNIGHT, log_bytes
 from tests.e2e.harness import here, program
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.job import local_engine, log_writer, run_job
+from tiered.archive.limits import NO_LIMITS, Limits
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.moves import merge_action
@@ -425,3 +427,45 @@ def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
     late = pack_action([(lanes[0], 0, archived(5)), (lanes[1], 1, archived(6))])
     after = machine.apply(found, Entry(2, 0, "0badcafe", 6, [late]))
     assert (after.lanes, after.refused) == (found.lanes, 1)
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))]
+)
+def test_whatever_is_done_in_whatever_order(seed: int) -> None:
+    chance = random.Random(seed)
+    tier, wanted = TierBuilder(), dict[tuple[int, int], bytes]()
+    at = workshop(tier.store, seed=seed)
+    ends = dict.fromkeys(range(4), 0)
+    rival = replace(at, rng=random.Random(seed + 100))
+    for step in range(25):
+        doing = chance.choice(["add", "add", "archive", "archive", "merge", "clean", "limited"])
+        who = chance.choice([at, rival])
+        if doing == "add":
+            queue = chance.randrange(4)
+            items = [b"%d-%d" % (step, n) for n in range(chance.randrange(1, 5))]
+            tier.add(items, queue=MessageQueue("t", queue), roll=True)
+            tier.add([b"open"], queue=MessageQueue("t", queue), roll=True)
+            for body in (*items, b"open"):
+                wanted[queue, ends[queue]] = body
+                ends[queue] += 1
+        elif doing == "merge":
+            merged(who, merged_bytes=chance.choice([10_000, 1 << 30]))
+        elif doing == "clean":
+            at.clock.advance(1)  # type: ignore[attr-defined]
+            log = log_writer(who)
+            plan = plan_clean(who, log.state, grace_ms=0, limit=chance.randrange(1, 9))
+            apply_clean(who, log, plan)
+        else:
+            limits = Limits(bytes_max=300) if doing == "limited" else NO_LIMITS
+            small = chance.choice([0, 1 << 20])
+            run_job(who, local_engine(who, 1), small_bytes=small, limits=limits)
+        found = {(row["queue_id"], row["queue_offset"]): row["body"] for row in seen(at)}
+        assert len(found) == len(seen(at)), "a row twice"
+        assert found.items() <= wanted.items()
+        check(at)
+    archive(at)
+    found = {(row["queue_id"], row["queue_offset"]): row["body"] for row in seen(at)}
+    open_ends = {(queue, end - 1) for queue, end in ends.items() if end}
+    assert found == {mark: body for mark, body in wanted.items() if mark not in open_ends}
+    assert log_writer(at).state.refused == 0
