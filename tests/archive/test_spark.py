@@ -213,6 +213,9 @@ def test_spark_answers_the_questions_of_the_page_on_analytics(shop: Shop, sessio
         for name, question in QUESTIONS.items():
             answer = ask_spark(session, archive, for_spark(question), shop.archive, options)
             assert rows_of_answer(answer) == ANSWERS[name](shop), name
+        shown = ask_spark(session, archive, "SHOW TABLES", shop.archive, options)
+        names = set(shown["tableName"].to_pylist())
+        assert {one.message.topic.casefold() for one in shop.sent} <= names  # as Spark has them
         with pytest.raises(InvalidError, match=r"nope.*tables are `%RETRY%billing`"):
             ask_spark(session, archive, "SELECT * FROM nope", shop.archive, options)
     finally:
