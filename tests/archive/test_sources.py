@@ -248,6 +248,19 @@ def test_what_cannot_be_unpacked() -> None:
     assert [body for some in rows for body in some.column("body").to_pylist()] == [b"a", b"b"]
 
 
+def test_columns_that_nobody_asked_for_are_not_made() -> None:
+    tier = Broker()
+    tier.add([b"a", None, b"b"])
+    (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
+    (every,) = read_stretch(tier.store, stretch, ALL)
+    for name in every.schema.names:
+        (some,) = read_stretch(tier.store, stretch, ALL, names=[name])
+        assert set(some.schema.names) == {name, "queue_offset"}
+        assert some.column(name).equals(every.column(name))
+    wanted = ALL.among("tag", ["nope"])
+    assert [r.num_rows for r in read_stretch(tier.store, stretch, wanted, names=["body"])] == [0]
+
+
 def test_what_happens_to_a_tier_while_it_is_read() -> None:
     tier = Broker()
     tier.add([b"a", b"b"])

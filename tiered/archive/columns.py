@@ -24,6 +24,8 @@ from tiered.log.messages import items, raw_bytes
 from tiered.plugin.arrow import ArrowMaker, load_pyarrow, spans_array
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import numpy.typing as npt
     import pyarrow as pa
 
@@ -146,18 +148,34 @@ class Aside:
 class Columns:
     """Makes record batches with the columns of an archive. For any thread."""
 
-    def __init__(self, lane: Lane, layout: Layout = PLAIN) -> None:
+    def __init__(
+        self, lane: Lane, layout: Layout = PLAIN, names: Collection[str] | None = None
+    ) -> None:
         """Of a lane's messages, with what a layout adds.
+
+        Args:
+            lane: Whose.
+            layout: What it adds.
+            names: Only these columns of every file, and ``queue_offset``; without a layout. A body that is not among
+                them is not unpacked, so no message is put aside because of it.
 
         Raises:
             InvalidError: A library that decodes bodies is not installed.
         """
         self.schema = schema(layout)
+        if names is not None:
+            chosen = {"queue_offset", *names}
+            fields = [field for field in self.schema if field.name in chosen]
+            self.schema = load_pyarrow().schema(fields)
+        known = set(self.schema.names)
+        sources = known | ({"msg_key"} if "keys" in known else set())
+        self._taken = {name: source for name, source in _TAKEN.items() if name in sources}
         self._layout = layout
         self._fields = body_fields(layout.body) if layout.body else []
         self._decoder = open_decoder(layout.body) if layout.body else None
         self._arrow: Any = load_pyarrow()
-        self._maker = ArrowMaker(tuple(_TAKEN.values()), properties=[UNIQ_KEY])
+        texts = [UNIQ_KEY] if "uniq_key" in known else []
+        self._maker = ArrowMaker(tuple(self._taken.values()), properties=texts)
         self.lane = lane
 
     def make(self, batch: TierBatch) -> tuple[list[pa.RecordBatch], list[Aside]]:
@@ -230,15 +248,22 @@ class Columns:
         arrow = self._arrow
         made = self._maker.make(batch, numbers)
         count = made.num_rows
-        found = {name: made.column(source) for name, source in _TAKEN.items()}
-        found["born_ts"] = found["born_ts"].cast(self.schema.field("born_ts").type)
-        found["store_ts"] = found["store_ts"].cast(self.schema.field("store_ts").type)
-        found["uniq_key"] = made.column(UNIQ_KEY)
-        found["keys"] = self._keys(found["msg_key"])
-        found["body_crc"] = arrow.array(_crcs(batch, numbers))
-        found["broker"] = arrow.repeat(arrow.scalar(_utf8(self.lane.broker)), count)
-        incarnation = arrow.scalar(self.lane.incarnation, arrow.int32())
-        found["incarnation"] = arrow.repeat(incarnation, count)
+        found = {name: made.column(source) for name, source in self._taken.items()}
+        known = set(self.schema.names)
+        for name in ("born_ts", "store_ts"):
+            if name in known:
+                found[name] = found[name].cast(self.schema.field(name).type)
+        if "uniq_key" in known:
+            found["uniq_key"] = made.column(UNIQ_KEY)
+        if "keys" in known:
+            found["keys"] = self._keys(found["msg_key"])
+        if "body_crc" in known:
+            found["body_crc"] = arrow.array(_crcs(batch, numbers))
+        if "broker" in known:
+            found["broker"] = arrow.repeat(arrow.scalar(_utf8(self.lane.broker)), count)
+        if "incarnation" in known:
+            incarnation = arrow.scalar(self.lane.incarnation, arrow.int32())
+            found["incarnation"] = arrow.repeat(incarnation, count)
         if self._layout.has_records:
             found[RECORD] = _records(arrow, batch, numbers)
         return found

@@ -140,7 +140,8 @@ def read_partition(
         store = open_place(options)
         try:
             for stretch in partition.stretches:
-                for rows in read_stretch(store, stretch, wanted, on_bad=on_bad):
+                found = read_stretch(store, stretch, wanted, names=columns.names, on_bad=on_bad)
+                for rows in found:
                     for start in range(0, rows.num_rows, BATCH_ROWS):
                         yield fitted(rows.slice(start, BATCH_ROWS), columns)
         finally:

@@ -24,7 +24,7 @@ from tiered.log.reader import QueueReader, TierReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -210,7 +210,12 @@ def packed(stretches: Sequence[Stretch], bytes_max: int) -> list[tuple[Stretch, 
 
 
 def read_stretch(
-    store: ObjectStore, stretch: Stretch, wanted: Selection, *, on_bad: str = FAIL
+    store: ObjectStore,
+    stretch: Stretch,
+    wanted: Selection,
+    *,
+    names: Collection[str] | None = None,
+    on_bad: str = FAIL,
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a stretch, those wanted, in order of offset.
 
@@ -218,6 +223,7 @@ def read_stretch(
         store: The tier's, with retries.
         stretch: What to read.
         wanted: Which rows.
+        names: Columns that are needed; None: all. Others may come with them.
         on_bad: What to do about a record that cannot be unpacked: ``fail``, or ``skip`` it.
 
     Raises:
@@ -230,7 +236,8 @@ def read_stretch(
     reader = QueueReader(
         store, stretch.prefix, task.lane.queue, task.life, lambda: _life_now(store, stretch)
     )
-    columns, at = Columns(task.lane), QueueOffset(task.start)
+    needed = None if names is None else {*names, *wanted.columns}
+    columns, at = Columns(task.lane, names=needed), QueueOffset(task.start)
     while at < task.end:
         batch = reader.read(at, count_max=task.end - at)
         if batch is None or isinstance(batch, Gap) or batch.base_offset != at:
