@@ -1,0 +1,157 @@
+"""Appends that wait are written as one, and answered together; what the disk refuses fails those it was asked for."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from store.harness import SYNC, create
+from store.reading import KINDS, check_same, read_all, without_cluster
+
+from tiered.clock import SystemClock
+from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
+from tiered.model import MessageQueue
+from tiered.store.checks import INT_MAX
+from tiered.store.commits import GroupCommits
+from tiered.store.messages import Appended, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tiered.store.columns import Places, Prepared
+    from tiered.store.message_store import MessageStore
+
+
+class Groups:
+    """What the flush thread of a store does, step by step: its own thread is kept from it."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self.written: list[int] = []
+        self.refuses: OSError | None = None
+        self.sync_refuses: OSError | None = None
+        self._store = store
+        self.commits = GroupCommits(
+            self._write, self._sync, SystemClock(), needs_sync=True, needs_replica=False
+        )
+        store._commits = self.commits
+
+    def _write(self, messages: Prepared) -> Places:
+        if self.refuses is not None:
+            raise self.refuses
+        self.written.append(len(messages))
+        return self._store._log.append(messages, self._store._encoder.store_host)
+
+    def _sync(self) -> int:
+        if self.sync_refuses is not None:
+            raise self.sync_refuses
+        return self._store._log.sync()
+
+    def together(self, batches: list[list[Message]]) -> list[list[Appended] | Exception]:
+        """Append batches in threads of their own, all of them in one group, in their order."""
+        found: list[list[Appended] | Exception] = [[] for _ in batches]
+
+        def work(number: int) -> None:
+            try:
+                found[number] = list(self._store.append_batch(batches[number]))
+            except Exception as error:  # noqa: BLE001 (it is looked at)
+                found[number] = error
+
+        threads = []
+        for number in range(len(batches)):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            wait_until(lambda wanted=number + 1: len(self.commits._unwritten) == wanted)
+        try:
+            self.commits.run_once()
+        finally:
+            for thread in threads:
+                thread.join()
+        return found
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with create(tmp_path / "s", SYNC) as store:
+        yield store
+
+
+def test_a_group_is_one_write_and_everyone_gets_his_own_places(store: MessageStore, tmp_path: Path):
+    groups, batches = Groups(store), [list(KINDS[:3]), [KINDS[0]], list(KINDS), [KINDS[5]] * 90]
+    found = groups.together(batches)
+    assert groups.written == [sum(map(len, batches))]
+    store.close()
+    records = read_all(tmp_path / "s")
+    for messages, receipts in zip(batches, found, strict=True):
+        assert isinstance(receipts, list)
+        for message, where in zip(messages, receipts, strict=True):
+            record = records[MessageQueue(message.topic, message.queue_id)][where.queue_offset]
+            check_same(without_cluster(message), where, record)
+    assert sum(map(len, records.values())) == sum(map(len, batches))
+
+
+def test_a_write_that_is_refused_fails_its_group_and_the_next_goes_on(store: MessageStore):
+    groups, one = Groups(store), [[Message("t", 0, b"x")], [Message("t", 1, b"y")]]
+    groups.refuses = OSError(errno.ENOSPC, "No space left on device")
+    for error in groups.together(one):
+        assert isinstance(error, StoreUnavailableError)
+        assert "No space left" in str(error)
+    assert store.log_end == 0
+    groups.refuses = None
+    found = groups.together(one)
+    assert [receipts[0].queue_offset for receipts in found if isinstance(receipts, list)] == [0, 0]
+
+
+def test_a_sync_that_fails_fails_all_and_whatever_comes(store: MessageStore):
+    groups, one = Groups(store), [[Message("t", 0, b"x")], [Message("t", 1, b"y")]]
+    groups.sync_refuses = OSError(errno.EIO, "broken")
+    with pytest.raises(OSError, match="broken"):
+        groups.together(one)
+    with pytest.raises(StoreUnavailableError, match="broken"):
+        store.append(Message("t", 0, b"z"))
+    future = groups.commits.submit(0)
+    assert isinstance(future.exception(0), OSError)
+
+
+def test_who_waits_when_the_store_is_closed_is_told(store: MessageStore):
+    groups, found = Groups(store), []
+
+    def work() -> None:
+        with pytest.raises(ClosedError):
+            store.append(Message("t", 0, b"x"))
+        found.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_until(lambda: len(groups.commits._unwritten) == 1)
+    store.close()
+    thread.join()
+    assert found
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("t", 0, b"", flag=INT_MAX + 1),
+        Message("t", 0, b"", born_timestamp_ms=1 << 63),
+        Message("t", 0, b"", reconsume_times=INT_MAX + 1),
+    ],
+    ids=["flag", "born", "times"],
+)
+def test_what_does_not_fit_is_refused_before_it_joins_a_group(
+    store: MessageStore, message: Message
+):
+    groups = Groups(store)
+    with pytest.raises(InvalidError):
+        store.append(message)
+    assert groups.commits._unwritten == []
