@@ -98,7 +98,7 @@ def test_what_is_handed_over_is_what_the_log_says(
 
 def test_who_falls_behind_reads_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With room for few messages most of them are dropped from the handover; all are listed."""
-    monkeypatch.setattr(handover, "MESSAGES_MAX", 3)
+    monkeypatch.setattr(handover, "BYTES_MAX", 600)
     messages = [message for message in KINDS if "UNIQ_KEY" not in message.properties]
     with create(tmp_path / "s") as store:
         for _ in range(60):

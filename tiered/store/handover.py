@@ -1,7 +1,7 @@
 """What was appended, handed to the thread that lists it, so that it need not read the log again.
 
 **Contract.** The writer gives what it has written, in log order, without bodies; one thread takes it, in the same order.
-No more than ``MESSAGES_MAX`` messages are held: then the oldest go, and who takes reads those from the log instead.
+No more than about ``BYTES_MAX`` are held: then the oldest go, and who takes reads those from the log instead.
 Nothing is lost with it in a crash: the log has it all.
 """
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from tiered.store.columns import Kind, Places, Prepared, QueueKey
 
-MESSAGES_MAX: Final = 1 << 16
+BYTES_MAX: Final = 32 << 20
+_BYTES_EACH: Final = 256
+"""About what a message takes besides its properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Handed:
     kinds: Sequence[Kind]
     properties: Sequence[bytes]
 
+    @property
+    def size_bytes(self) -> int:
+        """Of memory, about."""
+        return _BYTES_EACH * len(self.sizes) + sum(map(len, self.properties))
+
 
 class Handover:
     """See the module."""
@@ -56,22 +63,21 @@ class Handover:
 
     def give(self, begin: int, messages: Prepared, places: Places) -> None:
         """Hand over what was written. From one thread at a time."""
-        self._waiting.append(
-            Handed(
-                begin,
-                places.end,
-                places.store_ms,
-                messages.queues,
-                places.queue_offsets,
-                places.positions,
-                messages.sizes,
-                messages.kinds,
-                messages.properties,
-            )
+        handed = Handed(
+            begin,
+            places.end,
+            places.store_ms,
+            messages.queues,
+            places.queue_offsets,
+            places.positions,
+            messages.sizes,
+            messages.kinds,
+            messages.properties,
         )
-        self._given += len(messages)
-        while self._given - self._taken - self._dropped > MESSAGES_MAX and (oldest := self._pop()):
-            self._dropped += len(oldest.sizes)
+        self._waiting.append(handed)
+        self._given += handed.size_bytes
+        while self._given - self._taken - self._dropped > BYTES_MAX and (oldest := self._pop()):
+            self._dropped += oldest.size_bytes
 
     def take(self, position: int, limit: int, count_max: int) -> list[Handed]:
         """What was appended from ``position`` on, as far as it lies below ``limit``; about ``count_max`` messages.
@@ -94,7 +100,7 @@ class Handover:
         if self._next is None:
             self._next = self._pop()
             if self._next is not None:
-                self._taken += len(self._next.sizes)
+                self._taken += self._next.size_bytes
         return self._next
 
     def _pop(self) -> Handed | None:
