@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,18 @@ import pytest
 from conftest import use_server
 from support.tiers import TierBuilder
 
+from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_options import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.jobs import archive, keys, workshop
+from tests.archive.made import make_archive
 from tests.e2e.harness import here
 from tiered.archive import duck_plan
 from tiered.archive.duck import ask
+from tiered.archive.key_index import build
 from tiered.archive.selection import MAX, MIN
+from tiered.archive.tables import read_archive
 from tiered.cli.sql import plain
 from tiered.errors import InvalidError
 from tiered.model import MessageQueue
@@ -29,7 +34,6 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from support.servers import S3Server
 
-    from backends.memory import MemoryStore
     from tests.archive.shop import Shop
     from tiered.archive.job import Workshop
 
@@ -243,6 +247,54 @@ def test_several_statements_and_subqueries_read_all(many: tuple[Workshop, Counti
     assert values(at, "SELECT 1; SELECT count(*) FROM orders WHERE queue_id = 1") == [(200,)]
 
 
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("(uniq_key = 'AB')", "AB"),
+        ("((msg_key = 'a') AND (queue_id = 1))", "a"),
+        ("(msg_key = 'a b')", "a"),
+        ("list_contains(keys, 'a')", "a"),
+        ("array_has(keys, 'it''s')", "it's"),
+        ("list_contains(keys, 'a b')", None),
+        ("(msg_key = ' a')", None),
+        ("(msg_key = '')", None),
+        ("(msg_key >= 'a')", None),
+        ("(tag = 'a')", None),
+        ("((msg_key = 'a') OR (queue_id = 1))", None),
+        ("(NOT list_contains(keys, 'a'))", None),
+        ("(list_contains(keys, 'a') IS NULL)", None),
+    ],
+)
+def test_keys_that_rows_must_have(said: str, key: str | None) -> None:
+    assert duck_plan._selection([said], said).key == key
+    assert duck_plan._selection([said], "something else").key is None
+
+
+def test_the_key_index_leaves_files_out() -> None:
+    store = MemoryStore("archive")
+    ids = make_archive(store, files=5, rows=200, rng=random.Random(1))
+    rows = ask(store, "SELECT uniq_key, keys, msg_key FROM orders WHERE queue_offset = 333").rows
+    (row,) = rows.to_pylist()
+    tests = [f"uniq_key = '{ids[333]}'", f"msg_key = '{row['msg_key']}'",
+             f"array_contains(keys, '{row['keys'][0]}')"]  # fmt: skip
+    for is_indexed in (False, True):
+        if is_indexed:
+            build(store, read_archive(store))
+        for test in tests:
+            answer = ask(store, f"SELECT queue_offset AS n FROM orders WHERE {test}")
+            assert 333 in answer.rows["n"].to_pylist()
+            assert answer.left_out >= 3 if is_indexed else answer.left_out == 0
+            either = f"SELECT count(*) AS n FROM orders WHERE {test} OR queue_id = 0"
+            assert (values_of(store, either), ask(store, either).left_out) == ([1000], 0)
+        nothing = ask(store, "SELECT count(*) AS n FROM orders WHERE uniq_key = 'nowhere'")
+        assert nothing.rows["n"].to_pylist() == [0]
+        assert nothing.left_out >= 4 * is_indexed
+
+
+def values_of(store: MemoryStore, question: str) -> list[int]:
+    return ask(store, question).rows["n"].to_pylist()
+
+
 def test_columns_of_bodies_are_columns_of_tables(shop: Shop, archive_url: str) -> None:
     here("archive", shop.tier, "--to", archive_url, "--topics", "orders").good()
     here("archive", shop.tier, "--to", archive_url, "--body", "payments=json").good()
@@ -279,7 +331,7 @@ def test_columns_of_bodies_are_columns_of_tables(shop: Shop, archive_url: str) -
     ],
 )  # fmt: skip
 def test_only_what_is_understood_is_taken(said: str, bounds: dict[str, tuple[int, int]]) -> None:
-    assert dict(duck_plan._selection([said]).bounds) == bounds
+    assert dict(duck_plan._selection([said], said).bounds) == bounds
 
 
 def test_from_s3_too(shop: Shop, ministack: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from tiered.archive.duck_plan import (
     table_names,
     wanted_of,
 )
+from tiered.archive.key_index import files_without, read_index
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.tables import files_by_topic, read_archive
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived
+    from tiered.archive.model import Archived, Lane, ParquetFile
     from tiered.archive.selection import Selection
 
 SCHEME = "tieredarchive"
@@ -107,7 +108,11 @@ def ask(archive: ObjectStore, question: str) -> Answer:
             connection.begin()
             is_one = len(connection.extract_statements(question)) == 1
             wanted = wanted_of(connection, question) if is_one else {}
-            chosen = {t: _chosen(state, t, wanted.get(table)) for t, table in named.items()}
+            without = _without(archive, [one for found in wanted.values() for one in found])
+            chosen = {
+                topic: _chosen(state, topic, wanted.get(table), without)
+                for topic, table in named.items()
+            }
             views = {table: no_rows() for table in tables.values() if may_list_tables(question)}
             for topic, table in named.items():
                 views[table] = _view(state, topic, root, chosen[topic])
@@ -121,18 +126,36 @@ def ask(archive: ObjectStore, question: str) -> Answer:
     return Answer(answer, len(every), len(every - read))
 
 
-def _chosen(state: ArchiveState, topic: str, wanted: Sequence[Selection] | None) -> list[str]:
+def _without(archive: ObjectStore, wanted: Sequence[Selection]) -> dict[str | None, set[str]]:
+    """For each key that is asked for, the files that do not have it, as far as there is an index of keys."""
+    keys = {one.key for one in wanted if one.key is not None}
+    index = read_index(archive) if keys else []
+    return {key: files_without(archive, index, key) for key in keys}
+
+
+def _chosen(
+    state: ArchiveState,
+    topic: str,
+    wanted: Sequence[Selection] | None,
+    without: Mapping[str | None, set[str]],
+) -> list[str]:
     """Keys of the files of a topic that a question may need; None wants all. Each once, in order."""
-    return list(
-        dict.fromkeys(
-            file.key
-            for lane, stretches in sorted(state.lanes.items())
-            if lane.topic == topic
-            for one in stretches
-            for file in one.files
-            if wanted is None or any(may_hold(each, lane, file) for each in wanted)
+
+    def is_needed(lane: Lane, file: ParquetFile) -> bool:
+        return wanted is None or any(
+            may_hold(each, lane, file) and file.key not in without.get(each.key, ())
+            for each in wanted
         )
+
+    files = (
+        file.key
+        for lane, stretches in sorted(state.lanes.items())
+        if lane.topic == topic
+        for one in stretches
+        for file in one.files
+        if is_needed(lane, file)
     )
+    return list(dict.fromkeys(files))
 
 
 def local_root(archive: ObjectStore) -> str | None:

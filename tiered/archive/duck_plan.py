@@ -2,9 +2,9 @@
 
 Overview: the question is explained on empty tables of the archive's columns, with two of DuckDB's optimizers: one that
 simplifies expressions (``date_trunc('day', store_ts) = …`` becomes two bounds) and one that pushes filters down to the
-tables. What the plan says of each table's rows is read where its form is known (a column of the log against a constant,
-joined by AND), and nothing is concluded from the rest. So an answer never depends on this module, only its cost; with a
-version of DuckDB that words its plans in another way, every file is read.
+tables. What the plan says of each table's rows is read where its form is known (tests joined by AND: a column of the log
+against a constant, or a key), and nothing is concluded from the rest. So an answer never depends on this module, only its
+cost; with a version of DuckDB that words its plans in another way, every file is read.
 
 No optimizer that looks at data runs, since on empty tables it would conclude too much.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from tiered.archive.columns import schema
 from tiered.archive.selection import MAX, MIN, Selection, micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tiered.archive.model import Lane, ParquetFile
 
@@ -41,7 +42,10 @@ _KINDS = {
 }
 _RUN = ("expression_rewriter", "filter_pushdown")
 _AMONG = re.compile(r"(\w+) IN \((-?\d+(?:, -?\d+)*)\)")
-_TEST = re.compile(r"(\w+) (=|<=|>=|<|>) (?:'([^']*)'::TIMESTAMP WITH TIME ZONE|(-?\d+))")
+_TEST = re.compile(r"(\w+) (=|<=|>=|<|>) (?:'(\d+)'::TIMESTAMP WITH TIME ZONE|(-?\d+))")
+_KEY = re.compile(
+    r"(?:(uniq_key|msg_key) = '(\d+)'|(?:list|array)_(?:contains|has)\(keys, '(\d+)'\))"
+)
 _AND = " AND "
 _OTHER = re.compile(r"\b(OR|CASE|BETWEEN|NOT)\b")
 """Beside these an AND may mean something else."""
@@ -119,7 +123,7 @@ def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]: 
     connection.execute(f"SET disabled_optimizers = '{others}'")
     try:
         ((_, text),) = connection.execute(f"EXPLAIN (FORMAT JSON) {question}").fetchall()
-        return _read(json.loads(text))
+        return _read(json.loads(text), question)
     except (duckdb.Error, ValueError):
         connection.rollback()
         connection.begin()
@@ -138,7 +142,7 @@ def may_hold(wanted: Selection, lane: Lane, file: ParquetFile) -> bool:
     )
 
 
-def _read(plan: Any) -> dict[str, list[Selection]]:  # noqa: ANN401 (JSON)
+def _read(plan: Any, question: str) -> dict[str, list[Selection]]:  # noqa: ANN401 (JSON)
     found: dict[str, list[Selection]] = {}
     for node in _nodes(plan):
         said = node.get("extra_info", {})
@@ -147,7 +151,7 @@ def _read(plan: Any) -> dict[str, list[Selection]]:  # noqa: ANN401 (JSON)
             continue
         filters = said.get("Filters", [])
         listed = [filters] if isinstance(filters, str) else filters
-        found.setdefault(_name(table), []).append(_selection(listed))
+        found.setdefault(_name(table), []).append(_selection(listed, question))
     return found
 
 
@@ -163,24 +167,59 @@ def _name(table: str) -> str:
     return name[1:-1].replace('""', '"') if name[:1] == '"' else name
 
 
-def _selection(filters: Iterable[str]) -> Selection:
+def _selection(filters: Iterable[str], question: str) -> Selection:
     found = Selection()
-    for test in (test for text in filters for test in _joined(_without_texts(text))):
-        among, known = _AMONG.fullmatch(test), _TEST.fullmatch(test)
-        if among and among[1] in COLUMNS:
-            numbers = [int(number) for number in among[2].split(", ")]
-            found = found.within(among[1], min(numbers), max(numbers))
-        if known is None or known[1] not in COLUMNS:
-            continue
-        column, sign, time, number = known.groups()
-        value = int(number) if number else _micros(time)
-        if value is None:
-            continue
-        value += _STEP.get(sign, 0)
-        low = value if sign in {"=", ">", ">="} else MIN
-        high = value if sign in {"=", "<", "<="} else MAX
-        found = found.within(column, low, high)
+    for masked, texts in map(_masked, filters):
+        for test in _joined(masked):
+            found = _narrowed(found, test, texts)
+            key = _key(test, texts)
+            if key and found.key is None and _literal(key) in question:
+                found = replace(found, key=key.split(" ")[0])
     return found
+
+
+def _narrowed(found: Selection, test: str, texts: Sequence[str]) -> Selection:
+    """The same within what a test says of a column that the log knows."""
+    among, known = _AMONG.fullmatch(test), _TEST.fullmatch(test)
+    if among and among[1] in COLUMNS:
+        numbers = [int(number) for number in among[2].split(", ")]
+        return found.within(among[1], min(numbers), max(numbers))
+    if known is None or known[1] not in COLUMNS:
+        return found
+    column, sign, time, number = known.groups()
+    value = int(number) if number else _micros(texts[int(time)])
+    if value is None:
+        return found
+    value += _STEP.get(sign, 0)
+    low = value if sign in {"=", ">", ">="} else MIN
+    high = value if sign in {"=", "<", "<="} else MAX
+    return found.within(column, low, high)
+
+
+def _key(test: str, texts: Sequence[str]) -> str:
+    """The key that a row must have to pass a test; empty when it says nothing of one.
+
+    A whole ``msg_key`` is keys with single blanks between them; the first of them is a key as far as no blank is about it.
+    """
+    known = _KEY.fullmatch(test)
+    text = texts[int(known[2] or known[3])] if known else ""
+    is_list = known is not None and known[3] is not None
+    return "" if (is_list and " " in text) or text != text.strip() else text
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _masked(text: str) -> tuple[str, list[str]]:
+    """A filter with a number in the place of each text, since a text may look like a filter; and the texts."""
+    found: list[str] = []
+
+    def number(quoted_text: re.Match[str]) -> str:
+        found.append(quoted_text[0][1:-1].replace("''", "'"))
+        return f"'{len(found) - 1}'"
+
+    return _TEXT.sub(number, text), found
 
 
 def _joined(text: str) -> Iterator[str]:
@@ -211,11 +250,6 @@ def _closes(text: str) -> int:
         if depth == 0:
             return at
     return -1
-
-
-def _without_texts(filters: str) -> str:
-    """The same without what is quoted, but for times: a text may look like a filter."""
-    return _TEXT.sub(lambda text: text[0] if _micros(text[0][1:-1]) is not None else "''", filters)
 
 
 def _micros(time: str) -> int | None:

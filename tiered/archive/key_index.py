@@ -123,6 +123,23 @@ def groups_with(archive: ObjectStore, part: IndexPart, text: str) -> dict[str, l
     return found
 
 
+def files_without(archive: ObjectStore, index: Iterable[IndexPart], text: str) -> set[str]:
+    """Files of which the index knows that they do not have a text; a request for each object.
+
+    Raises:
+        DataError: An object is damaged.
+        BackendError: The store failed.
+    """
+    found: set[str] = set()
+    for part in index:
+        try:
+            groups = groups_with(archive, part, text)
+        except ObjectNotFoundError:
+            continue  # somebody removed it: nothing is known of its files
+        found |= {key for key, may in groups.items() if not may}
+    return found
+
+
 def build(
     archive: ObjectStore, state: ArchiveState, *, told: Callable[[Built], None] = lambda _b: None
 ) -> Built:
