@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from conftest import use_server
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
-from tests.archive.jobs import archive, workshop
+from tests.archive.jobs import archive, check, workshop
+from tests.archive.test_body import wishes
 from tests.archive.test_jobs import log_bytes
 from tests.e2e.harness import here
 from tiered.archive import publish as module
@@ -128,28 +128,40 @@ def test_what_the_broker_takes_back_goes_from_the_table(tmp_path: Path, catalog:
     assert bodies(catalog) == [b"a", b"b", b"new c"]
 
 
-def test_columns_that_come_later_are_added(
-    at: Workshop, catalog: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = module._Publisher._columns
-    monkeypatch.setattr(
-        module._Publisher,
-        "_columns",
-        lambda self, file: pa.schema([f for f in whole(self, file) if f.name != "broker"]),
-    )
-    narrow = module._Publisher(at.archive, Destination(catalog, "lake"), S3Options(), 1)
-    with closing(narrow):
-        narrow._table(f"lake.{table_name(QUEUE.topic)}", QUEUE.topic, _files(at))
-    assert "broker" not in table_of(catalog, QUEUE.topic).schema().column_names
-    monkeypatch.undo()
-    published(at, catalog)
-    found = rows(catalog, QUEUE.topic)
-    assert {row["broker"] for row in found} == {"b"}
-    assert len(found) == 4
+KINDS = (
+    b"id BIGINT, small SMALLINT, price DECIMAL(10, 2), day DATE, at TIMESTAMP, ok BOOLEAN,"
+    b" tags ARRAY<STRING>, inner STRUCT<a: DOUBLE>"
+)
+ORDER = (
+    b'{"id": 7, "small": 3, "price": 1.25, "day": "2026-11-21", "at": "2026-11-21T10:00:00Z", "ok": true,'
+    b' "tags": ["x"], "inner": {"a": 0.5}}'
+)
 
 
-def _files(at: Workshop) -> list[Any]:
-    return [f for found in log_writer(at).state.lanes.values() for one in found for f in one.files]
+def test_columns_that_come_later_are_added(tmp_path: Path, catalog: str) -> None:
+    with closing(open_store(f"file://{tmp_path}/parquet", S3Options())) as store:
+        tier = TierBuilder()
+        tier.add([b"plain"], roll=True)
+        tier.add([ORDER], roll=True)
+        at = workshop(tier.store, store)
+        archive(at)
+        published(at, catalog)
+        tier.add([ORDER], roll=True)
+        tier.add([ORDER], roll=True)
+        tier.add([b"open"], roll=True)
+        archive(replace(at, wishes=wishes("json", schema=KINDS)))
+        (found,) = published(at, catalog)
+        assert (found.added, found.removed) == (3, 0)
+        values = [row["value_id"] for row in rows(catalog, QUEUE.topic)]
+        assert values == [None, 7, 7, 7]
+        log = log_writer(at)
+        merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+        check(at)
+        (found,) = published(at, catalog)
+        assert (found.added, found.removed) == (1, 3), "files of other columns are not merged"
+    last = rows(catalog, QUEUE.topic)[-1]
+    assert (last["value_small"], str(last["value_price"]), last["value_ok"]) == (3, "1.25", True)
+    assert (last["value_tags"], last["value_inner"]) == (["x"], {"a": 0.5})
 
 
 def test_two_publishers_at_once_add_each_file_once(at: Workshop, catalog: str) -> None:
