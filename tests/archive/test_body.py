@@ -141,7 +141,7 @@ def test_a_job_that_is_overtaken_while_it_fixes_takes_what_the_other_has_fixed(
 ) -> None:
     at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json"))
     rival = log_writer(at)
-    infer = "tiered.archive.body.fix._Sample.infer"
+    infer = "tiered.archive.fixing._Sample.infer"
 
     def slowly(_self: object) -> BodyColumns:
         rival.append([columns_action(QUEUE.topic, 0, BodyColumns("json", "name STRING"))])

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
-from tiered.archive.body import decode
 from tiered.archive.body.avro import AvroDecoder, avro_columns
 from tiered.archive.body.ddl import columns_text, parse_columns
-from tiered.archive.body.decode import NO_FIT, NO_OBJECT, Decoder, decode_bodies, open_decoder
+from tiered.archive.body.decode import NO_FIT, NO_OBJECT, Decoder, decode_bodies
+from tiered.archive.body.decoders import body_fields, open_decoder
 from tiered.archive.body.infer import infer_columns
 from tiered.archive.body.jsonschema import columns_of_schema
 from tiered.archive.body.layout import BodyColumns
@@ -236,7 +236,7 @@ def test_a_body_that_is_missing_and_a_decoder_that_counts_wrongly() -> None:
 
 def test_text() -> None:
     bodies = [b"a", b"", "ü".encode(), b"\xff", b"b\0"]
-    columns = decode.body_fields(BodyColumns("text"))
+    columns = body_fields(BodyColumns("text"))
     rows, unfit = decoded(open_decoder(BodyColumns("text")), columns, bodies)
     assert [row["body_text"] for row in rows] == ["a", "", "ü", None, "b\0"]
     assert unfit == {3: "the body is no UTF-8"}

@@ -43,6 +43,7 @@ def test_says_what_it_is(wheel: zipfile.ZipFile):
     assert metadata["Name"] == "tieredmq"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra") or []) == {
+        "bodies",
         "charts",
         "iceberg",
         "s3",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiered.archive.body.decode import body_fields, decode_bodies, open_decoder
+from tiered.archive.body.decode import decode_bodies
+from tiered.archive.body.decoders import body_fields, open_decoder
 from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
 from tiered.errors import DataError
 from tiered.format.block import parse_records

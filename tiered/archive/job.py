@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
 from backends.probe import probe
-from tiered.archive.body.fix import fix_layouts
 from tiered.archive.engines import Engine, archived_of, local_engine
+from tiered.archive.fixing import fix_layouts
 from tiered.archive.limits import NO_LIMITS, Limits, limited
 from tiered.archive.machine import ArchiveMachine, archive_action, forget_action
 from tiered.archive.merging import merge, plan_division

@@ -1,7 +1,7 @@
 """Which columns files of a topic get beside those that every file has: decoded bodies, and the bytes of stored records.
 
 What bodies of a topic become is fixed in the archive's log, so that jobs agree whoever infers first; see
-``tiered.archive.body.fix``. Values only, no pyarrow: the planner of a job reads them. All are immutable.
+``tiered.archive.fixing``. Values only, no pyarrow: the planner of a job reads them. All are immutable.
 """
 
 from __future__ import annotations
