@@ -61,6 +61,7 @@ class Stream:
     sure_max: int = 0
     wary: range = range(0)
     paused_s: float = 0.0
+    _end: tuple[int, LifeView | None, int] = (-1, None, 0)
     used_s: float = 0.0
 
     def look(self, view: LifeView) -> None:
@@ -136,9 +137,13 @@ class Stream:
         view, position = self.view, self.position
         if view is None or self.until <= position:
             return max(min(self.window, share), 1)
-        end, begin = view.about(QueueOffset(self.until)), view.about(QueueOffset(position))
-        here = self.here if self.next_offset >= 0 else begin
-        sure = end - min(begin, here)
+        known_until, known_view, end = self._end
+        if known_until != self.until or known_view is not view:
+            end = view.about(QueueOffset(self.until))
+            self._end = self.until, view, end
+        sure = end - self.here
+        if self.next_offset < 0 or sure <= 0:  # records need not be alike: what is left by their number
+            sure = end - view.about(QueueOffset(position))
         return max(min(sure, self.sure_max, share // 2), 1)
 
     def wants_more(self, window: int) -> bool:

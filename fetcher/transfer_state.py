@@ -95,6 +95,7 @@ class TransferState:
         self._byte_tokens = TokenBucket(limits.bytes_per_s, now_s)
         self._request_tokens = TokenBucket(limits.requests_per_s, now_s)
         self._promised_s: float | None = None
+        self._is_active = False  # something was sent since the last look
 
     def take_effects(self) -> Effects:
         """What is to be done since the last call."""
@@ -194,6 +195,18 @@ class TransferState:
         self._promised_s = min((one for one in moments if one is not None), default=None)
         return self._promised_s
 
+    def linger(self, now_s: float) -> float | None:
+        """After a tick: when to look again, given that more may be sent meanwhile.
+
+        What is sent from now on is slow no sooner than ``hedge_floor_s`` from now. To look again then, as long as
+        anything is sent, costs less than to be woken for each request.
+        """
+        if self._is_active and self._limits.hedge_budget:
+            again_s = now_s + self._limits.hedge_floor_s
+            self._promised_s = min(again_s, self._promised_s or again_s)
+        self._is_active = False
+        return self._promised_s
+
     def close(self) -> None:
         """Send nothing any more, and cancel every wish that was not sent."""
         self._is_closed = True
@@ -236,6 +249,7 @@ class TransferState:
                 one.request = request
             self.counts["coalesced"] += len(pieces) - 1
             self.counts["requests"] += 1
+            self._is_active = True
             self._budget.earn()
             self._running[request] = self._start(request, now_s, is_hedge=False)
             if limits.hedge_budget:

@@ -169,7 +169,8 @@ class Transfers:
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
-            next_s = self._state.tick(now_s)
+            self._state.tick(now_s)
+            next_s = self._state.linger(now_s)
             effects = self._state.take_effects()
         effects.is_sooner = False  # the caller gets the moment from us
         self._do(effects)

@@ -233,3 +233,22 @@ def test_read_ahead_gets_four_times_as_long_until_somebody_waits_for_it():
     hand.ask("left alone", urgent=False)
     hand.tick(1.3)
     assert len(hand.calls) == 4
+
+
+def test_while_requests_are_sent_it_is_not_woken_for_each():
+    hand = warm()
+    hand.tick()
+    assert hand.state.linger(hand.now_s) == pytest.approx(hand.now_s + 0.05)
+    for number in range(20):
+        hand.now_s += 0.001
+        asked = Asked(hand.cancel)
+        hand.state.ask(
+            asked, "s", f"k{number}", ByteRange(0, 5), urgent=True, deadline_s=None, now_s=hand.now_s
+        )  # fmt: skip
+        assert not hand.state._effects.is_sooner
+        hand._do()
+        hand.finish(0)
+    hand.tick(0.03)
+    assert hand.state.linger(hand.now_s) == pytest.approx(hand.now_s + 0.05)
+    hand.tick(0.05)
+    assert hand.state.linger(hand.now_s) is None, "nothing was sent meanwhile"
