@@ -1,23 +1,28 @@
-"""The stream reader as Spark calls it, without Spark: what is pinned, what it tells, options."""
+"""The readers as Spark calls them, without Spark: what a stream pins and tells, options, files that queues share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
 from tests.archive.test_stream_plan import Broker
+from tests.e2e.harness import here
 from tiered.archive.columns import schema
-from tiered.archive.selection import Selection
+from tiered.archive.selection import Selection, selection_of
+from tiered.archive.source_readers import ArchiveReader
 from tiered.archive.streaming import TierStreamReader
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.archive.conftest import Sealed
 
 ALL = ReadAllAvailable()
 
@@ -119,3 +124,21 @@ def test_options(place: Place) -> None:
     ):
         with pytest.raises(InvalidError):
             place.reader(**wrong)
+
+
+def test_files_that_queues_share(sealed: Callable[[str], Sealed], archive_url: str) -> None:
+    """The source of archives as Spark calls it: of a shared file only the rows of the queues that are wanted."""
+    tier = sealed("s04-batch-compress")
+    here("archive", tier.url, "--to", archive_url).good()
+    here("archive", tier.url, "--to", archive_url, "--merge").good()
+    topic, messages = max(tier.dump.messages.items(), key=lambda pair: len(pair[1]))
+    for queue in sorted({message["queue_id"] for message in messages}):
+        options = {"path": archive_url, "topic": topic, "queue": str(queue)}
+        narrow = pa.schema([("store_ts", schema().field("store_ts").type)])
+        for columns in (schema(), narrow):
+            reader = ArchiveReader(options, columns, selection_of(options))
+            found = [rows for part in reader.partitions() for rows in reader.read(part)]
+            times = [value for rows in found for value in rows.column("store_ts").to_pylist()]
+            wanted = [m["store_timestamp_ms"] for m in messages if m["queue_id"] == queue]
+            assert [round(time.timestamp() * 1000) for time in times] == wanted
+            assert all(rows.schema == columns for rows in found)
