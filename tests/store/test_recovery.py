@@ -78,7 +78,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
             assert store.wait_listed()
             store._upkeep.write_checkpoint()
             covered = store.log_end
-            store._upkeep.write_checkpoint = lambda: None
+            store._upkeep.write_checkpoint = lambda **_: None
     assert store.wait_listed()
     shutil.copytree(folder / "running", folder / "crashed")
     store.close()
@@ -246,7 +246,7 @@ def test_damage_below_a_brokers_checkpoint_is_told_and_changes_nothing(
 ):
     root = tmp_path / "s"
     at = damaged(crashed, root)
-    distrust(root)
+    distrust(root, logics_physical_offset=crashed.covered)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     with pytest.raises(DataError, match=f"a record at {at} is damaged"):
         reopen(root)

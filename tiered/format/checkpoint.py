@@ -9,7 +9,13 @@ offset field
 24     master_flushed_offset
 32     confirm_offset: kept up only by controller brokers; stale elsewhere
 40     logics_physical_offset: how far the consume queues were flushed (5.5; else 0)
+48     the embedded store's own: how far consume queues and index are on the disk
+56     CRC-32 of the 56 bytes before it; a broker that has changed one leaves it wrong
 ====== ==============================================================================
+
+A broker that starts after a crash throws away the index file that was being written, and lists again from the log file
+that holds ``logics_physical_offset``: that file's keys would be lost. So the embedded store lets that offset stay where
+its newest index file begins, and keeps its own beside it.
 """
 
 from __future__ import annotations
@@ -17,11 +23,13 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from struct import Struct
 from typing import Final
+from zlib import crc32
 
 from typing_extensions import Buffer
 
 CHECKPOINT_BYTES: Final = 4096
 _LONGS: Final = Struct(">6q")
+_LONG: Final = Struct(">q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,22 @@ def decode_checkpoint(data: Buffer) -> Checkpoint:
     return Checkpoint(*_LONGS.unpack(head.ljust(_LONGS.size, b"\0")))
 
 
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The whole file, ``CHECKPOINT_BYTES`` long."""
-    return _LONGS.pack(*astuple(checkpoint)).ljust(CHECKPOINT_BYTES, b"\0")
+def encode_checkpoint(checkpoint: Checkpoint, listed_offset: int | None = None) -> bytes:
+    """The whole file, ``CHECKPOINT_BYTES`` long; with the embedded store's own offset where it is given."""
+    data = _LONGS.pack(*astuple(checkpoint))
+    if listed_offset is not None:
+        data += _LONG.pack(listed_offset)
+        data += _LONG.pack(crc32(data))
+    return data.ljust(CHECKPOINT_BYTES, b"\0")
+
+
+def listed_offset(data: Buffer) -> int | None:
+    """The embedded store's own offset; None where there is none, or a broker has written the file since."""
+    head = bytes(memoryview(data)[: _LONGS.size + 2 * _LONG.size])
+    if len(head) < _LONGS.size + 2 * _LONG.size:
+        return None
+    own, check = (
+        _LONG.unpack_from(head, _LONGS.size)[0],
+        _LONG.unpack_from(head, _LONGS.size + 8)[0],
+    )
+    return own if check == crc32(head[: _LONGS.size + _LONG.size]) else None

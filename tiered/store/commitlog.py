@@ -14,6 +14,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tiered.crashpoints import reached
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
@@ -145,6 +146,7 @@ class CommitLog:
         except OSError:
             self._take_back(end)
             raise
+        reached("store-appended")
 
     def _take_back(self, end: int) -> None:
         """Zero what a failed write may have left."""

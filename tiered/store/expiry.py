@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tiered.crashpoints import reached
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
@@ -101,6 +102,7 @@ def delete_files(parts: Parts, bases: Sequence[int]) -> Expired:
         path = parts.log.path(base)
         parts.log_rows.forget(path)
         Path(path).unlink(missing_ok=True)
+    reached("store-log-expired")
     parts.log.rescan()
     if not parts.log.bases:
         return Expired(len(bases))
@@ -110,6 +112,7 @@ def delete_files(parts: Parts, bases: Sequence[int]) -> Expired:
         for queue, end in list(parts.listing.queues.items())
         if not end.is_new
     )
+    reached("store-queues-expired")
     return Expired(len(bases), queue_files, parts.index.expire(log_min))
 
 

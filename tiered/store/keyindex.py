@@ -54,10 +54,12 @@ class KeyIndex:
         return sum(file.count - 1 for file in self._files)
 
     @property
-    def newest_begin_ms(self) -> int | None:
-        """Store time of the first record in the newest file; None without one."""
-        files = self._files[-1:]
-        return files[0].begin_ms if files and files[0].count > 1 else None
+    def newest_begin(self) -> tuple[int, int] | None:
+        """Store time (UTC ms) and physical offset of the first record in the newest file; None without one."""
+        newest = self._files[-1] if self._files else None
+        if newest is None or newest.count <= 1:
+            return None
+        return newest.begin_ms, newest.begin_physical
 
     def put(self, hashes: Longs, physical_offsets: Longs, times_ms: Longs) -> None:
         """Add keys in log order; see ``KeyFile.put``.

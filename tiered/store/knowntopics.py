@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
+from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.store.checks import check_topic
 
@@ -46,6 +47,7 @@ class KnownTopics:
             with self._lock:
                 now_ms = self._clock.now_ms()
                 self._table.ensure(topic, queue_id, queues=self._queues, now_ms=now_ms)
+                reached("store-topic-made")
                 self._known.add((topic, queue_id))
 
     def create(self, topic: str, queues: int, *, is_batch: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tiered.crashpoints import reached
 from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES, encode_items, fillers
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
 from tiered.local.batches import cut_records
@@ -81,6 +82,7 @@ class Listing:
             batch = self._list(queue, facts, indices, is_offered=bool(dispatchers))
             if batch is not None:
                 batches.append(batch)
+        reached("store-listed")
         owners = facts.described.owners
         if len(owners):
             self._index.put(
@@ -88,6 +90,7 @@ class Listing:
                 facts.physical_offsets[owners],
                 facts.store_timestamps_ms[owners],
             )
+        reached("store-indexed")
         if len(facts):
             self.last_ms = max(self.last_ms, int(facts.store_timestamps_ms.max()))
         for dispatch in dispatchers:

@@ -23,8 +23,10 @@ import random
 import threading
 from typing import TYPE_CHECKING, Self
 
+from tiered.crashpoints import reached
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+from tiered.store.asis import AsIs, completed
 from tiered.store.checks import check_topic
 from tiered.store.commitlog import CommitLog
 from tiered.store.commits import GroupCommits
@@ -36,7 +38,7 @@ from tiered.store.options import Expiry, Flush, StoreOptions
 from tiered.store.reading import StoreReader
 from tiered.store.receipts import Receipts
 from tiered.store.reput import Reput
-from tiered.store.special import Maker, Special, complete
+from tiered.store.special import Special
 from tiered.store.uniqkeys import KeyMaker
 from tiered.store.upkeep import Upkeep
 
@@ -101,14 +103,8 @@ class MessageStore:
     ) -> Self:
         """Go on with a store, ours or a broker's; recovers it where it was not stopped cleanly.
 
-        Args:
-            directory: As of ``create``; so are the others.
-            cluster: Likewise.
-            broker: Likewise.
-            clock: Likewise.
-            options: Likewise; the sizes of files that are there win.
-            rng: Likewise.
-            anew: Make consume queues and index anew from the log.
+        Arguments are those of ``create``, but the sizes of files that are there win. With ``anew`` consume queues and
+        index are made anew from the log.
 
         Raises:
             InvalidError: It is no store, or someone else writes to it, or a name or option is none.
@@ -141,6 +137,7 @@ class MessageStore:
             rows=parts.log_rows,
             clock=clock,
         )
+        self._as_is = AsIs(self._log, self._topics, options)
         self._commits = GroupCommits(
             lambda messages: self._log.append(messages, self._encoder.store_host),
             self._log.sync,
@@ -263,31 +260,19 @@ class MessageStore:
     def append_as_is(self, message: Message, *, prepared_transaction_offset: int = 0) -> Appended:
         """Store a message that names all that is to be stored of it: see ``tiered.store.special``.
 
-        Args:
-            message: With all its properties; ``complete`` gives a client's message those that a broker adds.
-            prepared_transaction_offset: Physical offset of the half message that it was; 0 when it was none.
-
-        Raises:
-            InvalidError: It cannot be stored as it is; nothing was. Others as of ``append_batch``.
+        ``complete`` gives a client's message what a broker adds; the offset is that of the half message that it was.
+        Errors as of ``append_batch``.
         """
         self._check_open()
-        queue = message.topic, message.queue_id
-        made = Maker(
-            Special(message, prepared_transaction_offset),
-            self.options,
-            is_batch_topic=self._topics.is_batch(message.topic),
-        )
         with Disk(self.root):
-            self._topics.ensure({queue}, (queue,))
-            places = self._log.append_made(queue, made.takes, made.make)
-        if (future := self._acknowledged(places.end)) is not None:
+            receipt, end = self._as_is.put(Special(message, prepared_transaction_offset))
+        if (future := self._acknowledged(end)) is not None:
             self._wait(future)
-        return made.receipt(places)
+        return receipt
 
     def complete(self, message: Message) -> Message:
         """A message with what a broker adds, in its order: for ``append_as_is``. Errors: ``InvalidError``."""
-        (key,) = self._keys.take(1, int(self._clock.now_ms()))
-        return complete(message, cluster=self._cluster, unique_key=key)
+        return completed(message, cluster=self._cluster, keys=self._keys, clock=self._clock)
 
     def acknowledge_replica(self, end: PhysicalOffset) -> None:
         """A replica has everything below ``end``."""
@@ -356,6 +341,7 @@ class MessageStore:
         with Disk(self.root):
             now_ms = self._clock.now_ms()
             self._parts.hold.begin(now_ms)
+            reached("store-marked")
             self._parts.topics.save(now_ms)
             self._upkeep.write_checkpoint()
 
@@ -369,7 +355,8 @@ class MessageStore:
             self._upkeep.stop()
             if failed := self._upkeep.failure:
                 raise OSError(failed)
-            self._upkeep.write_checkpoint()
+            self._upkeep.write_checkpoint(is_last=self._reput.position == self._log.end)
+            reached("store-stopping")
             if self._reput.position == self._log.end:
                 self._parts.hold.end()
 

@@ -26,7 +26,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tiered.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from tiered.format.checkpoint import (
+    Checkpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+    listed_offset,
+)
 from tiered.format.consume_queue import ITEM_BYTES, is_filler
 from tiered.local.configs import read_text
 from tiered.local.consumequeues import PlainQueue
@@ -67,8 +72,10 @@ class Recovered:
 
 
 def read_checkpoint(root: str) -> Checkpoint:
-    """The checkpoint of a store; zeros when there is none."""
-    return decode_checkpoint(read_text(f"{root}/{CHECKPOINT_FILE}") or b"")
+    """The checkpoint of a store, with our own offset where it has one; zeros when there is none."""
+    data = read_text(f"{root}/{CHECKPOINT_FILE}") or b""
+    found, own = decode_checkpoint(data), listed_offset(data)
+    return found if own is None else replace(found, logics_physical_offset=own)
 
 
 def plan_begin(

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tiered.crashpoints import reached
 from tiered.errors import TieredStoreError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.store.durable import replace_file
@@ -89,31 +90,36 @@ class Upkeep:
             pause.wait(_LOOK_S)
         return self._reput.position >= end
 
-    def write_checkpoint(self) -> None:
+    def write_checkpoint(self, *, is_last: bool = False) -> None:
         """Bring everything to the disk, then say so.
 
-        A broker that starts after a crash throws away the index files that go on behind the checkpoint, and lists again
-        from a log file that is older than its consume-queue time. That time is therefore the newest index file's first:
-        the broker then makes that file anew, whole. We ourselves go by the physical offset.
+        What is written for brokers lags behind until ``is_last``: one that starts after a crash throws away the newest
+        index file, and then lists again from where the checkpoint says, which must be where that file begins.
 
         Raises:
             OSError: It may not be there.
         """
         listed, last_ms = self._reput.position, self._parts.listing.last_ms
         store_ms = self._log.store_ms
-        if listed == self._checkpointed:
+        if listed == self._checkpointed and not is_last:
             return
         self._log.sync()
         self._parts.queue_rows.sync()
         self._parts.index.sync()
-        begin_ms = self._parts.index.newest_begin_ms
-        reached = Checkpoint(
+        begin_ms, begin = self._parts.index.newest_begin or (last_ms, listed)
+        if is_last:
+            begin_ms, begin = last_ms, listed
+        checkpoint = Checkpoint(
             physical_timestamp_ms=store_ms,
-            logics_timestamp_ms=last_ms if begin_ms is None else min(last_ms, begin_ms),
+            logics_timestamp_ms=min(last_ms, begin_ms),
             index_timestamp_ms=last_ms,
-            logics_physical_offset=listed,
+            logics_physical_offset=min(listed, begin),
         )
-        replace_file(Path(self._parts.hold.root, CHECKPOINT_FILE), encode_checkpoint(reached))
+        reached("store-checkpoint-due")
+        replace_file(
+            Path(self._parts.hold.root, CHECKPOINT_FILE), encode_checkpoint(checkpoint, listed)
+        )
+        reached("store-checkpoint-written")
         self._checkpointed = listed
 
     def expire(self, settings: Expiry, *, by_hand: bool) -> Expired:
