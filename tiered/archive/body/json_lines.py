@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tiered.archive.body.decode import NO_FIT, NO_OBJECT, UnfitError
 from tiered.errors import InvalidError
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROW = re.compile(r" in row (\d+)$")
-_OBJECT: Final = r"^[ \t\r\n]*\{(?s:.*)\}[ \t\r\n]*$"
+_OPEN, _CLOSE = b"{}"
 _BLANKS = " \t\r\n"
 
 
@@ -81,13 +83,23 @@ class JsonDecoder:
             texts = bodies.cast(arrow.string())
         except arrow.ArrowInvalid:
             raise UnfitError(NO_OBJECT, "it is no UTF-8") from None
-        compute = arrow.compute
+        _, offsets, data = bodies.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[bodies.offset :][: len(bodies) + 1]
+        raw = np.frombuffer(data or b"", np.uint8)
+        is_bare = bool((np.diff(bounds) > 1).all())
+        is_bare = is_bare and bool((raw[bounds[:-1]] == _OPEN).all())
+        if not (is_bare and (raw[bounds[1:] - 1] == _CLOSE).all()):
+            self._require_braces(texts)
+        if not raw[bounds[0] : bounds[-1]].all():
+            raise UnfitError(NO_OBJECT, "a byte of it is 0")
+
+    def _require_braces(self, texts: Any) -> None:  # noqa: ANN401
+        """The same with blanks around."""
+        compute = self._arrow.compute
         bare = compute.ascii_trim(texts, _BLANKS)
         good = compute.and_(compute.starts_with(bare, "{"), compute.ends_with(bare, "}"))
         if not compute.all(good).as_py():
             raise UnfitError(NO_OBJECT, "it is no object", compute.index(good, False).as_py())
-        if compute.any(compute.match_substring(texts, "\0")).as_py():
-            raise UnfitError(NO_OBJECT, "a byte of it is 0")
 
     def _unfit(self, bodies: pa.Array, said: str) -> UnfitError:
         if len(bodies) > 1:
