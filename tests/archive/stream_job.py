@@ -1,4 +1,4 @@
-"""A stream of a tier into a folder of Parquet files, as a program: URL, folder, checkpoint, messages a batch."""
+"""A stream of a tier into a folder of Parquet files, as a program: master, URL, folder, checkpoint, messages a batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from tiered.archive import spark
 from tiered.archive.datasource import register
 
 if __name__ == "__main__":
-    url, out, checkpoint, count = sys.argv[1:]
-    session = spark.open_session("local[2,4]", {"spark.driver.host": "127.0.0.1"})
+    master, url, out, checkpoint, count = sys.argv[1:]
+    conf = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}
+    session = spark.open_session(master, conf)
     register(session)
     stream = session.readStream.format("rmq_tier").option("max-messages", count).load(url)
     query = (

@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.archive.reading import said_by_java
 from tests.archive.spark_processes import SPARK, below, kill
 from tests.archive.test_crashes import check
-from tests.e2e.harness import environment, here, program, until
+from tests.e2e.harness import Ran, command, environment, here, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tests.archive.conftest import Sealed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
-HERE = Path(__file__).parent
+STREAM = (sys.executable, str(Path(__file__).parent / "stream_job.py"))
 
 
 @contextlib.contextmanager
@@ -75,16 +76,23 @@ def options(master: str) -> tuple[str, ...]:
     return (*SPARK, "--master", master, "--spark-conf", "spark.executor.memory=600m")
 
 
+def run(*words: str) -> Ran:
+    done = subprocess.run(
+        command(words), env=environment(), capture_output=True, timeout=300, check=False
+    )
+    return Ran(words, done.returncode, done.stdout, done.stderr.decode())
+
+
 def test_a_job_and_a_question(
     master: str, sealed: Callable[[str], Sealed], archive_url: str
 ) -> None:
     tier = sealed("s04-batch-compress")
-    ran = program("archive", tier.url, "--to", archive_url, *options(master), "--json").good()
+    ran = run("archive", tier.url, "--to", archive_url, *options(master), "--json").good()
     assert (ran.document["rows"], ran.document["failed"]) == (tier.dump.count, [])
     check(tier, archive_url)
     topic, messages = max(tier.dump.messages.items(), key=lambda pair: len(pair[1]))
     question = f"SELECT count(*) AS n, sum(body_crc) AS crcs FROM `{topic}`"
-    said = program("sql", archive_url, question, *options(master), "-o", "jsonl").good()
+    said = run("sql", archive_url, question, *options(master), "-o", "jsonl").good()
     crcs = sum(said_by_java(message)["body_crc"] for message in messages)
     assert said.rows == [{"n": len(messages), "crcs": crcs}]
 
@@ -119,13 +127,26 @@ def test_submitted(
     check(tier, archive_url)
 
 
+def test_a_stream(master: str, sealed: Callable[[str], Sealed], tmp_path: Path) -> None:
+    """Executors read a tier, and know our module as the driver does."""
+    tier = sealed("s04-batch-compress")
+    out, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+    count = str(tier.dump.count)
+    words = [*STREAM, master, tier.url, str(out), str(checkpoint), count]
+    subprocess.run(words, env=environment(), check=True, timeout=300)
+    found = pq.read_table(out)
+    assert found.num_rows == tier.dump.count
+    crcs = sum(m["body_crc"] for messages in tier.dump.messages.values() for m in messages)
+    assert sum(found["body_crc"].to_pylist()) == crcs
+
+
 def test_a_stream_whose_driver_is_killed(
     sealed: Callable[[str], Sealed], tmp_path: Path, session: Any
 ) -> None:
     """Driver and JVM get SIGKILL while batches are under way; in the end each message is there once."""
     tier = sealed("s04-batch-compress")
     out, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    words = [sys.executable, str(HERE / "stream_job.py"), tier.url, str(out), str(checkpoint)]
+    words = [*STREAM, "local[2,4]", tier.url, str(out), str(checkpoint)]
     few, killed = str(tier.dump.count // 12 + 1), 0
     for batch in (1, 4):
         offsets = checkpoint / "offsets" / str(batch)
