@@ -55,20 +55,16 @@ class PartLayout:
         Raises:
             DataError: Its items are not in the order of their records.
         """
-        real = items.sizes > 0
-        begins = np.where(real, items.log_offsets - part.log_offset, 0)
-        starts = np.maximum.accumulate(begins) if len(begins) else begins
-        if (starts[real] != begins[real]).any():
-            raise DataError(
-                "the items of an index are not in the order of their records",
-                where=part.index.key,
-                do="run `tiered verify --deep` to see the extent of the damage",
-            )
-        steps = np.arange(block_count(part, block_bytes)) * block_bytes
-        firsts = np.append(np.searchsorted(starts, steps), len(items))
-        bounds = part.log_offset + np.append(starts, part.log.size_bytes)[firsts]
-        ends = part.log_offset + np.append(0, np.maximum.accumulate(begins + items.sizes))[firsts]
-        return cls(part, items, starts, firsts.tolist(), bounds.tolist(), ends.tolist())
+        begins, starts = _starts(part, items)
+        low, blocks = int(part.log_offset), block_count(part, block_bytes)
+        if blocks == 1:
+            end = low + int((begins + items.sizes).max(initial=0))
+            bounds = [low + int(starts[0]) if len(items) else low, low + part.log.size_bytes]
+            return cls(part, items, starts, [0, len(items)], bounds, [low, end])
+        firsts = np.append(np.searchsorted(starts, np.arange(blocks) * block_bytes), len(items))
+        bounds_at = low + np.append(starts, part.log.size_bytes)[firsts]
+        ends = low + np.append(0, np.maximum.accumulate(begins + items.sizes))[firsts]
+        return cls(part, items, starts, firsts.tolist(), bounds_at.tolist(), ends.tolist())
 
     @property
     def blocks(self) -> int:
@@ -96,6 +92,30 @@ class PartLayout:
         """Log offsets ``[begin, end)`` that hold all records of neighbouring blocks; empty when there are none."""
         begin = self.bounds[blocks.start]
         return begin, max(begin, self.ends[blocks.stop])
+
+
+def _starts(part: Part, items: PartItems) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each item's record begins: 0 for a hole, and as ``PartLayout.starts``.
+
+    Raises:
+        DataError: They are not in the order of their records.
+    """
+    begins = items.log_offsets - part.log_offset
+    if len(items) and items.sizes.min() > 0:
+        starts = begins
+        is_in_order = not (begins[1:] < begins[:-1]).any()
+    else:
+        real = items.sizes > 0
+        begins = np.where(real, begins, 0)
+        starts = np.maximum.accumulate(begins) if len(begins) else begins
+        is_in_order = not (starts[real] != begins[real]).any()
+    if is_in_order:
+        return begins, starts
+    raise DataError(
+        "the items of an index are not in the order of their records",
+        where=part.index.key,
+        do="run `tiered verify --deep` to see the extent of the damage",
+    )
 
 
 def layout_bytes(items: int, blocks: int) -> int:

@@ -142,7 +142,9 @@ class Stream:
             end = view.about(QueueOffset(self.until))
             self._end = self.until, view, end
         sure = end - self.here
-        if self.next_offset < 0 or sure <= 0:  # records need not be alike: what is left by their number
+        if (
+            self.next_offset < 0 or sure <= 0
+        ):  # records need not be alike: what is left by their number
             sure = end - view.about(QueueOffset(position))
         return max(min(sure, self.sure_max, share // 2), 1)
 
