@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import random
 import resource
+import statistics
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,9 @@ from figures_common import (
 )
 
 from tiered.clock import SystemClock
+from tiered.format.dictionary import pays, train
+from tiered.format.packed import build_packed, unpack_blocks
+from tiered.format.part import parse_trailer
 from tiered.store.message_store import MessageStore
 from tiered.store.messages import Message
 
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 JSON_STORE = "1 x 1, 200k x 1 KiB"
 RANDOM_MESSAGES = 100_000
 BODY_BYTES = 1024
+OBJECT_BYTES = 32 * MIB
 KINDS = ("plain", "zstd", "zstd:9")
 
 
@@ -109,6 +115,40 @@ def sizes(work: Path, runs: int) -> Iterator[str]:
             )
 
 
+def codec(store: Path, level: int) -> tuple[float, float, float, float]:
+    """Of one merged object: ratio; CPU seconds a GiB to train and choose a dictionary, to compress, to unpack and check."""
+    data = next(iter(sorted(store.glob("commitlog/*")))).read_bytes()[:OBJECT_BYTES]
+    gib = len(data) / (1024 * MIB)
+    begin = time.process_time()
+    dictionary = train(data, level=level)
+    dictionary = dictionary if pays(dictionary, data, level=level) else b""
+    trained = time.process_time()
+    made = build_packed(data, {}, level=level, dictionary=dictionary)
+    packed = time.process_time()
+    if made is None:
+        return 1.0, (trained - begin) / gib, (packed - trained) / gib, 0.0
+    whole = b"".join(made.buffers)
+    trailer = parse_trailer(whole, where="")
+    blocks = memoryview(whole)[trailer.trailer_bytes : trailer.stored_bytes]
+    ready = time.process_time()
+    assert unpack_blocks(blocks, 0, len(data), trailer, where="") == data
+    done = time.process_time()
+    ratio = len(data) / len(whole)
+    return ratio, (trained - begin) / gib, (packed - trained) / gib, (done - ready) / gib
+
+
+def codecs(work: Path, runs: int) -> Iterator[str]:
+    """What compressing itself costs."""
+    yield "| bodies | level | ratio | dictionary, CPU s/GiB | compress | unpack and check |"
+    yield "|---|---|---|---|---|---|"
+    for name, store in (("JSON", store_of(work, JSON_STORE)), ("random", random_store(work))):
+        for level in (1, 3, 9):
+            columns = zip(*(codec(store, level) for _ in range(2 * runs + 1)), strict=True)
+            ratio, *cpus = (statistics.median(column) for column in columns)
+            row = " | ".join(f"{cpu:.1f}" for cpu in cpus)
+            yield f"| {name} | {level} | {ratio:.2f} | {row} |"
+
+
 def read(tier: Path, connections: int, latency_ms: int) -> Result:
     """One cold read."""
     options = ("--bandwidth", "50", "--latency-ms", str(latency_ms), "--requests", str(connections))
@@ -139,7 +179,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    for rows in (sizes(args.work, args.runs), reads(args.work, args.runs)):
+    for rows in (
+        codecs(args.work, args.runs),
+        sizes(args.work, args.runs),
+        reads(args.work, args.runs),
+    ):
         for line in rows:
             print(line, flush=True)
         print()

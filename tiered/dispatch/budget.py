@@ -5,8 +5,8 @@ written) + one window of the local log, twice (as read, and as batches) + one re
 taken however large it is + one copy of each part that a store must have in one piece (``uploads_max`` times ``part_bytes``).
 
 Beside that, while a segment is sealed: one merged object of at most ``SealPolicy.merged_bytes_max`` (32 MiB, no more than
-``buffer_bytes_max``), one small part, and once more the merged object for a store that must have it in one piece. Where sealing
-compresses it is the merged object or one part (a large one is then rewritten by itself), and what is stored of it, which is less.
+``buffer_bytes_max``), one small part, and once more the merged object for a store that must have it in one piece. Where
+sealing compresses it is the merged object or one part (a large one is rewritten by itself), and what is stored of it.
 """
 
 from __future__ import annotations

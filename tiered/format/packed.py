@@ -38,6 +38,7 @@ from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import zstandard
 from typing_extensions import Buffer
 from zlib_ng import zlib_ng
@@ -68,8 +69,9 @@ DICTIONARY_BYTES_MAX: Final = 1024 * 1024
 LEVEL: Final = 3
 LEVEL_MAX: Final = 19
 """Beyond it zstd takes memory that nobody has reckoned with."""
-_WORTH: Final = 16
-"""What does not shrink by a sixteenth stays as it is: it costs nothing to read then."""
+_WORTH: Final = 8
+"""What does not shrink by an eighth, a block or an object, stays as it is: it costs nothing to read then."""
+_WINDOW_BYTES_MAX: Final = 2 * BLOCK_BYTES_MAX
 _ENTRY: Final = struct.Struct(">III")
 _SIZES: Final = struct.Struct(">QII")
 
@@ -102,7 +104,8 @@ def build_packed(
     rows: list[tuple[int, int, int]] = []
     for block in _blocks(view, block_bytes):
         frame = packer.compress(block)
-        kept: Buffer = frame if len(frame) < len(block) else block
+        is_worth = len(frame) * _WORTH <= len(block) * (_WORTH - 1)
+        kept: Buffer = frame if is_worth else block
         stored.append(kept)
         rows.append((len(memoryview(kept)), zlib_ng.crc32(kept), zlib_ng.crc32(block)))
     text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
@@ -195,7 +198,9 @@ def stored_range(start: int, end: int, trailer: Trailer) -> tuple[int, int]:
     return starts[start // block], starts[-(-end // block)]
 
 
-def unpack_blocks(data: Buffer, start: int, end: int, trailer: Trailer, *, where: str) -> bytes:
+def unpack_blocks(
+    data: Buffer, start: int, end: int, trailer: Trailer, *, where: str
+) -> memoryview:
     """The payload of whole blocks, checked before and after decoding.
 
     Args:
@@ -209,14 +214,19 @@ def unpack_blocks(data: Buffer, start: int, end: int, trailer: Trailer, *, where
         DataError: A block is damaged, or no frame of exactly its size; the message says which bytes of the payload are
             lost.
     """
+    room = _room(end - start)
     unpacker = _unpacker(trailer)
-    pieces: list[Buffer] = []
     for number, stored in _stored(data, start, end, trailer, where):
-        plain = _block(unpacker, number, stored, trailer)
-        if isinstance(plain, str):
-            raise damaged(_named(number, plain, trailer), where)
-        pieces.append(plain)
-    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        low = number * trailer.block_bytes - start
+        fault = _unpack(unpacker, number, stored, trailer, room[low : low + trailer.block_bytes])
+        if fault:
+            raise damaged(_named(number, fault, trailer), where)
+    return room
+
+
+def _room(size: int) -> memoryview:
+    """New memory that nobody has filled with zeros."""
+    return np.empty(size, np.uint8).data
 
 
 def faults_of(data: Buffer, trailer: Trailer, *, where: str) -> Iterator[str]:
@@ -232,17 +242,21 @@ def faults_of(data: Buffer, trailer: Trailer, *, where: str) -> Iterator[str]:
         yield "the stored blocks are not as many bytes as the trailer says"
         return
     unpacker = _unpacker(trailer)
+    room = _room(min(trailer.block_bytes, trailer.payload_bytes))
     for number, stored in _stored(data, 0, trailer.payload_bytes, trailer, where):
-        plain = _block(unpacker, number, stored, trailer)
-        if isinstance(plain, str):
-            yield _named(number, plain, trailer)
+        size = min(trailer.block_bytes, trailer.payload_bytes - number * trailer.block_bytes)
+        fault = _unpack(unpacker, number, stored, trailer, room[:size])
+        if fault:
+            yield _named(number, fault, trailer)
 
 
 def _unpacker(trailer: Trailer) -> zstandard.ZstdDecompressor:
     """One for each call: it is not for several threads at once."""
     assert trailer.table is not None
     known = trailer.table.dictionary
-    return zstandard.ZstdDecompressor(dict_data=known) if known else zstandard.ZstdDecompressor()
+    if known is None:
+        return zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+    return zstandard.ZstdDecompressor(dict_data=known, max_window_size=_WINDOW_BYTES_MAX)
 
 
 def _stored(
@@ -259,25 +273,34 @@ def _stored(
         yield number, view[low : low + starts[number + 1] - starts[number]]
 
 
-def _block(
-    unpacker: zstandard.ZstdDecompressor, number: int, stored: memoryview, trailer: Trailer
-) -> Buffer | str:
-    """A block as it was, or what is wrong with it. zstd makes room for what a frame says, so that is looked at first."""
+def _unpack(
+    unpacker: zstandard.ZstdDecompressor,
+    number: int,
+    stored: memoryview,
+    trailer: Trailer,
+    room: memoryview,
+) -> str:
+    """Fill ``room`` with a block as it was; what is wrong with it, or nothing.
+
+    A frame is decoded straight to its place, and only if it says that it fits exactly: so zstd needs no memory of its own.
+    """
     assert trailer.table is not None
     if zlib_ng.crc32(stored) != trailer.table.crcs[number]:
         return "fail their checksum"
-    size = min(trailer.block_bytes, trailer.payload_bytes - number * trailer.block_bytes)
-    plain: Buffer = stored
-    if len(stored) != size:
+    if len(stored) == len(room):
+        room[:] = stored
+    else:
         try:
-            if zstandard.frame_content_size(stored) != size:
+            if zstandard.frame_content_size(stored) != len(room):
                 return "are not what their frame says"
-            plain = unpacker.decompress(stored, max_output_size=size, allow_extra_data=False)
+            with unpacker.stream_reader(stored) as reader:
+                if reader.readinto(room) != len(room):
+                    return "cannot be unpacked (the frame is cut short)"
         except (zstandard.ZstdError, MemoryError) as error:
             return f"cannot be unpacked ({error})"
-    if zlib_ng.crc32(plain) != trailer.block_crcs[number]:
+    if zlib_ng.crc32(room) != trailer.block_crcs[number]:
         return "fail their checksum when unpacked"
-    return plain
+    return ""
 
 
 def _named(number: int, what: str, trailer: Trailer) -> str:

@@ -97,7 +97,7 @@ class RangePlan:
 def _plain(data: memoryview, low: int, high: int, trailer: Trailer, where: str) -> memoryview:
     """Whole blocks of a payload, checked, from what is stored of them."""
     if trailer.table is not None:
-        return memoryview(unpack_blocks(data, low, high, trailer, where=where))
+        return unpack_blocks(data, low, high, trailer, where=where)
     if trailer.block_bytes != BLOCK_BYTES:
         raise _another(where)
     check_blocks(data, low, trailer, where=where)
@@ -248,7 +248,7 @@ def _from_whole(
     if trailer.table is not None:
         first, last = stored_range(low, high, trailer)
         blocks = unpack_blocks(stored[first:last], low, high, trailer, where=key)
-        return memoryview(blocks)[start - low : end - low]
+        return blocks[start - low : end - low]
     check_blocks(stored[low:high], low, trailer, where=key)
     return stored[start:end]
 

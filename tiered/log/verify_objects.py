@@ -210,7 +210,7 @@ def _payload(
     if trailer is None or trailer.table is None or not is_sound:
         return None
     blocks = stored[trailer.trailer_bytes :]
-    return memoryview(unpack_blocks(blocks, 0, trailer.payload_bytes, trailer, where=place.key))
+    return unpack_blocks(blocks, 0, trailer.payload_bytes, trailer, where=place.key)
 
 
 def _lies_in(place: ObjectRange, payload: memoryview) -> bool:
