@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from tiered.archive.duck_plan import (
+    EMPTY,
     is_named,
     make_tables,
     make_views,
@@ -113,7 +114,7 @@ def ask(archive: ObjectStore, question: str) -> Answer:
                 topic: _chosen(state, topic, wanted.get(table), without)
                 for topic, table in named.items()
             }
-            views = {table: no_rows() for table in tables.values() if may_list_tables(question)}
+            views = dict.fromkeys(tables.values() if may_list_tables(question) else (), EMPTY)
             for topic, table in named.items():
                 views[table] = _view(state, topic, root, chosen[topic])
             make_views(connection, views)

@@ -43,6 +43,8 @@ _KINDS = {
 _RUN = ("expression_rewriter", "filter_pushdown")
 _AMONG = re.compile(r"(\w+) IN \((-?\d+(?:, -?\d+)*)\)")
 _TEST = re.compile(r"(\w+) (=|<=|>=|<|>) (?:'(\d+)'::TIMESTAMP WITH TIME ZONE|(-?\d+))")
+EMPTY = "FROM hidden.no_rows"
+"""The archive's columns without a row, for views that only have to be listed: in a quarter of the time of ``no_rows``."""
 _KEY = re.compile(
     r"(?:(uniq_key|msg_key) = '(\d+)'|(?:list|array)_(?:contains|has)\(keys, '(\d+)'\))"
 )
@@ -86,7 +88,9 @@ def may_list_tables(question: str) -> bool:
 
 
 def make_tables(connection: Any, tables: Mapping[str, str]) -> None:  # noqa: ANN401 (duckdb)
-    """Stand-ins, from SELECTs without a row."""
+    """Stand-ins, from SELECTs without a row; and ``EMPTY``."""
+    connection.execute("CREATE SCHEMA hidden")
+    connection.execute(f"CREATE TABLE hidden.no_rows AS {no_rows()}")
     for table, empty in tables.items():
         connection.execute(f"CREATE TABLE {quoted(table)} AS {empty}")
 
