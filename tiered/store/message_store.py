@@ -340,9 +340,11 @@ class MessageStore:
         """Mark the directory as being written to."""
         with Disk(self.root):
             now_ms = self._clock.now_ms()
+            self._parts.topics.save(
+                now_ms
+            )  # first: without it the directory cannot be opened again
             self._parts.hold.begin(now_ms)
             reached("store-marked")
-            self._parts.topics.save(now_ms)
             self._upkeep.write_checkpoint()
 
     def _shut_down(self) -> None:

@@ -1,0 +1,95 @@
+"""A real process ends at each named point of the store's work; what was answered is there, and the lists are exact."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store.dying import OPTIONS, messages
+from store.harness import reopen
+from store.reading import check_same, read_all
+from store.replayed import records_of
+
+from tiered.crashpoints import EXIT_CODE
+from tiered.format.consume_queue import ITEM
+from tiered.model import MessageQueue
+
+ROOT = Path(__file__).parents[2]
+
+
+def in_code() -> list[str]:
+    """Every name that the store calls ``reached`` with."""
+    found = []
+    for path in sorted((ROOT / "tiered" / "store").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "reached":
+                (name,) = node.args
+                assert isinstance(name, ast.Constant), f"{path}: a point is named by a literal"
+                found.append(str(name.value))
+    return found
+
+
+def in_docs() -> list[str]:
+    text = (ROOT / "docs" / "embedded-store.md").read_text()
+    _, _, section = text.partition("## Crash points")
+    return re.findall(r"^\| `(store-[a-z-]+)` \|", section, re.MULTILINE)
+
+
+def test_the_table_in_the_docs_lists_each_point_of_the_code_once():
+    assert sorted(in_docs()) == sorted(in_code())
+    assert len(set(in_docs())) == len(in_docs())
+
+
+@pytest.fixture(scope="module")
+def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each point, with the store as its process left it."""
+    folder = tmp_path_factory.mktemp("died")
+    done = subprocess.run(
+        [sys.executable, "-m", "store.dying", str(folder), *in_docs()],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    ended = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert ended == dict.fromkeys(in_docs(), EXIT_CODE)
+    return folder
+
+
+@pytest.mark.parametrize("point", in_docs())
+def test_what_was_answered_is_there(died: Path, point: str):
+    root, given = died / point / "s", messages()
+    told = [json.loads(line) for line in (died / point / "told").read_text().splitlines()]
+    assert (root / "abort").exists()
+    with reopen(root, OPTIONS) as store:
+        assert store.recovered is not None
+        log_min = min((int(log.name) for log in (root / "commitlog").iterdir()), default=0)
+        for at, offset, place, msg_id in told:
+            if place < log_min:
+                continue
+            queue = MessageQueue(given[at].topic, given[at].queue_id)
+            (record,) = store.reader.get(queue, offset, count_max=1).records
+            assert (record.physical_offset, record.body) == (place, given[at].body)
+            (same,) = store.reader.by_key(given[at].topic, msg_id)
+            assert same.physical_offset == place
+        ends = store.queues()
+        put = store.append(given[0])
+        assert put.queue_offset == ends.get(MessageQueue("t0", 0), 0)
+    records = [record for record, _ in records_of(root)]
+    assert len({record.properties["KEYS"] for record in records[:-1]}) == len(records) - 1
+    listed = [
+        np.fromfile(path, ITEM)["physical_offset"][np.fromfile(path, ITEM)["size"] > 0]
+        for path in (root / "consumequeue").glob("*/*/0*")
+    ]
+    there = np.sort(np.concatenate(listed))
+    assert there[there >= log_min].tolist() == [record.physical_offset for record in records]
+    found = read_all(root)
+    assert sum(map(len, found.values())) == len(records)
+    check_same(given[0], put, found[MessageQueue("t0", 0)][put.queue_offset])
