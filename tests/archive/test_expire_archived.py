@@ -160,6 +160,28 @@ def test_another_s_archive_proves_nothing() -> None:
     assert not found.holds(tier.journal.state, QUEUE, 0, segment)
 
 
+def test_a_tier_of_the_same_name_with_other_times_is_another() -> None:
+    tier = TierBuilder()
+    tier.add([b"a", b"b", None], roll=True)
+    tier.add([b"c"], roll=True)
+    tier.add([b"open"], roll=True)
+    at = workshop(tier.store)
+    archive(at)
+    state = tier.journal.state
+    one, two = state.queues[QUEUE][0].segments[:2]
+    joined = replace(one, parts=(*one.parts, *two.parts))
+    for segment in (one, two, joined):
+        assert evidence(at).holds(state, QUEUE, 0, segment)
+        last = segment.parts[-1]
+        for shift in (-1, 1, 1000):
+            low, high = last.store_min_ms + shift, last.store_max_ms + shift
+            late = replace(last, store_min_ms=low, store_max_ms=high)
+            assert not evidence(at).holds(state, QUEUE, 0, replace(segment, parts=(late,)))
+        assert evidence(at).holds(state, QUEUE, 0, replace(segment, parts=(last,)))
+    empty = [replace(p, store_min_ms=-1, store_max_ms=-1) for p in one.parts]
+    assert not evidence(at).holds(state, QUEUE, 0, replace(one, parts=tuple(empty)))
+
+
 def test_what_the_broker_took_back_proves_nothing_for_its_successor() -> None:
     tier = TierBuilder()
     tier.add([b"a"])

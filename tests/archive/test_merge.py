@@ -248,7 +248,10 @@ def test_replaced_files_are_deleted_last_and_after_a_grace() -> None:
     before = seen(at)
     assert merged(at).old_files == 6
     log = log_writer(at)
-    assert plan_clean(at, log.state, grace_ms=1000, limit=99)["young"] == 6
+    stray = "topic=other/date=2023-11-14/queue=0/of-a-killed-job.parquet"
+    at.archive.put_if_absent(stray, b"123")
+    young = plan_clean(at, log.state, grace_ms=1000, limit=99)
+    assert (young["young"], young["unnamed"], young["unnamed_bytes"]) == (6, [stray], 3)
     at.clock.advance(2)  # type: ignore[attr-defined]
     plan = plan_clean(at, log.state, grace_ms=1000, limit=4)
     assert (plan["deletion_count"], plan["is_cut"]) == (4, True)
@@ -259,6 +262,7 @@ def test_replaced_files_are_deleted_last_and_after_a_grace() -> None:
     at.archive.delete(plan["deletions"][0][0])
     assert apply_clean(at, log, plan)["already_gone"] == 1
     assert log.state.replaced == ()
+    assert at.archive.get(stray) == b"123"
     assert seen(at) == before
     check(at)
     with pytest.raises(InvalidError, match="is of"):

@@ -9,7 +9,8 @@ log said, stops the run before anything is deleted. Then an entry says that they
 
 After a crash: some are gone; the log still names them as replaced, and the next run goes on.
 
-What no entry ever named (files of killed jobs) is not touched: a job that is at work may be about to name it.
+What no entry ever named (files of killed jobs) is listed in the plan and not touched: a job that is at work may be about to
+name it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from backends.errors import ObjectNotFoundError
 from tiered.archive.machine import clean_action
 from tiered.archive.moves import Replaced
+from tiered.archive.rewrite import MERGED
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.plugin.plans import FORMAT, Plan, moved_on
@@ -30,16 +32,22 @@ if TYPE_CHECKING:
 
 WHAT = "archive"
 ENTRY = 1000
+ROOTS = ("topic=", f"{MERGED}topic=", "_bad/")
+LISTED = 1000
+"""Of the files that no entry names, in a plan."""
 
 
 def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) -> Plan:
-    """What may be deleted now. Pure, but for the time.
+    """What may be deleted now, and what no entry names.
 
     Args:
         at: Tier and archive.
         state: What the log says.
         grace_ms: Leave what was replaced within it.
         limit: Delete at most so many.
+
+    Raises:
+        BackendError: The archive could not be listed.
     """
     before_ms = at.clock.now_ms() - grace_ms
     named = _named(state)
@@ -57,6 +65,7 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
         "deletion_bytes": sum(one.size_bytes for one in old[:limit]),
         "is_cut": len(old) > limit,
         "deletions": [one.row() for one in old[:limit]],
+        **_unnamed(at, named | {one.key for one in state.replaced}),
     }
 
 
@@ -92,6 +101,15 @@ def apply_clean(at: Workshop, log: JournalWriter[ArchiveState], plan: Plan) -> d
         log.append([clean_action(one.key for one in due[start : start + ENTRY])])
     log.write_checkpoint()
     return done
+
+
+def _unnamed(at: Workshop, known: set[str]) -> dict[str, Any]:
+    found = [info for root in ROOTS for info in at.archive.list(root) if info.key not in known]
+    return {
+        "unnamed_count": len(found),
+        "unnamed_bytes": sum(info.size_bytes for info in found),
+        "unnamed": sorted(info.key for info in found)[:LISTED],
+    }
 
 
 def _is_there(at: Workshop, one: Replaced) -> bool:

@@ -129,6 +129,11 @@ def _lines(document: Document) -> Iterator[str]:
     yield f"grace     {format_duration(document['grace_ms'])}"
     if document["young"]:
         yield f"left      {format_count(document['young'])} replaced within the grace"
+    if document["unnamed_count"]:
+        yield (
+            f"left      {format_count(document['unnamed_count'])} files, {format_size(document['unnamed_bytes'])}, that"
+            " no entry names: of jobs that were killed, or of one at work (-o json lists them)"
+        )
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
     applied = document["applied"]
