@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store.harness import create, reopen
@@ -17,6 +19,15 @@ from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 
 QUEUE = MessageQueue("t", 0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_syncs():
+    """Hundreds of stores are made here, and no crash is meant: nothing need reach the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda _: None)
+        yield
 
 
 def write(folder: Path, messages: list[Message], file_bytes: int, *, cuts: int = 0) -> list:
@@ -52,7 +63,7 @@ def test_every_remainder(tmp_path: Path):
             check_same(message, where, found[where.queue_offset])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     bodies=st.lists(st.integers(0, 900), max_size=30),
     file_bytes=st.integers(1024, 3000),

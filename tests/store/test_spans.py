@@ -68,7 +68,7 @@ def check_equal(fast: Described, plain: Described) -> None:
     assert fast.hashes.tolist() == plain.hashes.tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(
     st.lists(
         st.tuples(st.lists(PIECE, max_size=6).map("".join), st.sampled_from(["t", "other"])),
