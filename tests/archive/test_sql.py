@@ -171,8 +171,8 @@ class Counting(WrappingStore):
         return self._inner.get(key, byte_range)
 
 
-@pytest.fixture
-def many() -> tuple[Workshop, Counting]:
+@pytest.fixture(scope="module")
+def twelve() -> Workshop:
     """Ten sealed segments of queue 0, two of queue 1; messages of an offset are stored 13.5 ms apart."""
     tier = TierBuilder()
     for number in range(12):
@@ -183,8 +183,13 @@ def many() -> tuple[Workshop, Counting]:
     at = workshop(tier.store)
     archive(at)
     assert len(keys(at)) == 12
-    counting = Counting(at.archive)
-    return replace(at, archive=counting, bare=counting), counting
+    return at
+
+
+@pytest.fixture
+def many(twelve: Workshop) -> tuple[Workshop, Counting]:
+    counting = Counting(twelve.archive)
+    return replace(twelve, archive=counting, bare=counting), counting
 
 
 @pytest.mark.parametrize(
