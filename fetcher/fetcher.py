@@ -99,7 +99,7 @@ class TieredMessageFetcher:
         self._stock = Stock(loader, self._memory, clock, self.settings, self._ahead_now)
         self._prefix = reader.prefix
         self._obtain = Obtainer(self._stock, clock, self._prefix)
-        self._careful = CarefulReader(reader.store, reader.prefix)
+        self._careful = CarefulReader(self.transfers, reader.store, reader.prefix, clock)
         self._clock = clock
         self._readers = Readers(self.settings.window)
         self._delivered_bytes = self._delivered_items = 0
@@ -216,7 +216,7 @@ class TieredMessageFetcher:
             try:
                 run = self._fetch_warily(stream, view, found, start, wanted, deadline_s)
             except DataError:
-                batch = self._careful(view, start, bytes_max, count_max)
+                batch = self._careful(stream, view, start, bytes_max, count_max, deadline_s)
                 self._deliver(stream, batch)
                 return batch
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)

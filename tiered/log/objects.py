@@ -208,7 +208,8 @@ def read_range(
     """Read bytes ``[start, end)`` of an object's payload, checked block by block.
 
     One request: the whole object when most of it is wanted, else the blocks around the range and the trailer. Of a packed
-    object the trailer comes first, in a request of its own.
+    object the trailer comes first, in a request of its own. What fails its check is read once more: with a sound trailer
+    only that range, else the whole object.
 
     Raises:
         DataError: The object is damaged there; nothing of it is returned.
@@ -220,8 +221,23 @@ def read_range(
         return _from_whole(store, key, place, start, end)
     try:
         return read_planned(place, start, end, store.get_ranges, where=prefix)[0]
-    except (InvalidRangeError, ShortReadError, DataError):
+    except (InvalidRangeError, ShortReadError):
         return _from_whole(store, key, place, start, end)
+    except DataError:
+        known = _sound_trailer(store, key, place)
+    if known is None:
+        return _from_whole(store, key, place, start, end)
+    # A block is damaged, or was on its way: the rest of the object would say nothing more of it.
+    return read_planned(place, start, end, store.get_ranges, where=prefix, known=known)[0]
+
+
+def _sound_trailer(store: ObjectStore, key: str, place: ObjectRange) -> Trailer | None:
+    """The trailer, read by itself; None when it is damaged, or not where the journal says."""
+    try:
+        tail = store.get(key, ByteRange(place.stored_bytes, place.object_bytes))
+        return check_trailer(tail, place, where=key)
+    except (InvalidRangeError, ShortReadError, DataError):
+        return None
 
 
 def _from_whole(
