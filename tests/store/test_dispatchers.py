@@ -55,6 +55,7 @@ def test_a_tier_registered_in_the_chain_gets_all(tmp_path: Path):
             store.append(Message("t", at % 3, rng.randbytes(rng.randrange(600)), keys=f"k{at}"))
         assert store.wait_listed()
         for _ in range(1000):  # what was refused, because a queue was busy, is fetched some time later
+            dispatcher._local.refresh()
             assert dispatcher.drain(20), dispatcher.fault
             if dispatcher.counters.messages == 400:
                 break

@@ -9,9 +9,11 @@ import pytest
 from store.harness import SMALL, create, reopen
 from store.reading import check_same, read_all
 
-from tiered.clock import SystemClock
+from tiered.clock import ManualClock, SystemClock
+from tiered.errors import StoreUnavailableError
 from tiered.model import MessageQueue
-from tiered.store.expiry import LogFile, plan_expiry
+from tiered.store import upkeep
+from tiered.store.expiry import LogFile, is_full, leave_in_use, plan_expiry
 from tiered.store.messages import Message
 from tiered.store.options import Expiry
 from tiered.store.reading import Status
@@ -111,3 +113,52 @@ def test_a_tier_holds_expiry_back(tmp_path: Path):
         assert store.expire().log_files == 2
         store.hold_expiry(None)
         assert store.expire().log_files > 1
+
+
+@pytest.mark.parametrize(
+    ("now_s", "in_use", "gone"),
+    [
+        (119, {100}, [0]),
+        (120, {100}, [0, 100, 200]),
+        (120, {100, 200}, [0, 100]),
+        (120, {0}, []),
+        (0, set(), [0, 100, 200]),
+    ],
+)
+def test_a_file_in_use_is_spared_for_a_bounded_time(now_s: int, in_use: set[int], gone: list[int]):
+    due = {100: 0}
+    found = leave_in_use([0, 100, 200], in_use, due, now_ms=now_s * 1000, spare_s=120)
+    assert found == gone
+
+
+def test_the_store_spares_what_is_used(tmp_path: Path):
+    clock = ManualClock()
+    with create(tmp_path / "s", SMALL, clock) as store:
+        store.append_batch([Message("t", 0, b"x" * 1000)] * 300)
+        assert store.wait_listed()
+        for path in (tmp_path / "s" / "commitlog").iterdir():
+            os.utime(path, (1, 1))
+        with store.use_file(65_536 + 7):
+            assert store.expire().log_files == 1
+            clock.jump(119)
+            assert store.expire().log_files == 0
+            clock.jump(1)
+            assert store.expire().log_files > 1
+
+
+def test_a_disk_that_is_too_full_refuses_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From 90 % on, until it is below 85 % again."""
+    settings = Expiry()
+    assert [is_full(ratio, settings, was_full=False) for ratio in (0.89, 0.9, 0.91)] == [0, 0, 1]
+    assert [is_full(ratio, settings, was_full=True) for ratio in (0.84, 0.85, 0.91)] == [0, 1, 1]
+    ratios = iter([0.91, 0.86, 0.5])
+    real = upkeep.look
+    monkeypatch.setattr(upkeep, "look", lambda parts: (real(parts)[0], next(ratios)))
+    with create(tmp_path / "s") as store:
+        for is_refused in (True, True, False):
+            store.expire()
+            if is_refused:
+                with pytest.raises(StoreUnavailableError, match="too full"):
+                    store.append(Message("t", 0, b""))
+            else:
+                assert store.append(Message("t", 0, b"")).queue_offset == 0

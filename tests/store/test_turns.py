@@ -204,7 +204,7 @@ def test_two_turns(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_five_turns(tmp_path: Path):
     ways = [
         ("close", "stop"),

@@ -2,14 +2,17 @@
 
 **Contract.** The plan is pure. The log's file goes first; then consume-queue and index files all of whose records are
 gone. A crash in between leaves lists of records that are not there, which readers see as below the minimum, and the next
-round deletes. Whoever has a file open reads on in it. ``held_from`` keeps what is at or above it (a tier's progress)
-until the disk is so full that files go whatever their age.
+round deletes. Whoever has a file open reads on in it; who says that he uses one keeps it for a bounded time.
+``held_from`` keeps what is at or above it (a tier's progress) until the disk is so full that files go whatever their age.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
+import threading
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +24,8 @@ from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from tiered.model import MessageQueue
     from tiered.store.opening import Parts
@@ -79,6 +83,63 @@ def plan_expiry(
             break
         gone.append(file.base)
     return gone
+
+
+def leave_in_use(
+    bases: Sequence[int],
+    in_use: AbstractSet[int],
+    due_ms: dict[int, int],
+    *,
+    now_ms: int,
+    spare_s: float,
+) -> list[int]:
+    """Which of the files that are to go do so now: those before the first that is in use and not due for long.
+
+    Args:
+        bases: Files that are to go, the oldest first.
+        in_use: Files that somebody uses.
+        due_ms: Since when files in use are due (UTC ms); brought up to date.
+        now_ms: UTC.
+        spare_s: How long a file in use is spared.
+    """
+    for number, base in enumerate(bases):
+        if base in in_use and now_ms < due_ms.setdefault(base, now_ms) + spare_s * 1000:
+            return list(bases[:number])
+        due_ms.pop(base, None)
+    return list(bases)
+
+
+def is_full(used_ratio: float, settings: Expiry, *, was_full: bool) -> bool:
+    """Whether appends are refused: from ``used_ratio_refused`` on, until below ``used_ratio_forced``."""
+    if was_full:
+        return used_ratio >= settings.used_ratio_forced
+    return used_ratio > settings.used_ratio_refused
+
+
+class FilesInUse:
+    """Files of the log that somebody uses, and so often. For any thread."""
+
+    def __init__(self, file_bytes: int) -> None:
+        self._file_bytes = file_bytes
+        self._counts: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def use(self, position: int) -> Iterator[None]:
+        """Use the file that holds a physical offset."""
+        base = position - position % self._file_bytes
+        with self._lock:
+            self._counts[base] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts[base] -= 1
+
+    def bases(self) -> set[int]:
+        """The files in use."""
+        with self._lock:
+            return {base for base, count in self._counts.items() if count}
 
 
 def look(parts: Parts) -> tuple[list[LogFile], float]:

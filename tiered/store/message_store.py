@@ -18,14 +18,14 @@ the store takes nothing more; ``close`` it, which leaves it as a crash does.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from typing import TYPE_CHECKING, Self
 
 from tiered.crashpoints import reached
-from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
+from tiered.errors import ClosedError, InvalidError
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
+from tiered.store.answers import waiting
 from tiered.store.asis import AsIs, completed
 from tiered.store.checks import check_topic
 from tiered.store.commitlog import CommitLog
@@ -44,8 +44,9 @@ from tiered.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     from tiered.clock import Clock
     from tiered.store.expiry import Expired
@@ -250,7 +251,7 @@ class MessageStore:
         Returns:
             The receipts, and the future; None where there is nothing to wait for.
         """
-        self._check_open()
+        self._check_room()
         prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
         with Disk(self.root):
             self._topics.ensure(prepared.distinct, prepared.queues)
@@ -263,7 +264,7 @@ class MessageStore:
         ``complete`` gives a client's message what a broker adds; the offset is that of the half message that it was.
         Errors as of ``append_batch``.
         """
-        self._check_open()
+        self._check_room()
         with Disk(self.root):
             receipt, end = self._as_is.put(Special(message, prepared_transaction_offset))
         if (future := self._acknowledged(end)) is not None:
@@ -289,6 +290,10 @@ class MessageStore:
         self._check_open()
         with Disk(self.root, self._upkeep.fail):
             self._log.sync()
+
+    def use_file(self, position: PhysicalOffset) -> AbstractContextManager[None]:
+        """Have expiry spare the log file that holds a physical offset, for ``Expiry.spare_s`` once it is due."""
+        return self._upkeep.in_use.use(position)
 
     def hold_expiry(self, held_from: Callable[[], int] | None) -> None:
         """Have expiry keep what is at or above the physical offset that is told (see ``tiered.store.expiry``)."""
@@ -340,9 +345,7 @@ class MessageStore:
         """Mark the directory as being written to."""
         with Disk(self.root):
             now_ms = self._clock.now_ms()
-            self._parts.topics.save(
-                now_ms
-            )  # first: without it the directory cannot be opened again
+            self._parts.topics.save(now_ms)  # without it nobody can open the directory again
             self._parts.hold.begin(now_ms)
             reached("store-marked")
             self._upkeep.write_checkpoint()
@@ -365,12 +368,11 @@ class MessageStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the store has been closed", where=self.root)
-        if self._upkeep.failure or self._log.is_broken:
-            raise StoreUnavailableError(
-                f"an earlier write failed: {self._upkeep.failure or 'it could not be taken back'}",
-                where=self.root,
-                do="close the store",
-            )
+        self._upkeep.check_sound()
+
+    def _check_room(self) -> None:
+        self._check_open()
+        self._upkeep.check_room()
 
     def _acknowledged(self, end: int) -> Future[None] | None:
         """Done when everything below ``end`` is stored as the policy says; None where there is nothing to wait for."""
@@ -382,29 +384,14 @@ class MessageStore:
 
     def _append_together(self, messages: Sequence[Message]) -> Receipts:
         """Let the flush thread write and sync what all who wait have to store."""
-        self._check_open()
+        self._check_room()
         prepared = self._encoder.prepare(messages, int(self._clock.now_ms()))
         with Disk(self.root):
             self._topics.ensure(prepared.distinct, prepared.queues)
-        with self._waiting():
+        with waiting(self.root, self.options.sync_timeout_s):
             places = self._commits.append(prepared, self.options.sync_timeout_s)
         return Receipts(prepared, places, self.options.store_host)
 
     def _wait(self, future: Future[None]) -> None:
-        with self._waiting():
+        with waiting(self.root, self.options.sync_timeout_s):
             future.result(self.options.sync_timeout_s)
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError:
-            raise StoreUnavailableError(
-                f"not on the disk or with the replica after {self.options.sync_timeout_s} s",
-                where=self.root,
-                do="it may still be stored: look before sending it again",
-            ) from None
-        except OSError as error:
-            raise StoreUnavailableError(
-                f"the flush failed: {error.strerror or error}", where=self.root
-            ) from error

@@ -36,6 +36,8 @@ class Expiry:
         hour: Of the local day, in which files that are old enough go; at other times only when the disk is full.
         used_ratio_max: Above it files that are old enough go at any hour.
         used_ratio_forced: Above it the oldest go whatever their age.
+        used_ratio_refused: Above it nothing is appended, until it is below ``used_ratio_forced`` again.
+        spare_s: A file that is due and in use (``MessageStore.use_file``) is spared so long.
         files_max: How many go in one round.
         interval_s: Between two rounds.
     """
@@ -44,6 +46,8 @@ class Expiry:
     hour: int = 4
     used_ratio_max: float = 0.75
     used_ratio_forced: float = 0.85
+    used_ratio_refused: float = 0.90
+    spare_s: float = 120.0
     files_max: int = 10
     interval_s: float = 10.0
 

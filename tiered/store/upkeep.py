@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tiered.crashpoints import reached
-from tiered.errors import TieredStoreError
+from tiered.errors import StoreUnavailableError, TieredStoreError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.store.durable import replace_file
-from tiered.store.expiry import Expired, delete_files, look, plan_expiry
+from tiered.store.expiry import (
+    Expired,
+    FilesInUse,
+    delete_files,
+    is_full,
+    leave_in_use,
+    look,
+    plan_expiry,
+)
 from tiered.store.startup import CHECKPOINT_FILE
 
 if TYPE_CHECKING:
@@ -41,6 +49,7 @@ class Upkeep:
         failure: Why nothing more is taken; empty while all is well.
         work: Set when there may be something to list.
         held_from: Tells the physical offset from which expiry is held back; None: it is not.
+        in_use: Log files that expiry spares for a while.
     """
 
     def __init__(
@@ -54,6 +63,9 @@ class Upkeep:
         self._reput = reput
         self._clock = clock
         self.held_from: Callable[[], int] | None = None
+        self.in_use = FilesInUse(parts.options.commitlog_file_bytes)
+        self._due_ms: dict[int, int] = {}
+        self._is_full = False
         self._expiry_lock = threading.Lock()
         self._stop = threading.Event()
         self._checkpointed = -1
@@ -78,6 +90,32 @@ class Upkeep:
     def fail(self, why: str) -> None:
         """Take nothing more."""
         self.failure = self.failure or why
+
+    def check_sound(self) -> None:
+        """Refuse work after an error.
+
+        Raises:
+            StoreUnavailableError: An earlier write failed.
+        """
+        if self.failure or self._log.is_broken:
+            raise StoreUnavailableError(
+                f"an earlier write failed: {self.failure or 'it could not be taken back'}",
+                where=self._parts.hold.root,
+                do="close the store",
+            )
+
+    def check_room(self) -> None:
+        """Refuse appends while the disk is too full (as the last round of expiry found it).
+
+        Raises:
+            StoreUnavailableError: It is.
+        """
+        if self._is_full:
+            raise StoreUnavailableError(
+                "the disk is too full for more messages",
+                where=self._parts.hold.root,
+                do="make room; the next round of expiry looks again",
+            )
 
     def wait_listed(self, end: int, timeout_s: float) -> bool:
         """Wait until everything below ``end`` is listed; whether it is."""
@@ -139,6 +177,14 @@ class Upkeep:
                 held_from=self.held_from() if self.held_from is not None else None,
                 by_hand=by_hand,
             )
+            bases = leave_in_use(
+                bases,
+                self.in_use.bases(),
+                self._due_ms,
+                now_ms=int(self._clock.now_ms()),
+                spare_s=settings.spare_s,
+            )
+            self._is_full = is_full(used_ratio, settings, was_full=self._is_full)
             return delete_files(self._parts, bases) if bases else Expired()
 
     def _guard(self, body: Callable[[], None]) -> None:
