@@ -19,7 +19,7 @@ from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.archive import spark
 from tiered.archive.engines import archived_of
-from tiered.archive.job import local_engine, log_writer, run_job
+from tiered.archive.job import local_engine, log_writer, plan_job, run_job
 from tiered.archive.limits import NO_LIMITS, Limits, limited
 from tiered.archive.machine import ArchiveState
 from tiered.archive.packing import Pack, plan_packs
@@ -29,6 +29,7 @@ from tiered.cli.archive_shown import progressed
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease
+from tiered.log.parts import TierState
 from tiered.plugin.place import Place, choose_place
 
 if TYPE_CHECKING:
@@ -227,6 +228,32 @@ def test_spark_tells_how_far_it_is_or_nothing() -> None:
     assert said.text == "5 of 10 segments (and 6 tasks under way), 7 messages, 500 B of 1000 B"
     assert (said.done, said.total) == (500, 1000)
     assert progressed(Watch(ManualClock())).text == "reading the logs"
+
+
+def test_another_tier_of_the_same_name_is_not_taken_for_this_one() -> None:
+    made = TierBuilder()
+    made.add([b"a", b"b"], roll=True)
+    made.add([b"open"], roll=True)
+    at = workshop(made.store)
+    archive(at)
+    same = plan_job(at, log_writer(at).state)
+    assert (same.strange, same.archived_segments) == ((), 1)
+    late = TierState(queues={QUEUE: (shifted(made.journal.state.queues[QUEUE][0], 5),)})
+    place = Place("c", "b")
+    found = plan_archive(late, place, log_writer(at).state, takes=lambda _: True)
+    assert [(lane.queue, start) for lane, start in found.strange] == [(QUEUE, 0)]
+
+
+def shifted(life: Any, by_ms: int) -> Any:
+    """The same offsets, stored at other times."""
+    segments = []
+    for segment in life.segments:
+        parts = [
+            replace(p, store_min_ms=p.store_min_ms + by_ms, store_max_ms=p.store_max_ms + by_ms)
+            for p in segment.parts
+        ]
+        segments.append(replace(segment, parts=tuple(parts)))
+    return replace(life, segments=tuple(segments))
 
 
 def test_the_command_in_parts(

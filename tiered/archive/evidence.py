@@ -17,12 +17,11 @@ from zlib_ng import zlib_ng
 from backends.errors import ObjectNotFoundError
 from tiered.archive.model import Lane
 from tiered.archive.plan import overtaken_by
+from tiered.archive.times import has_times
 from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ParquetFile, SideFile
@@ -107,7 +106,7 @@ class Evidence:
             left = without(left, one.start, one.end)
         if left:
             return f"offsets [{left[0][0]}, {left[0][1]}) are not archived"
-        if not _has_times(self._state.overlapping(lane, start, end), segment, start, end):
+        if not has_times(self._state.overlapping(lane, start, end), segment, start, end):
             return "the archive has messages of other times there: it is another tier's"
         return ""
 
@@ -156,25 +155,6 @@ class Evidence:
     def _lane(self, queue: MessageQueue, incarnation: int) -> Lane:
         place = self._place
         return Lane(place.cluster, place.broker, queue.topic, queue.queue_id, incarnation)
-
-
-def _has_times(stretches: Sequence[Archived], segment: Segment, start: int, end: int) -> bool:
-    """Whether store times of what is archived are those of the segment, as far as the log tells.
-
-    Two tiers whose brokers have the same names have the same queues and offsets; not the same times.
-    """
-    mine = [(p.store_min_ms, p.store_max_ms) for p in segment.parts if p.store_max_ms >= 0]
-    theirs = [(f.store_min_ms, f.store_max_ms) for one in stretches for f in one.files]
-    if not mine or not theirs:
-        return not theirs or bool(mine)
-    low, high = min(low for low, _ in mine), max(high for _, high in mine)
-    found = min(low for low, _ in theirs), max(high for _, high in theirs)
-    if any(one.start < start or one.end > end for one in stretches):
-        return found[0] <= low and high <= found[1]
-    is_within = low <= found[0] and found[1] <= high
-    is_plain = not any(one.bad for one in stretches)  # of bad records the archive knows no times
-    touches = found[0] == low or found[1] == high  # a part that was cut keeps its old end's time
-    return is_within and (touches or not is_plain)
 
 
 def _bounds(

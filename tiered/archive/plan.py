@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tiered.archive.body.layout import PLAIN, Layout
 from tiered.archive.model import Lane
+from tiered.archive.times import has_times
 from tiered.log.parts import QueueLife, Segment
 from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
@@ -96,6 +97,8 @@ class Plan:
         outside: Segments left out, since none of their messages is of the wanted time.
         postponed: Segments left to a later run.
         postponed_bytes: Of their commit log.
+        strange: Lane and first offset of segments that count as archived, though what is archived has other store times:
+            most likely it is of another tier, whose broker has the same name.
     """
 
     tasks: tuple[Task, ...]
@@ -105,6 +108,7 @@ class Plan:
     outside: int = 0
     postponed: int = 0
     postponed_bytes: int = 0
+    strange: tuple[tuple[Lane, int], ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -126,6 +130,7 @@ def plan_archive(
     tasks: list[Task] = []
     opened: list[Open] = []
     overtaken: list[Overtaken] = []
+    strange: list[tuple[Lane, int]] = []
     archived = 0
     for queue in sorted(queue for queue in tier.queues if takes(queue.topic)):
         lives = tier.queues[queue]
@@ -139,16 +144,17 @@ def plan_archive(
             gone = {start for one in overtaken if one.lane == lane for start in one.starts}
             tails = len(archive.tails.get(lane, ())) + sum(o.lane == lane for o in overtaken)
             found = list(_tasks(archive, lane, life, gone, tails))
-            archived += sum(not rest for rest in found)
-            tasks += [task for rest in found for task in rest]
+            archived += sum(not rest for rest, _ in found)
+            strange += [(lane, start) for rest, start in found if start >= 0]
+            tasks += [task for rest, _ in found for task in rest]
             opened += _open(lane, life)
-    return Plan(tuple(tasks), tuple(opened), tuple(overtaken), archived)
+    return Plan(tuple(tasks), tuple(opened), tuple(overtaken), archived, strange=tuple(strange))
 
 
 def _tasks(
     archive: ArchiveState, lane: Lane, life: QueueLife, gone: set[int], tails: int
-) -> Iterator[list[Task]]:
-    """For each sealed segment what is left of it."""
+) -> Iterator[tuple[list[Task], int]]:
+    """For each sealed segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
     for segment in life.segments:
         if not (segment.sealed or life.ended) or not segment.parts:
             continue
@@ -157,12 +163,13 @@ def _tasks(
         if start >= end:
             continue
         left: Ranges = ((int(start), int(end)),)
-        for one in archive.overlapping(lane, start, end):
-            if one.start not in gone:
-                left = without(left, one.start, one.end)
-        yield [
+        known = [one for one in archive.overlapping(lane, start, end) if one.start not in gone]
+        for one in known:
+            left = without(left, one.start, one.end)
+        rest = [
             Task(lane, low, high, _holding(segment.parts, low, high), tails) for low, high in left
         ]
+        yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
 
 
 def _holding(parts: Sequence[Part], low: int, high: int) -> tuple[Part, ...]:

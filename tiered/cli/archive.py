@@ -162,7 +162,7 @@ def _archive(call: Call, at: Workshop) -> int:
     error = first_error(result) or refused
     if error is not None:
         raise error
-    return NEEDS_A_PERSON if result.bad or result.misfits else DONE
+    return NEEDS_A_PERSON if result.bad or result.misfits or result.plan.strange else DONE
 
 
 def _seal(call: Call) -> int:

@@ -43,6 +43,13 @@ def say_left(call: Call, result: Result) -> None:
             " segments are sealed when full or old, by `tiered attach --once --seal`, or by --seal here while"
             " nothing is attached"
         )
+    if plan.strange:
+        lane, start = plan.strange[0]
+        call.say(
+            f"tiered: {format_count(len(plan.strange))} segments count as archived, but the archive has messages of other"
+            f" times there, the first of {lane} at {start}: it has another broker's of the same name, so this one needs"
+            " an archive of its own"
+        )
     if plan.outside:
         call.say(f"tiered: {format_count(plan.outside)} segments lie outside of --from and --until")
     later = plan.postponed + result.out_of_time
@@ -109,6 +116,7 @@ def _head(at: Workshop, plan: Plan) -> dict[str, Any]:
         "planned_bytes": plan.size_bytes,
         "archived_before": plan.archived_segments,
         "outside": plan.outside,
+        "strange": len(plan.strange),
     }
 
 
