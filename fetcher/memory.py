@@ -22,7 +22,6 @@ import threading
 import weakref
 from bisect import insort
 from collections import deque
-from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -149,10 +148,9 @@ class Memory:
 
 
 def _addresses(size_bytes: int) -> mmap.mmap:
-    """Addresses without memory; the kernel puts memory behind them when they are touched, in large pages if it can."""
+    """Addresses without memory; the kernel puts memory behind them when they are touched.
+
+    In small pages: large ones were found to cost more, since the kernel has few at hand and clears them whole.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    arena = mmap.mmap(-1, size_bytes, flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # the kernel was built without
-            arena.madvise(mmap.MADV_HUGEPAGE)
-    return arena
+    return mmap.mmap(-1, size_bytes, flags)
