@@ -21,6 +21,7 @@ from tiered.archive.body.wishes import Wishes, read_wishes
 from tiered.archive.columns import topic_schema
 from tiered.archive.job import Workshop, local_engine, log_writer, run_job
 from tiered.archive.machine import ArchiveMachine, archive_action, columns_action
+from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
 from tiered.archive.spark import task_of, task_text
 from tiered.archive.verify import read_log, verify_archive
@@ -320,3 +321,18 @@ def test_damage_in_a_decoded_column_is_found() -> None:
     log.append([archive_action(lane, replace(one, files=(file,)), 0)])
     found = [found.what for found in verify_archive(forged).findings]
     assert found[-1] == "rows differ from the tier behind offset 0"
+
+
+def test_merged_files_keep_their_columns() -> None:
+    tier = tier_of([ONE], [b"bad", ONE])
+    at = replace(workshop(tier.store), wishes=wishes("json", schema=b"id BIGINT"))
+    archive(at)
+    tier.add([TWO], roll=True)
+    tier.add([b"open"], roll=True)
+    archive(replace(at, wishes=wishes("json", schema=b"name STRING")))
+    log = log_writer(at)
+    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    found = {row["queue_offset"]: row for row in rows(at, "merged/")}
+    assert [found[n]["value_id"] for n in sorted(found)] == [1, None, 1, None, 2]
+    assert [found[n].get("value_name") for n in sorted(found)] == [None, None, None, None, "b"]
+    assert check(at).compared == 4
