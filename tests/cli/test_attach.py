@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -173,8 +174,11 @@ def test_a_signal_drains_and_ends_well(
     finally:
         process.kill()
     assert process.returncode == 0, err
-    assert sum(topics(tiered, url).values()) == 2613  # though nothing was due yet
-    assert b'"is_drained": true' in out
+    document = json.loads(out)
+    taken = document["messages"]
+    assert sum(topics(tiered, url).values()) == taken > 0  # though nothing was due yet
+    assert taken + document["behind_messages"] == 2613  # a busy machine may have read a part only
+    assert document["is_drained"]
     assert b'"released":true' in next(tmp_path.glob("tier/*/*/lease")).read_bytes()
 
 

@@ -227,8 +227,5 @@ COMMAND = make_command(
     examples=[
         "tiered archive s3://bucket/prefix --to s3://bucket2/parquet",
         "tiered archive file:///tmp/tier --to file:///tmp/parquet --verify",
-        "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --merge",
-        "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --publish iceberg:https://catalog#lake",
-        "tiered archive s3://bucket/prefix --to s3://bucket2/parquet --clean --apply -",
     ],
 )

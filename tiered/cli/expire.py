@@ -203,7 +203,6 @@ EXPIRE = make_command(
     arguments=[click.Argument(["url"])],
     examples=[
         "tiered expire s3://bucket/prefix --ttl 30d",
-        "tiered expire s3://bucket/prefix --ttl 30d --topic-ttl audit*=3650d --apply -",
         "tiered expire s3://bucket/prefix --ttl 30d --archived --archive s3://bucket2/parquet --apply -",
     ],
 )
