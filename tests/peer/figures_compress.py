@@ -30,7 +30,7 @@ from figures_common import (
 
 from tiered.clock import SystemClock
 from tiered.format.dictionary import pays, train
-from tiered.format.packed import build_packed, unpack_blocks
+from tiered.format.packed import build_packed, stored_range, unpack_blocks
 from tiered.format.part import parse_trailer
 from tiered.store.message_store import MessageStore
 from tiered.store.messages import Message
@@ -42,6 +42,7 @@ JSON_STORE = "1 x 1, 200k x 1 KiB"
 RANDOM_MESSAGES = 100_000
 BODY_BYTES = 1024
 OBJECT_BYTES = 32 * MIB
+PIECE_BYTES = 4 * MIB
 KINDS = ("plain", "zstd", "zstd:9")
 
 
@@ -129,10 +130,14 @@ def codec(store: Path, level: int) -> tuple[float, float, float, float]:
         return 1.0, (trained - begin) / gib, (packed - trained) / gib, 0.0
     whole = b"".join(made.buffers)
     trailer = parse_trailer(whole, where="")
-    blocks = memoryview(whole)[trailer.trailer_bytes : trailer.stored_bytes]
+    view, pieces = memoryview(whole), list[memoryview]()
     ready = time.process_time()
-    assert unpack_blocks(blocks, 0, len(data), trailer, where="") == data
+    for start in range(0, len(data), PIECE_BYTES):  # as a reader does
+        end = min(start + PIECE_BYTES, len(data))
+        low, high = stored_range(start, end, trailer)
+        pieces.append(unpack_blocks(view[low:high], start, end, trailer, where=""))
     done = time.process_time()
+    assert b"".join(pieces) == data
     ratio = len(data) / len(whole)
     return ratio, (trained - begin) / gib, (packed - trained) / gib, (done - ready) / gib
 
