@@ -87,6 +87,20 @@ def test_a_running_store_is_live_and_readers_follow_it(tmp_path: Path):
         store.append(Message("t", 0, b""))
 
 
+def test_a_reader_sees_the_newest_file_of_a_running_store_with_its_first_refresh(tmp_path: Path):
+    """A store on which somebody has just started, and nothing was appended since: nothing waits, nothing is missing."""
+    queue = MessageQueue("t", 0)
+    with create(tmp_path / "s") as store:
+        store.append_batch([Message("t", 0, b"x" * 1000)] * 150)
+    with reopen(tmp_path / "s"):
+        reader = RocketMQStore.open(tmp_path / "s")
+        first = reader.queues()[queue].end
+        reader.refresh()
+        assert 100 < first < reader.queues()[queue].end == 150
+        assert reader.waiting().records == 0
+        reader.close()
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +19,11 @@ from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
 
 from tiered.model import MessageQueue, QueueOffset
+from tiered.store.delays import delayed
 from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
+from tiered.store.special import inner_batch
+from tiered.store.transactions import Transactions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,3 +106,49 @@ def test_a_broker_starts_on_a_store_whose_writer_was_killed(tmp_path: Path):
     with reopen(root, OPTIONS) as store:
         assert store.append(ORDERS[0]).queue_offset == len(lines) // 4
     check_as_java_reads(root, len(lines) + 1)
+
+
+def pulled_from(broker: Broker, topic: str, count: int) -> list[dict[str, Any]]:
+    """Once there are as many as expected; what is delayed takes a while."""
+    lines: list[dict[str, Any]] = []
+    for _ in range(10):
+        lines = run("pull", "--namesrv", broker.address, "--topic", topic)
+        if len(lines) >= count:
+            break
+    return lines
+
+
+def test_a_broker_delivers_and_serves_what_it_would_have_stored_itself(tmp_path: Path):
+    """Delayed messages are due, batches are unpacked, a committed transaction is there, and none that is undecided."""
+    root = tmp_path / "s"
+    with create(root, replace(OPTIONS, batchqueue_file_items=1000)) as store:
+        store.create_topic("later", queues=4)
+        store.create_topic("grouped", queues=2, is_batch=True)
+        for at in range(5):
+            store.append(delayed(Message("later", at % 4, b"%d" % at, tags="t", keys=f"k{at}"), 1))
+        parts = [Message("grouped", 1, b"%d" % at, keys=f"k{at}") for at in range(10)]
+        store.append_as_is(store.complete(inner_batch(parts)))
+        store.append(Message("grouped", 1, b"10"))
+        bank = Transactions(store)
+        halves = [bank.prepare(Message("bank", 0, b"%d" % at), "group") for at in range(3)]
+        assert store.wait_listed()
+        bank.commit(halves[0].offset_msg_id)
+        bank.rollback(halves[1].offset_msg_id)
+    with Broker(tmp_path, root) as broker:
+        broker.start()
+        (line,) = pulled_from(broker, "bank", 1)
+        assert (line["body_base64"], line["sys_flag"]) == ("MA==", 8)
+        assert line["prepared_transaction_offset"] == halves[0].physical_offset
+        lines = pulled_from(broker, "grouped", 11)
+        assert [base64.b64decode(line["body_base64"]) for line in lines] == [
+            b"%d" % at for at in range(11)
+        ]
+        assert [line["queue_offset"] for line in lines] == list(range(11))
+        lines = pulled_from(broker, "later", 5)
+        assert {(base64.b64decode(line["body_base64"]), line["queue_id"]) for line in lines} == {
+            (b"%d" % at, at % 4) for at in range(5)
+        }
+        broker.kill()
+    with reopen(root, OPTIONS) as store:
+        assert store.queue_end(MessageQueue("grouped", 1)) == 11
+        assert [half.queue_offset for half in Transactions(store).undecided()] == [2]
