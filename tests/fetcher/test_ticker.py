@@ -7,9 +7,9 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from fetcher.asking import AskingStore
 from fetcher.sides import TierSide
 from fetcher.ticker import Ticker
-from fetcher.wire_ranges import WireRanges
 from tiered.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ class JustInTime(Future[Any]):
 
 
 def test_an_answer_at_the_very_deadline_counts():
-    for kind in (TierSide, WireRanges):
-        waiting = kind.__new__(kind)
-        waiting._clock, waiting._deadline_s, waiting._prefix = SystemClock(), 0.0, "p/"
-        if kind is WireRanges:
-            assert waiting._await(JustInTime()) == b"here"
-        else:
-            waiting._await(JustInTime(), 0.0)
+    side = TierSide.__new__(TierSide)
+    side._clock = SystemClock()
+    side._await(JustInTime(), 0.0)
+    asking = AskingStore.__new__(AskingStore)
+    asking._clock, asking._deadline_s = SystemClock(), 0.0
+    assert asking._await(JustInTime(), "key") == b"here"
