@@ -22,11 +22,12 @@ import threading
 import weakref
 from bisect import insort
 from collections import deque
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
 
-STEP_BYTES = 4 * 1024
+STEP_BYTES = max(4 * 1024, mmap.PAGESIZE)
 """Sizes of buffers are multiples of this: a page."""
 BYTES_MIN = 64 * 1024
 """Smaller ones are better had from ``malloc``."""
@@ -37,8 +38,12 @@ Extent = tuple[int, int]
 """Begin and end, in steps."""
 
 
-class _Lent(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """A buffer while somebody has it: views of it refer to it, and it can be referred to weakly."""
+_Lent = np.ndarray[tuple[int], np.dtype[np.uint8]]
+"""A buffer while somebody has it: views of it refer to it, and it can be referred to weakly.
+
+Not a class of ours: of such, unlike of plain arrays, the collector says that it is dead as soon as it is found in a cycle,
+before finalizers run, which may still read it or give it to somebody.
+"""
 
 
 class Memory:
@@ -81,7 +86,7 @@ class Memory:
         if begin is None:
             return memoryview(np.empty(size_bytes, np.uint8).data)
         shape = (steps * STEP_BYTES,)
-        lent = _Lent(shape, np.uint8, self._arena, begin * STEP_BYTES)
+        lent: _Lent = np.ndarray(shape, np.uint8, self._arena, begin * STEP_BYTES)
         reference = weakref.ref(lent, self._come_back)
         self._lent[id(reference)] = reference, (begin, begin + steps)
         return memoryview(lent.data)[:size_bytes]
@@ -142,8 +147,9 @@ class Memory:
         if len(used) and self._arena is not None and hasattr(mmap, "MADV_DONTNEED"):
             low, high = begin + int(used[0]), begin + int(used[-1]) + 1
             at, size_bytes = low * STEP_BYTES, (high - low) * STEP_BYTES
-            self._arena.madvise(mmap.MADV_DONTNEED, at, size_bytes)
-            self._has_memory[low:high] = False
+            with suppress(OSError):  # the process has locked its memory
+                self._arena.madvise(mmap.MADV_DONTNEED, at, size_bytes)
+                self._has_memory[low:high] = False
         return len(used)
 
 

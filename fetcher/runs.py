@@ -51,7 +51,7 @@ class Run:
         real = records.sizes > 0
         ends = np.maximum.accumulate(np.where(real, records.positions + records.sizes, 0))
         starts = np.where(real, records.positions, ends)
-        data = memoryview(records.data).cast("B")
+        data = memoryview(records.data).cast("B").toreadonly()  # all readers share it
         return cls(
             base=batch.base_offset,
             end=batch.end_offset,
