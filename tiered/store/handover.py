@@ -60,9 +60,12 @@ class Handover:
         self._waiting: deque[Handed] = deque()
         self._given = self._taken = self._dropped = 0
         self._next: Handed | None = None
+        self._is_off = False
 
     def give(self, begin: int, messages: Prepared, places: Places) -> None:
         """Hand over what was written. From one thread at a time."""
+        if self._is_off:
+            return
         handed = Handed(
             begin,
             places.end,
@@ -94,6 +97,11 @@ class Handover:
                 position, count = handed.end, count + len(handed.sizes)
             self._next = None  # it is taken, or was read from the log already
         return found
+
+    def stop(self) -> None:
+        """Hold nothing from now on: who takes wants the records themselves. From the thread that takes."""
+        self._is_off, self._next = True, None
+        self._waiting.clear()
 
     def peek(self) -> Handed | None:
         """The next one, for the thread that takes."""

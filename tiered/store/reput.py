@@ -58,7 +58,9 @@ class Reput:
         if self.position >= limit:
             return False
         dispatchers = tuple(self.dispatchers)
-        if not dispatchers:  # those want the records themselves
+        if dispatchers:  # they want the records themselves
+            self._handover.stop()
+        else:
             handed = self._handover.take(self.position, limit, _MESSAGES_MAX)
             facts = of_handed(handed) if handed else None
             if facts is not None and not self._listing.needs_records(facts):
