@@ -125,12 +125,12 @@ def test_handing_down_has_to_be_asked_for(sealed: Callable[[str], Sealed], sessi
 def test_a_stream_over_many_starts(
     stores: Callable[[str], Any], tmp_path: Path, session: Any
 ) -> None:
-    """The tier grows between the runs; the stream is stopped and started with other limits."""
+    """One topic, then all: to the stream the others are new. Then it is started again with other limits."""
     url, store = f"file://{tmp_path}/tier", stores("s01-basic")
     here("attach", store, "--to", url, "--once", *harness.SMALL).good()
     register(session)
     out = tmp_path / "out"
-    options = [("max-messages", "300"), ("max-bytes", "400000"), ("partition-bytes", "1000")]
+    options = [("topic", "orders"), ("max-bytes", "400000"), ("partition-bytes", "1000")]
     for name, value in options:
         query = (
             session.readStream.format("tieredmq")
