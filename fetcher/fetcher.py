@@ -24,6 +24,8 @@ After a crash nothing is left: it holds no state of its own.
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fetcher.careful import CarefulReader
@@ -102,6 +104,7 @@ class TieredMessageFetcher:
         self._careful = CarefulReader(self.transfers, reader.store, reader.prefix, clock)
         self._clock = clock
         self._readers = Readers(self.settings.window)
+        self._gone: deque[str] = deque()
         self._delivered_bytes = self._delivered_items = 0
 
     # Reading
@@ -192,6 +195,7 @@ class TieredMessageFetcher:
         deadline_s: float,
         until: int,
     ) -> TierBatch | Gap | None:
+        self._forget_gone()
         state = self._reader.state
         with self._stock.lock:
             stream = self._stream(name, view)
@@ -311,6 +315,18 @@ class TieredMessageFetcher:
             names = self._readers.of_group(group)
         self._drop(names)
 
+    def forget_soon(self, group: str) -> None:
+        """As ``forget``, within a second or with the next read that has to look; no lock is taken, and nothing waited for.
+
+        For finalizers: the collector may run them in a thread that holds one of our locks.
+        """
+        self._gone.append(group)
+
+    def _forget_gone(self) -> None:
+        while self._gone:
+            with suppress(IndexError):  # another thread was faster
+                self.forget(self._gone.popleft())
+
     def _drop(self, names: list[Name]) -> None:
         dropped = []
         with self._stock.lock:
@@ -341,6 +357,7 @@ class TieredMessageFetcher:
         Returns:
             In how many seconds it wants to be called again; None: not before the next read.
         """
+        self._forget_gone()
         now_s = self._clock.monotonic_s()
         with self._stock.lock:
             self._stock.expire(now_s)
@@ -354,6 +371,7 @@ class TieredMessageFetcher:
 
     def stats(self) -> FetchStats:
         """A snapshot."""
+        self._forget_gone()
         with self._stock.lock:
             return FetchStats(
                 delivered_bytes=self._delivered_bytes,

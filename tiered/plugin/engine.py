@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
@@ -49,8 +50,7 @@ class Engine:
         self._lock = threading.Lock()
         self._made: tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker] | None = None
         self._is_closed = False
-        self._free_groups: list[str] = []
-        self._groups = 0
+        self._groups = count(1)
 
     @property
     def fetcher(self) -> TieredMessageFetcher:
@@ -102,21 +102,17 @@ class Engine:
 
     @contextmanager
     def group(self) -> Iterator[str]:
-        """A group of its own for one reader, so that its read-ahead is its own; names are used again."""
-        with self._lock:
-            if self._free_groups:
-                name = self._free_groups.pop()
-            else:
-                self._groups += 1
-                name = f"reader-{self._groups}"
+        """A group of its own for one reader, so that its read-ahead is its own.
+
+        To leave it takes no lock: an iterator that is left alone may end in the collector, and that in any thread.
+        """
+        name = f"reader-{next(self._groups)}"
         try:
             yield name
         finally:
             made = self._made
             if made is not None:
-                made[0].forget(name)
-            with self._lock:
-                self._free_groups.append(name)
+                made[0].forget_soon(name)
 
     def refresh(self) -> bool:
         """See what was committed since; whether there was anything."""
