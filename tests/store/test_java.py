@@ -102,7 +102,7 @@ def test_a_broker_starts_on_a_store_whose_writer_was_killed(tmp_path: Path):
         assert {(at % 4, receipt["offset"]) for at, receipt in enumerate(receipts)} <= {
             (line["queue_id"], line["queue_offset"]) for line in lines
         }
-        broker.stop()
+        broker.kill()
     with reopen(root, OPTIONS) as store:
         assert store.append(ORDERS[0]).queue_offset == len(lines) // 4
     check_as_java_reads(root, len(lines) + 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from store.harness import SMALL, create, reopen
+from store.harness import SMALL, SYNC, create, reopen
 from store.reading import read_all
 
 from tiered.errors import InvalidError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tiered.store.message_store import MessageStore
+    from tiered.store.options import StoreOptions
 
 GROUPED = MessageQueue("grouped", 1)
 
@@ -85,8 +86,9 @@ def test_levels():
         delayed(delayed(Message("t", 0, b""), 1), 1)
 
 
-def test_transactions(tmp_path: Path):
-    with create(tmp_path / "s") as store:
+@pytest.mark.parametrize("options", [SMALL, SYNC], ids=["async", "sync"])
+def test_transactions(tmp_path: Path, options: StoreOptions):
+    with create(tmp_path / "s", options) as store:
         bank = Transactions(store)
         kept, gone, open_ = (
             bank.prepare(Message("bank", at, b"%d" % at, tags="t", keys="k"), "group")
