@@ -256,7 +256,7 @@ def _recover(folder: Path, bench: StoreBench, clock: Clock, *, covered_share: fl
     os.sync()
     _forget(root)
     watch = Stopwatch(clock)
-    _read_log(root, covered)
+    _read_log(root, covered, made.log_bytes)
     theirs = watch.read()
     _forget(root)
     watch = Stopwatch(clock)
@@ -273,13 +273,16 @@ def _recover(folder: Path, bench: StoreBench, clock: Clock, *, covered_share: fl
     ) | {"seconds": round(ours.seconds, 3), "records": recovered.records}  # fmt: skip
 
 
-def _read_log(root: Path, begin: int) -> None:
+def _read_log(root: Path, begin: int, end: int) -> None:
+    """Read ``[begin, end)``: what lies behind is a hole."""
     buffer = bytearray(_READ_BYTES)
     for path in sorted((root / "commitlog").iterdir()):
         at = max(0, begin - int(path.name))
-        size = path.stat().st_size
+        size = min(path.stat().st_size, end - int(path.name))
         with path.open("rb", buffering=0) as file:
-            while at < size and (done := os.preadv(file.fileno(), [buffer], at)):
+            while at < size and (
+                done := os.preadv(file.fileno(), [memoryview(buffer)[: size - at]], at)
+            ):
                 at += done
 
 
