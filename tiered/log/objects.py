@@ -90,8 +90,13 @@ class RangePlan:
         trailer = check_trailer(tail, self.place, where=where) if tail else self.known
         if trailer is None:
             raise _another(where)
-        blocks = _plain(data[:blocks_bytes], self.low, self.high, trailer, where)
-        return blocks[self.start - self.low : self.end - self.low], trailer
+        stored, low, high = data[:blocks_bytes], self.low, self.high
+        if trailer.table is not None and self.known is None:  # all are here: unpack the few wanted
+            low, high = aligned_range(self.start, self.end, trailer)
+            first, last = (at - trailer.trailer_bytes for at in stored_range(low, high, trailer))
+            stored = stored[first:last]
+        blocks = _plain(stored, low, high, trailer, where)
+        return blocks[self.start - low : self.end - low], trailer
 
 
 def _plain(data: memoryview, low: int, high: int, trailer: Trailer, where: str) -> memoryview:
@@ -128,6 +133,8 @@ def plan_range(
             where=where + place.key,
             do="run `tiered verify` to see what is damaged",
         )
+    if known is not None and not _is_of(known, place):
+        known = None  # the journal names two objects by one key
     if place.is_packed:
         return _plan_packed(place, start, end, known)
     low = start // BLOCK_BYTES * BLOCK_BYTES
@@ -303,12 +310,17 @@ def check_trailer(tail: bytes | memoryview, place: ObjectRange, *, where: str) -
         DataError: The trailer is damaged, or the object is not the one that the journal names.
     """
     trailer = parse_trailer(bytes(tail), where=where)
-    found = (trailer.payload_bytes, trailer.stored_bytes, trailer.payload_crc)
-    wanted = (place.payload_bytes, place.stored_bytes, place.crc)
-    fits = trailer.trailer_bytes == len(tail) == place.trailer_bytes
-    if found != wanted or not fits or (trailer.table is not None) != place.is_packed:
+    if len(tail) != place.trailer_bytes or not _is_of(trailer, place):
         raise _another(where)
     return trailer
+
+
+def _is_of(trailer: Trailer, place: ObjectRange) -> bool:
+    """Whether it is the trailer of the object that the journal names."""
+    found = (trailer.payload_bytes, trailer.stored_bytes, trailer.trailer_bytes)
+    wanted = (place.payload_bytes, place.stored_bytes, place.trailer_bytes)
+    is_packed = trailer.table is not None
+    return (*found, trailer.payload_crc, is_packed) == (*wanted, place.crc, place.is_packed)
 
 
 def _another(where: str) -> DataError:
