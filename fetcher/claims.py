@@ -178,7 +178,8 @@ def _block_claims(
     claims = []
     for piece in pieces:
         blocks = range(first + piece.start, first + piece.stop)
-        size_bytes = room_of(sum(sizes[piece.start : piece.stop]), len(layout.items_of(blocks)))
+        begin, span_end = layout.span(blocks)  # more than the blocks, where records overlap
+        size_bytes = room_of(span_end - begin, len(layout.items_of(blocks)))
         claims.append(
             Claim(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +17,13 @@ from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
 from fetcher import memory as module
+from fetcher.claims import plan_claims
+from fetcher.layout import PartLayout
 from fetcher.memory import STEP_BYTES, Memory
+from fetcher.runs import run_bytes
 from fetcher.settings import FetchSettings
 from tiered.clock import SystemClock
-from tiered.log.decode import TierBatch
+from tiered.log.decode import PartItems, TierBatch
 from tiered.log.reader import TierReader
 from tiered.model import QueueOffset
 from tiered.plugin.engine import Engine
@@ -27,6 +32,7 @@ from tiered.plugin.reading import Span, read_span
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+KIB = 1 << 10
 MIB = 1 << 20
 
 
@@ -159,3 +165,22 @@ def test_an_iterator_that_the_collector_finds_ends_whoever_holds_a_lock(which: s
     assert read_all(fetcher, bytes_max=9000)[0]
     assert fetcher.stats().streams == 0
     engine.close()
+
+
+def test_room_is_claimed_for_what_is_read_though_hostile_records_overlap():
+    builder = TierBuilder()
+    part = builder.add([b"x" * 900 for _ in range(400)])
+    count, size = 300, part.log.size_bytes
+    sizes = np.full(count, 100, np.int32)
+    sizes[0] = size  # all others lie in its body
+    offsets = part.log_offset + np.arange(count, dtype=np.int64) * 1000
+    items = PartItems(part.queue_offset, offsets, sizes, np.zeros(count, np.int64))
+    layout = PartLayout.of(replace(part, count=count), items, 64 * KIB)
+    known = SimpleNamespace(layout=lambda _: layout, is_known=lambda _: False)
+    limits = FetchSettings(block_bytes=64 * KIB, piece_bytes=64 * KIB)
+    view = SimpleNamespace(parts_from=lambda _: [part], life=SimpleNamespace(log_end=part.log_end))
+    plan = plan_claims(view, QueueOffset(0), size, known, limits)  # type: ignore[arg-type]
+    assert len(plan.claims) > 2
+    for claim in plan.claims:
+        begin, end = layout.span(claim.blocks)
+        assert claim.size_bytes >= run_bytes(end - begin, len(layout.items_of(claim.blocks)))
