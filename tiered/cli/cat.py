@@ -1,212 +1,29 @@
-"""``tiered cat``: the messages of a topic, queue after queue.
-
-A block is checked and turned into output as a whole before any of it is written, so nothing of a damaged one gets out.
-"""
+"""``tiered cat``: the messages of a topic, queue after queue. ``tiered.cli.printer`` writes them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import click
 
 from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.printer import DOCUMENT, GROUP, Printer, Wish
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from typing_extensions import Buffer
+    from collections.abc import Iterable
 
     from fetcher.filters import Filter
     from tiered.cli.call import Call
-    from tiered.log.reader import QueueReader, TierBatch
-    from tiered.model import MessageQueue, QueueOffset
-    from tiered.plugin.engine import Engine
+    from tiered.log.reader import QueueReader
     from tiered.plugin.tier import Tier
 
 FOLLOW_S = 1.0
 """Pause between two looks at the journal: one listing each."""
-GROUP = "cat"
 MEMORY_BYTES = 32 << 20
 """What is read ahead, at most."""
-_BATCH_BYTES = 4 << 20
-_COUNT_MAX = 1 << 20
-_DOCUMENT = "document"
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What to print of each queue.
-
-    Attributes:
-        offset: First queue offset.
-        from_ms: Begin with the first message stored at or after it.
-        until_ms: End before the first message stored at or after it.
-        filter: Only these; None for all.
-        form: One of the formats, or ``document``.
-        raw_body: Bodies as stored.
-    """
-
-    offset: int
-    from_ms: int | None
-    until_ms: int | None
-    filter: Filter | None
-    form: str
-    raw_body: bool
-
-
-@dataclass(slots=True)
-class Printer:
-    """Writes what is wanted of one queue after another.
-
-    Attributes:
-        wish: What.
-        out: Where to.
-        left: How many messages may still be written; None for all.
-        engine: Reads ahead.
-        places: Where to go on, by queue: incarnation and queue offset.
-    """
-
-    wish: Wish
-    out: BinaryIO
-    left: int | None
-    engine: Engine
-    places: dict[MessageQueue, tuple[int, QueueOffset]] = field(default_factory=dict)
-    _written: int = 0
-    _life: tuple[int, bool] | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """As many as were asked for have been written."""
-        return self.left is not None and self.left <= 0
-
-    def print_queue(self, reader: QueueReader, *, is_taken_back: bool = False) -> None:
-        """Write what the queue has from where we are.
-
-        Args:
-            reader: Of the life to print.
-            is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
-
-        Raises:
-            DataError: A block is damaged; nothing of it is written.
-        """
-        from tiered.log.state import Gap
-        from tiered.model import QueueOffset
-
-        at, end = self.start(reader), self._end(reader)
-        while not self.is_full and at < end:
-            count, until = end - at, None
-            if self.wish.filter is None and self.left is not None:
-                count = min(count, self.left)
-                until = QueueOffset(at + count)
-            count = min(count, _COUNT_MAX)
-            if is_taken_back:
-                found = reader.read(at, bytes_max=_BATCH_BYTES, count_max=count)
-            else:
-                found = self.engine.fetch(
-                    GROUP,
-                    reader.queue,
-                    at,
-                    bytes_max=_BATCH_BYTES,
-                    count_max=count,
-                    incarnation=reader.life.incarnation,
-                    until=until,
-                )
-            if found is None:
-                break
-            if isinstance(found, Gap):
-                at = found.end
-            else:
-                self._write(found)
-                at = found.records.end_offset
-            self.places[reader.queue] = (reader.life.incarnation, at)
-
-    def print_life(self, reader: QueueReader, *, is_taken_back: bool) -> None:
-        """Write what one life of a queue has, from its beginning; each message says which life it is of.
-
-        Raises:
-            DataError: See ``print_queue``.
-        """
-        self.places.pop(reader.queue, None)
-        self._life = (reader.life.incarnation, is_taken_back)
-        self.print_queue(reader, is_taken_back=is_taken_back)
-
-    def finish(self) -> None:
-        """End the document, and give everything out."""
-        if self.wish.form == _DOCUMENT:
-            self.out.write(b"\n]}\n" if self._written else b"]}\n")
-        self.out.flush()
-
-    def begin(self) -> None:
-        """Begin the document."""
-        if self.wish.form == _DOCUMENT:
-            self.out.write(b'{"format": 1, "messages": [')
-
-    def start(self, reader: QueueReader) -> QueueOffset:
-        """Where to go on in a life of a queue."""
-        from tiered.model import QueueOffset
-
-        incarnation, at = self.places.get(reader.queue, (None, QueueOffset(0)))
-        if incarnation == reader.life.incarnation:
-            return at
-        start = self.wish.offset if incarnation is None else 0
-        if self.wish.from_ms is not None:
-            start = max(start, reader.offset_by_time(self.wish.from_ms))
-        start = QueueOffset(max(start, reader.life.min_offset))
-        self.places[reader.queue] = (reader.life.incarnation, start)
-        return start
-
-    def _end(self, reader: QueueReader) -> QueueOffset:
-        if self.wish.until_ms is None:
-            return reader.life.commit_offset
-        return reader.offset_by_time(self.wish.until_ms)
-
-    def _write(self, batch: TierBatch) -> None:
-        try:
-            count, buffers = self._render(batch)
-        except DataError as error:
-            where = f"{batch.records.queue} from queue offset {batch.records.base_offset}"
-            raise DataError(error.what, where=where, do="run `tiered verify --deep`") from error
-        if self.left is not None:
-            self.left -= count
-        self._written += count
-        self.out.writelines(buffers)
-
-    def _render(self, batch: TierBatch) -> tuple[int, Sequence[Buffer]]:
-        import numpy as np
-
-        from tiered.log import messages
-
-        wish, records = self.wish, batch.records
-        has_message = np.flatnonzero(records.sizes > 0)
-        wanted = has_message if wish.filter is None else wish.filter.select(records)
-        wanted = wanted[: self.left]
-        if wish.form == "raw":
-            return len(wanted), messages.raw_bytes(records, wanted)
-        if wish.form == "body":
-            return len(wanted), messages.bodies(records, wanted, raw_body=wish.raw_body)
-        place, raw_body = batch.log_offset, wish.raw_body
-        if wish.form == "text":
-            found = messages.messages_json(records, place, raw_body=raw_body, wanted=wanted)
-            return len(found), [_line(message, self._life) for message in found]
-        lines = messages.messages_lines(records, place, raw_body=raw_body, wanted=wanted)
-        return len(lines), self._joined(lines)
-
-    def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
-        """JSON objects as lines, or as elements of the document's array."""
-        if self._life is not None:
-            number, is_taken_back = self._life
-            more = f', "incarnation": {number}, "is_taken_back": {str(is_taken_back).lower()}}}'
-            lines = [line[:-1] + more.encode() for line in lines]
-        if self.wish.form != _DOCUMENT:
-            return [line + b"\n" for line in lines]
-        lead = [b",\n"] * len(lines)
-        if lines and not self._written:
-            lead[0] = b"\n"
-        return [a + line for a, line in zip(lead, lines, strict=True)]
 
 
 def run(call: Call) -> int:
@@ -285,7 +102,7 @@ def _form(call: Call) -> str:
     if output == "jsonl":
         return call.words("format")
     if output == "json" and call.words("format") == "json":
-        return _DOCUMENT
+        return DOCUMENT
     raise InvalidError(
         f"cat does not print {call.words('format')} messages as {output}",
         do="leave out -o; --format says how messages are printed",
@@ -312,6 +129,8 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
     from tiered.cli.queues_ahead import queues_ahead
 
     queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
+    for queue in queues:
+        printer.meet(queue, tier.reader.state.queues[queue])
     readers: Iterable[QueueReader] = [tier.reader.queue(queue) for queue in queues]
     if printer.left is None and printer.wish.from_ms is None:
         readers = queues_ahead(tier.engine, GROUP, list(readers), printer.start)
@@ -355,24 +174,6 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             rows.append([number, number])
     return ", ".join(f"{low}-{high}" if low != high else f"{low}" for low, high in rows)
-
-
-def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
-    """A message for eyes: one line, nothing that a terminal would obey."""
-    from base64 import b64decode
-
-    from tiered.cli.output import printable
-    from tiered.cli.times import format_time
-
-    stored_ms = message["store_timestamp_ms"]
-    assert isinstance(stored_ms, int)
-    body = b64decode(str(message["body_base64"])).decode("utf-8", "backslashreplace")
-    named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
-    place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
-    if life is not None:
-        named.append(f"incarnation={life[0]}" + " (taken back)" * life[1])
-    text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
-    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 COMMAND = make_command(

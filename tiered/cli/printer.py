@@ -1,0 +1,235 @@
+"""Writes messages of queues in each of the forms of ``tiered cat``.
+
+A block is checked and turned into output as a whole before any of it is written, so nothing of a damaged one gets out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO
+
+from tiered.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
+    from fetcher.filters import Filter
+    from tiered.log.parts import QueueLife
+    from tiered.log.reader import QueueReader, TierBatch
+    from tiered.model import MessageQueue, QueueOffset
+    from tiered.plugin.engine import Engine
+
+GROUP = "cat"
+"""Whose reading ahead it is."""
+_BATCH_BYTES = 4 << 20
+_COUNT_MAX = 1 << 20
+DOCUMENT = "document"
+"""The form that is one JSON document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to print of each queue.
+
+    Attributes:
+        offset: First queue offset.
+        from_ms: Begin with the first message stored at or after it.
+        until_ms: End before the first message stored at or after it.
+        filter: Only these; None for all.
+        form: One of the formats, or ``document``.
+        raw_body: Bodies as stored.
+    """
+
+    offset: int
+    from_ms: int | None
+    until_ms: int | None
+    filter: Filter | None
+    form: str
+    raw_body: bool
+
+
+@dataclass(slots=True)
+class Printer:
+    """Writes what is wanted of one queue after another.
+
+    Attributes:
+        wish: What.
+        out: Where to.
+        left: How many messages may still be written; None for all.
+        engine: Reads ahead.
+        places: Where to go on, by queue: incarnation and queue offset.
+        known: How many lives each queue had when it was last met.
+    """
+
+    wish: Wish
+    out: BinaryIO
+    left: int | None
+    engine: Engine
+    places: dict[MessageQueue, tuple[int, QueueOffset]] = field(default_factory=dict)
+    known: dict[MessageQueue, int] = field(default_factory=dict)
+    _written: int = 0
+    _life: tuple[int, bool] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """As many as were asked for have been written."""
+        return self.left is not None and self.left <= 0
+
+    def print_queue(self, reader: QueueReader, *, is_taken_back: bool = False) -> None:
+        """Write what the queue has from where we are.
+
+        Args:
+            reader: Of the life to print.
+            is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
+
+        Raises:
+            DataError: A block is damaged; nothing of it is written.
+        """
+        from tiered.log.state import Gap
+        from tiered.model import QueueOffset
+
+        at, end = self.start(reader), self._end(reader)
+        while not self.is_full and at < end:
+            count, until = end - at, None
+            if self.wish.filter is None and self.left is not None:
+                count = min(count, self.left)
+                until = QueueOffset(at + count)
+            count = min(count, _COUNT_MAX)
+            if is_taken_back:
+                found = reader.read(at, bytes_max=_BATCH_BYTES, count_max=count)
+            else:
+                found = self.engine.fetch(
+                    GROUP,
+                    reader.queue,
+                    at,
+                    bytes_max=_BATCH_BYTES,
+                    count_max=count,
+                    incarnation=reader.life.incarnation,
+                    until=until,
+                )
+            if found is None:
+                break
+            if isinstance(found, Gap):
+                at = found.end
+            else:
+                self._write(found)
+                at = found.records.end_offset
+            self.places[reader.queue] = (reader.life.incarnation, at)
+
+    def print_life(self, reader: QueueReader, *, is_taken_back: bool) -> None:
+        """Write what one life of a queue has, from its beginning; each message says which life it is of.
+
+        Raises:
+            DataError: See ``print_queue``.
+        """
+        self.places.pop(reader.queue, None)
+        self._life = (reader.life.incarnation, is_taken_back)
+        self.print_queue(reader, is_taken_back=is_taken_back)
+
+    def finish(self) -> None:
+        """End the document, and give everything out."""
+        if self.wish.form == DOCUMENT:
+            self.out.write(b"\n]}\n" if self._written else b"]}\n")
+        self.out.flush()
+
+    def begin(self) -> None:
+        """Begin the document."""
+        if self.wish.form == DOCUMENT:
+            self.out.write(b'{"format": 1, "messages": [')
+
+    def meet(self, queue: MessageQueue, lives: Sequence[QueueLife]) -> None:
+        """Go back to where the broker took back what was written already, and write what came in its place.
+
+        Args:
+            queue: Which.
+            lives: As they are now; what was taken back is one of them.
+        """
+        from tiered.plugin.reading import plan_going_on
+
+        known, place = self.known.get(queue), self.places.get(queue)
+        if known is not None and place is not None and lives[-1].incarnation == place[0]:
+            self.places[queue] = (place[0], plan_going_on(lives, known, place[1], place[0]))
+        self.known[queue] = len(lives)
+
+    def start(self, reader: QueueReader) -> QueueOffset:
+        """Where to go on in a life of a queue."""
+        from tiered.model import QueueOffset
+
+        incarnation, at = self.places.get(reader.queue, (None, QueueOffset(0)))
+        if incarnation == reader.life.incarnation:
+            return at
+        start = self.wish.offset if incarnation is None else 0
+        if self.wish.from_ms is not None:
+            start = max(start, reader.offset_by_time(self.wish.from_ms))
+        start = QueueOffset(max(start, reader.life.min_offset))
+        self.places[reader.queue] = (reader.life.incarnation, start)
+        return start
+
+    def _end(self, reader: QueueReader) -> QueueOffset:
+        if self.wish.until_ms is None:
+            return reader.life.commit_offset
+        return reader.offset_by_time(self.wish.until_ms)
+
+    def _write(self, batch: TierBatch) -> None:
+        try:
+            count, buffers = self._render(batch)
+        except DataError as error:
+            where = f"{batch.records.queue} from queue offset {batch.records.base_offset}"
+            raise DataError(error.what, where=where, do="run `tiered verify --deep`") from error
+        if self.left is not None:
+            self.left -= count
+        self._written += count
+        self.out.writelines(buffers)
+
+    def _render(self, batch: TierBatch) -> tuple[int, Sequence[Buffer]]:
+        import numpy as np
+
+        from tiered.log import messages
+
+        wish, records = self.wish, batch.records
+        has_message = np.flatnonzero(records.sizes > 0)
+        wanted = has_message if wish.filter is None else wish.filter.select(records)
+        wanted = wanted[: self.left]
+        if wish.form == "raw":
+            return len(wanted), messages.raw_bytes(records, wanted)
+        if wish.form == "body":
+            return len(wanted), messages.bodies(records, wanted, raw_body=wish.raw_body)
+        place, raw_body = batch.log_offset, wish.raw_body
+        if wish.form == "text":
+            found = messages.messages_json(records, place, raw_body=raw_body, wanted=wanted)
+            return len(found), [_line(message, self._life) for message in found]
+        lines = messages.messages_lines(records, place, raw_body=raw_body, wanted=wanted)
+        return len(lines), self._joined(lines)
+
+    def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
+        """JSON objects as lines, or as elements of the document's array."""
+        if self._life is not None:
+            number, is_taken_back = self._life
+            more = f', "incarnation": {number}, "is_taken_back": {str(is_taken_back).lower()}}}'
+            lines = [line[:-1] + more.encode() for line in lines]
+        if self.wish.form != DOCUMENT:
+            return [line + b"\n" for line in lines]
+        lead = [b",\n"] * len(lines)
+        if lines and not self._written:
+            lead[0] = b"\n"
+        return [a + line for a, line in zip(lead, lines, strict=True)]
+
+
+def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
+    """A message for eyes: one line, nothing that a terminal would obey."""
+    from base64 import b64decode
+
+    from tiered.cli.output import printable
+    from tiered.cli.times import format_time
+
+    stored_ms = message["store_timestamp_ms"]
+    assert isinstance(stored_ms, int)
+    body = b64decode(str(message["body_base64"])).decode("utf-8", "backslashreplace")
+    named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
+    place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
+    if life is not None:
+        named.append(f"incarnation={life[0]}" + " (taken back)" * life[1])
+    text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
+    return text.encode("utf-8", "backslashreplace") + b"\n"
