@@ -5,7 +5,8 @@ Overview: the log names each file that a merge (or a taken-back end) has taken o
 end.
 
 Ordering: deletion is last. The log is read again right before it; a file that it names, or one that is not as large as the
-log said, stops the run before anything is deleted. Then an entry says that they are gone.
+log said, stops the run before anything is deleted. So does a merged file that is gone, or has another size than the log
+says: what it replaced may be all that is left of its rows. Then an entry says that they are gone.
 
 After a crash: some are gone; the log still names them as replaced, and the next run goes on.
 
@@ -52,6 +53,10 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
     before_ms = at.clock.now_ms() - grace_ms
     named = _named(state)
     old = [one for one in state.replaced if one.at_ms < before_ms and one.key not in named]
+    young = len(state.replaced) - len(old)
+    refusals = _harmed(at, state)
+    if refusals:
+        old = []
     return {
         "format": FORMAT,
         "what": WHAT,
@@ -60,11 +65,12 @@ def plan_clean(at: Workshop, state: ArchiveState, *, grace_ms: int, limit: int) 
         "broker": at.place.broker,
         "made_ms": at.clock.now_ms(),
         "grace_ms": grace_ms,
-        "young": len(state.replaced) - len(old),
+        "young": young,
         "deletion_count": len(old[:limit]),
         "deletion_bytes": sum(one.size_bytes for one in old[:limit]),
         "is_cut": len(old) > limit,
         "deletions": [one.row() for one in old[:limit]],
+        "refusals": refusals[:LISTED],
         **_unnamed(at, named | {one.key for one in state.replaced}),
     }
 
@@ -92,6 +98,8 @@ def apply_clean(at: Workshop, log: JournalWriter[ArchiveState], plan: Plan) -> d
     for one in there:
         if one.key in named:
             raise moved_on(f"{one.key} is part of the archive again")
+    if harmed := _harmed(at, log.state):
+        raise moved_on(harmed[0])
     for one in there:
         at.archive.delete(one.key)
         reached("archive-deleted")
@@ -123,5 +131,21 @@ def _is_there(at: Workshop, one: Replaced) -> bool:
 
 
 def _named(state: ArchiveState) -> set[str]:
+    return set(_sizes(state))
+
+
+def _sizes(state: ArchiveState) -> dict[str, int]:
+    """Of each file that the log names, bytes."""
     stretches = (one for found in state.lanes.values() for one in found)
-    return {file.key for one in stretches for file in one.objects()}
+    return {file.key: file.size_bytes for one in stretches for file in one.objects()}
+
+
+def _harmed(at: Workshop, state: ArchiveState) -> list[str]:
+    """What is wrong with files that took the place of others, so far as a listing tells."""
+    there = {info.key: info.size_bytes for info in at.archive.list(MERGED)}
+    merged = {key: size for key, size in _sizes(state).items() if key.startswith(MERGED)}
+    return [
+        f"{key}: the file is {'of another size' if key in there else 'gone'}, so what it replaced stays"
+        for key, size in sorted(merged.items())
+        if there.get(key) != size
+    ]

@@ -1,9 +1,9 @@
 """Whether what a tier holds is in an archive, so that the tier may give it up. Everything doubtful means: no.
 
 A segment may go when the archive's log has each of its offsets, of the same store times and of this very history of the
-queue, and every file that these stretches name is there with the bytes that the log says: each is read, and its checksum
-computed. Objects that the
-segment still consists of, as when it was archived, must be the same version.
+queue, no more holes among them than the tier knows of, and every file that these stretches name is there with the bytes
+that the log says: each is read, and its checksum computed. Stretches must lie within the segment, since times say nothing of
+one that reaches far beyond it. Objects that the segment still has, as when it was archived, must be the same version.
 
 What a broker took back is in no archive, and stays. Nothing is changed. One thread; what was read is not read again.
 """
@@ -102,11 +102,16 @@ class Evidence:
             return "the archive does not know yet what the broker took back: archive first"
         start, end = _bounds(state, queue, number, segment)
         left: Ranges = ((start, end),) if start < end else ()
-        for one in self._state.overlapping(lane, start, end):
+        known = self._state.overlapping(lane, start, end)
+        for one in known:
             left = without(left, one.start, one.end)
         if left:
             return f"offsets [{left[0][0]}, {left[0][1]}) are not archived"
-        if not has_times(self._state.overlapping(lane, start, end), segment, start, end):
+        if any(one.start < start or one.end > end for one in known):
+            return "the archive was made of other segments there: it is another tier's, or older than this history"
+        if sum(one.holes for one in known) > sum(part.holes for part in segment.parts):
+            return "the archive has holes where the tier has messages"
+        if not has_times(known, segment, start, end):
             return "the archive has messages of other times there: it is another tier's"
         return ""
 

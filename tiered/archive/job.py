@@ -17,6 +17,8 @@ Threads: one job belongs to one thread; its tasks run in the executor.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
@@ -222,12 +224,21 @@ class _Run:
         return len(taken) < len(lost)
 
     def _forget(self, plan: Plan) -> None:
-        """Take out of the archive what the broker took back."""
-        for one in plan.overtaken:
-            if one.mark not in self._log.state.tails.get(one.lane, ()):
+        """Take out of the archive what the broker took back, also what a job that had not seen it archived meanwhile."""
+        for planned in plan.overtaken:
+            one = planned
+            while one.mark not in self._log.state.tails.get(one.lane, ()):
+                one = replace(one, starts=_starts(self._log.state, one))
                 self._divide(one)
-                self._log.append([forget_action(one.lane, list(one.starts), one.mark)])
+                try:
+                    self._log.append(
+                        [forget_action(one.lane, list(one.starts), one.mark)],
+                        check=partial(_require_all, one),
+                    )
+                except _OvertakenError:
+                    continue
                 self._result.entries += 1
+                break
 
     def _divide(self, one: Overtaken) -> None:
         """Separate what has to go from that with which it shares files."""
@@ -244,6 +255,17 @@ def _action(done: Done) -> Action:
         ((task, archived),) = pairs
         return archive_action(task.lane, archived, task.tails)
     return pack_action((task.lane, task.tails, archived) for task, archived in pairs)
+
+
+def _starts(state: ArchiveState, one: Overtaken) -> tuple[int, ...]:
+    """Of what is to be forgotten now."""
+    return tuple(found.start for found in state.overlapping(one.lane, one.low, one.high))
+
+
+def _require_all(one: Overtaken, state: ArchiveState) -> None:
+    """Nothing else is to be forgotten, since a mark is dealt with once; nor has another dealt with it."""
+    if one.mark in state.tails.get(one.lane, ()) or _starts(state, one) != one.starts:
+        raise _OvertakenError
 
 
 def _is_due(done: list[Done]) -> bool:

@@ -78,11 +78,15 @@ class Overtaken:
         lane: Whose.
         starts: Of the stretches.
         mark: Of what was taken back; the archive deals with each once.
+        low: First queue offset that was taken back.
+        high: One past the last.
     """
 
     lane: Lane
     starts: tuple[int, ...]
     mark: str
+    low: int
+    high: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,5 +197,6 @@ def overtaken_by(archive: ArchiveState, lane: Lane, tail: QueueLife) -> list[Ove
     mark = f"{tail.commit_offset}-{last.last}-{last.store_max_ms}"
     if mark in archive.tails.get(lane, ()):
         return []
-    found = archive.overlapping(lane, tail.min_offset, tail.commit_offset)
-    return [Overtaken(lane, tuple(one.start for one in found), mark)]
+    low, high = int(tail.min_offset), int(tail.commit_offset)
+    found = archive.overlapping(lane, low, high)
+    return [Overtaken(lane, tuple(one.start for one in found), mark, low, high)]

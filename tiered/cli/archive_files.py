@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
 
 _COLUMNS = ["planned", "new_files", "old_files", "rows", "old_bytes", "new_bytes", "entries"]
+_SHOWN = 8
 _NEW = ["key", "old_files", "rows", "old_bytes"]
 
 
@@ -127,6 +128,8 @@ def _lines(document: Document) -> Iterator[str]:
     size = format_size(document["deletion_bytes"])
     yield f"plan      {format_count(document['deletion_count'])} replaced files, {size}"
     yield f"grace     {format_duration(document['grace_ms'])}"
+    for refusal in document.get("refusals", ())[:_SHOWN]:
+        yield f"harmed    {refusal}"
     if document["young"]:
         yield f"left      {format_count(document['young'])} replaced within the grace"
     if document["unnamed_count"]:

@@ -1,0 +1,125 @@
+"""What a review feared for: that something goes away that lies nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.tiers import QUEUE, TierBuilder
+
+from tests.archive.jobs import archive, check, workshop
+from tests.archive.test_jobs import log_bytes
+from tests.archive.test_merge import built, merged, named, seen
+from tiered.archive.clean import apply_clean, plan_clean
+from tiered.archive.engines import archived_of
+from tiered.archive.evidence import Evidence
+from tiered.archive.job import local_engine, log_writer, plan_job
+from tiered.archive.machine import archive_action
+from tiered.archive.tables import read_archive
+from tiered.errors import InvalidError
+from tiered.log.state import part_json, queue_action
+from tiered.log.takeback import head_of
+
+if TYPE_CHECKING:
+    from tiered.archive.job import Workshop
+
+
+def planned(at: Workshop) -> dict[str, Any]:
+    return plan_clean(at, log_writer(at).state, grace_ms=0, limit=99)
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+def test_replaced_files_stay_while_one_that_took_their_place_is_not_there(harm: str) -> None:
+    at = workshop(built().store)
+    archive(at)
+    before = seen(at)
+    merged(at)
+    at.clock.advance(2)  # type: ignore[attr-defined]
+    plan = planned(at)
+    assert (plan["deletion_count"], plan["refusals"]) == (6, [])
+    (key,) = (key for key in named(at) if key.startswith("merged/"))
+    data = at.archive.get(key)
+    at.archive.delete(key)
+    if harm == "cut":
+        at.archive.put_if_absent(key, data[:-1])
+    with pytest.raises(InvalidError, match="so what it replaced stays"):
+        apply_clean(at, log_writer(at), plan)
+    assert all(at.archive.head(row[0]) for row in plan["deletions"])
+    late = planned(at)
+    assert (late["deletion_count"], late["young"]) == (0, 0)
+    (refusal,) = late["refusals"]
+    assert refusal.startswith(key)
+    if harm == "cut":
+        at.archive.delete(key)
+    at.archive.put_if_absent(key, data)
+    assert apply_clean(at, log_writer(at), plan)["deleted"] == 6
+    assert seen(at) == before
+
+
+def holds(at: Workshop, tier: TierBuilder, segment: Any) -> bool:
+    evidence = Evidence(at.tier, at.place, at.archive, read_archive(at.archive), "x")
+    return evidence.holds(tier.journal.state, QUEUE, 0, segment)
+
+
+def test_a_long_stretch_proves_nothing_of_a_short_segment_of_another_tier() -> None:
+    tier = TierBuilder()
+    tier.add([b"a", b"b", b"c"], roll=True)
+    tier.add([b"open"], roll=True)
+    at = workshop(tier.store)
+    archive(at)
+    segment = tier.journal.state.queues[QUEUE][0].segments[0]
+    (part,) = segment.parts
+    assert holds(at, tier, segment)
+    short = replace(part, count=part.count - 1)
+    assert not holds(at, tier, replace(segment, parts=(short,)))
+
+
+def test_holes_of_an_archive_prove_nothing_of_messages() -> None:
+    tier = TierBuilder()
+    tier.add([b"a", None, b"c"], roll=True)
+    tier.add([b"open"], roll=True)
+    at = workshop(tier.store)
+    archive(at)
+    segment = tier.journal.state.queues[QUEUE][0].segments[0]
+    assert holds(at, tier, segment)
+    filled = tuple(replace(part, holes=0) for part in segment.parts)
+    assert not holds(at, tier, replace(segment, parts=filled))
+
+
+def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier = TierBuilder()
+    tier.add([b"a"])
+    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"old e"], roll=True)
+    at = workshop(tier.store)
+    slow = workshop(tier.store, at.archive, seed=1)
+
+    log = log_writer(slow)
+    plan = plan_job(slow, log.state)
+    done = list(local_engine(slow, 1)(plan.tasks))
+    head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
+    head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
+    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
+    tier.say(queue_action("take_back", QUEUE, 0, **fields))
+    again = TierBuilder(tier.store, writer="0badbeef")
+    for body in (b"new c", b"new d", b"open"):
+        again.add([body], roll=True)
+
+    def overtaken(who: Workshop, state: Any) -> Any:
+        """The slow job's entry comes between this one's planning and its first entry."""
+        found = plan_job(who, state)
+        for task, outcome in done:
+            assert not isinstance(outcome, Exception)
+            (archived,) = archived_of(outcome)
+            log.append([archive_action(task.lane, archived, task.tails)])
+        done.clear()
+        return found
+
+    monkeypatch.setattr("tiered.archive.job.plan_job", overtaken)
+    archive(at)
+    check(at)
+    found = {row["queue_offset"]: row["body"] for row in seen(at)}
+    assert found == {0: b"a", 1: b"b", 2: b"new c", 3: b"new d"}
