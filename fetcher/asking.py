@@ -72,11 +72,14 @@ class AskingStore(WrappingStore):
             self._transfers.ask(self._stream, key, one, urgent=True, deadline_s=self._deadline_s)
             for one in byte_ranges
         ]
+        found: list[Data] = []
         try:
-            return [self._await(future, key) for future in asked]
+            while asked:
+                found.append(self._await(asked.pop(0), key))
         finally:
-            for future in asked:
-                future.cancel()
+            while asked:
+                asked.pop().cancel()
+        return found
 
     def _await(self, future: Future[Data], key: str) -> Data:
         try:
@@ -87,3 +90,8 @@ class AskingStore(WrappingStore):
             raise StoreUnavailableError(
                 "the tier did not answer before the deadline", where=key, do="try again"
             ) from None
+        finally:
+            future.cancel()
+            del (
+                future
+            )  # it holds the error, whose frames would hold it and all that our callers have

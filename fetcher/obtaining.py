@@ -111,6 +111,8 @@ class Obtainer:
                 raise
             waiting.may_fail = False  # it was read ahead: who wants it asks for it again, once
             return None
+        finally:
+            del load, begun  # they hold the error, whose frames would hold them and all that our callers have
         if not isinstance(thing, Run) or not thing.base <= start < thing.end:
             return None
         with stock.lock:
@@ -126,6 +128,8 @@ class Obtainer:
             if not future.done():
                 raise self._late() from None
             return None if future.cancelled() else future.result()  # it came at that very moment
+        finally:
+            del future  # as above
 
     def _await_room(self, deadline_s: float) -> None:
         left_s = deadline_s - self._clock.monotonic_s()

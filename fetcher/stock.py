@@ -262,6 +262,8 @@ class Stock:
         with self.lock:
             self.cache.release(load.size_bytes)
             load.size_bytes = 0
+            if self.is_closed:
+                return layout if run is None else run
             if claim.layout is None:
                 key = key_of(claim.part, INDEX)
                 self.cache.put(Entry(layout, (key,), layout.size_bytes, shelf=Shelf.INDEX), now_s)

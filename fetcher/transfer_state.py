@@ -378,4 +378,5 @@ class TransferState:
         request.is_done = True
         self._running.pop(request, None)
         pieces, request.pieces = request.pieces, []
+        request.error = None  # its frames hold the request, and what it was to be read into
         return pieces

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import mmap
+import random
 import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,17 +16,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.fetching import fetcher_of, read_all, rows
+from support.fetching import expected, fetcher_of, read_all, rows
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
+from backends.base import ByteRange
+from backends.errors import UnavailableError
+from backends.memory import MemoryStore
 from fetcher import memory as module
+from fetcher.asking import AskingStore
 from fetcher.claims import plan_claims
 from fetcher.layout import PartLayout
 from fetcher.memory import STEP_BYTES, Memory
 from fetcher.runs import run_bytes
 from fetcher.settings import FetchSettings
-from tiered.clock import SystemClock
+from fetcher.ticker import Ticker
+from fetcher.transfers import DeadlineError, TransferLimits, Transfers
+from fetcher.window import WindowLimits
+from tiered.clock import ManualClock, SystemClock
+from tiered.errors import StoreUnavailableError
 from tiered.log.decode import PartItems, TierBatch
 from tiered.log.reader import TierReader
 from tiered.model import QueueOffset
@@ -31,6 +43,8 @@ from tiered.plugin.reading import Span, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fetcher.fetcher import TieredMessageFetcher
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -184,3 +198,175 @@ def test_room_is_claimed_for_what_is_read_though_hostile_records_overlap():
     for claim in plan.claims:
         begin, end = layout.span(claim.blocks)
         assert claim.size_bytes >= run_bytes(end - begin, len(layout.items_of(claim.blocks)))
+
+
+class Pinned:
+    """Something that a caller has."""
+
+
+def test_an_error_does_not_keep_what_its_catcher_had():
+    """The collector may come late, and batches are large."""
+    builder = TierBuilder(Filling(bad_share=1.0))
+    builder.add([b"x" * 100 * KIB])
+    executor = ThreadPoolExecutor(1)
+    fetcher = fetcher_of(builder.store, executor=executor)
+    alive: list[weakref.ref[Pinned]] = []
+
+    def read() -> None:
+        mine = Pinned()
+        alive.append(weakref.ref(mine))
+        with pytest.raises(UnavailableError):
+            fetcher.read("g", QUEUE, QueueOffset(0))
+
+    def ask() -> None:
+        mine = Pinned()
+        alive.append(weakref.ref(mine))
+        asking = AskingStore(fetcher.transfers, builder.store, "s", ManualClock(), 10.0)
+        key = next(info.key for info in builder.store.list("") if "/commitlog/" in info.key)
+        with pytest.raises(UnavailableError):
+            asking.get(key, ByteRange(0, 100 * KIB))
+
+    gc.disable()
+    try:
+        read()
+        ask()
+        executor.shutdown()
+        assert [one() for one in alive] == [None, None]
+    finally:
+        gc.enable()
+    fetcher.close()
+    assert fetcher._memory.lent_bytes == 0
+
+
+class Filling(MemoryStore):
+    """Fills its caller's memory: in two steps, slowly, sometimes in vain; ``gate`` holds up the first call for "stuck"."""
+
+    def __init__(self, gate: threading.Event | None = None, bad_share: float = 0.03) -> None:
+        super().__init__()
+        self.bad_share = bad_share
+        self.rng = random.Random(1)
+        self.gate = gate
+        self.calls = 0
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        self.calls += key == "stuck"
+        if self.gate is not None and key == "stuck" and self.calls == 1:
+            assert self.gate.wait(10)
+            target[:] = b"late" * (len(target) // 4)
+            return
+        half = len(target) // 2
+        data = self.get(key, byte_range)
+        target[:] = b"?" * len(target)
+        if self.gate is None:
+            time.sleep(self.rng.choice([0, 0, 0.001, 0.004]))
+            if self.rng.random() < self.bad_share:
+                raise UnavailableError("not now")
+        target[:half] = data[:half]
+        target[half:] = data[half:]
+
+
+@pytest.mark.parametrize("is_hedged", [False, True])
+def test_who_writes_too_late_writes_into_memory_of_its_own(is_hedged: bool):
+    gate, clock, memory = threading.Event(), ManualClock(), Memory(16 * MIB, 0)
+    store = Filling(gate=gate)
+    for key in ("k", "stuck"):
+        store.put_if_absent(key, b"good" * (MIB // 4))
+    executor = ThreadPoolExecutor(4)
+    limits = TransferLimits(hedge_budget=1.0 if is_hedged else 0.0)
+    transfers = Transfers(store, executor, clock, limits, memory=memory)
+    whole = ByteRange(0, MIB)
+    for _ in range(20):
+        transfers.ask("a", "k", whole, urgent=True).result(10)
+    late = transfers.ask("a", "stuck", whole, urgent=True, deadline_s=None if is_hedged else 1.0)
+    while not store.calls:
+        time.sleep(0.001)
+    clock.advance(2)
+    transfers.tick()
+    if is_hedged:
+        found = [late.result(10)]
+    else:
+        with pytest.raises(DeadlineError):
+            late.result(0)
+        found = []
+    found += [
+        transfers.ask(n, "k", ByteRange(0, MIB - 4 * n), urgent=True).result(10)
+        for n in range(1, 4)
+    ]
+    assert memory.lent_bytes == (len(found) + 1) * MIB, "the late one still has its own"
+    gate.set()
+    transfers.close()
+    executor.shutdown()
+    assert all(bytes(one) == b"good" * (len(one) // 4) for one in found)
+    assert memory.lent_bytes == len(found) * MIB
+    del late, found
+    assert memory.lent_bytes == 0
+
+
+def test_nobody_ever_sees_other_bytes_nor_more_memory_than_there_may_be():
+    builder, wanted = TierBuilder(Filling()), dict[int, bytes]()
+    rng = random.Random(5)
+    for _ in range(6):
+        items = [rng.randbytes(rng.choice([300, 9000, 60_000])) for _ in range(40)]
+        wanted |= expected(builder.file(QUEUE).append_offset, items)
+        builder.add(items)
+    limits = TransferLimits(requests_in_flight_max=6, hedge_budget=0.5, hedge_floor_s=0.002)
+    with ThreadPoolExecutor(6) as executor:
+        fetcher = fetcher_of(
+            builder.store,
+            executor=executor,
+            clock=SystemClock(),
+            block_bytes=64 * KIB,
+            piece_bytes=256 * KIB,
+            cache_bytes=MIB,
+            transfers=limits,
+            window=WindowLimits(64 * KIB, 512 * KIB),
+        )
+        wrong: list[object] = []
+        with Ticker(fetcher, SystemClock()):
+            threads = [
+                threading.Thread(target=_read_about, args=(fetcher, number, wanted, wrong))
+                for number in range(5)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        assert not wrong
+        assert not any(thread.is_alive() for thread in threads)
+        fetcher.close()
+    assert fetcher.stats().reserved_bytes == 0
+    fetcher._memory.clear()
+    assert (fetcher._memory.lent_bytes, fetcher._memory.held_bytes) == (0, 0)
+
+
+def _read_about(
+    fetcher: TieredMessageFetcher, seed: int, wanted: dict[int, bytes], wrong: list[object]
+) -> None:
+    """Go through the queue in leaps and bounds; what was given stays as it was."""
+    rng, held = random.Random(seed), list[TierBatch]()
+    at, group = 0, f"g{seed % 3}"
+    for _ in range(120):
+        if rng.random() < 0.1:
+            at = rng.randrange(len(wanted))
+        try:
+            found = fetcher.read(
+                group,
+                QUEUE,
+                QueueOffset(at),
+                bytes_max=rng.choice([1, 100 * KIB]),
+                timeout_s=rng.choice([0.002, 5]),
+            )
+        except (StoreUnavailableError, UnavailableError):
+            continue
+        stats = fetcher.stats()
+        if stats.cached_bytes + stats.reserved_bytes > MIB:
+            wrong.append(stats)
+        if not isinstance(found, TierBatch):
+            at = 0
+            continue
+        at = found.end_offset
+        held.append(found)
+        if len(held) > 8:
+            one = rows(held.pop(rng.randrange(len(held))))
+            wrong += [n for n, data in one.items() if data != wanted[n]]
+    wrong += [n for batch in held for n, data in rows(batch).items() if data != wanted[n]]
