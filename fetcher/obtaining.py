@@ -112,7 +112,7 @@ class Obtainer:
             waiting.may_fail = False  # it was read ahead: who wants it asks for it again, once
             return None
         finally:
-            del load, begun  # they hold the error, whose frames would hold them and all that our callers have
+            del load, begun  # their error's frames would hold them, and all that our callers have
         if not isinstance(thing, Run) or not thing.base <= start < thing.end:
             return None
         with stock.lock:
