@@ -3,11 +3,13 @@
 **Contract.** ``append`` takes one lock: log order is the order in which calls got it. Places count only once the bytes
 are in their files; a write that fails is taken back (the bytes are zeroed again) and changes nothing, unless even that
 fails: then ``is_broken``, and nothing more is taken. Store times never go back. What was appended survives the end of
-the process; ``sync`` brings it to the disk.
+the process; ``sync`` brings it to the disk. After a sync that failed all later ones fail, and nothing more is taken: the
+system may have dropped what it could not write, and the next sync would not tell. ``seal`` ends the appends.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from itertools import accumulate, chain
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiered.crashpoints import reached
+from tiered.errors import ClosedError
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
@@ -62,6 +65,12 @@ class CommitLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
+        self._is_sealed = self._has_lost = False
+
+    def seal(self) -> None:
+        """Take nothing more: whoever appends from now on gets ``ClosedError``."""
+        with self._lock:
+            self._is_sealed = True
 
     def queue_end(self, queue: QueueKey) -> int:
         """Queue offset of the next message of a queue."""
@@ -83,6 +92,7 @@ class CommitLog:
             InvalidError: A number does not fit: nothing was stored.
         """
         with self._lock:
+            self._check_sound()
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
             begin = self.end
             plan = _Plan(messages, begin, self._file_bytes, self._queue_ends)
@@ -110,6 +120,7 @@ class CommitLog:
             InvalidError: ``make`` refused it: nothing was stored.
         """
         with self._lock:
+            self._check_sound()
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
             offset, position = self._queue_ends.get(queue, 0), self.end
             pieces = [make(offset, position, now_ms)]
@@ -131,19 +142,30 @@ class CommitLog:
             What is now below ``synced``.
 
         Raises:
-            OSError: It may not be there.
+            OSError: It may not be there, nor will a later call bring it there.
         """
         with self._sync_lock:
+            if self._has_lost:
+                raise OSError(errno.EIO, "an earlier sync failed")
             end = self.end
             if end > self.synced:
+                self._has_lost = True  # unless it ends well
                 self._rows.sync()
+                self._has_lost = False
                 self.synced = end
             return self.synced
+
+    def _check_sound(self) -> None:
+        """Under the lock, where nobody can have failed since."""
+        if self._is_sealed:
+            raise ClosedError("the store has been closed", where=self._folder)
+        if self.is_broken:
+            raise OSError(errno.EIO, "an earlier write could not be taken back")
 
     def _write(self, data: bytes, end: int) -> None:
         try:
             self._rows.write(self._folder, self._file_bytes, self.end, data)
-        except OSError:
+        except BaseException:
             self._take_back(end)
             raise
         reached("store-appended")
@@ -158,6 +180,7 @@ class CommitLog:
             if Path(path).exists():
                 os.truncate(path, at - base)
                 os.truncate(path, self._file_bytes)
+                self._rows.mark(path)
             at = base + self._file_bytes
         self.is_broken = False
 

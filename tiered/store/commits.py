@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from tiered.crashpoints import reached
-from tiered.errors import InvalidError
+from tiered.errors import ClosedError, InvalidError
 from tiered.store.columns import join
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class GroupCommits:
     def submit(self, end: int) -> Future[None]:
         """Ask to be told when everything below ``end`` is stored as the policy says."""
         future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # nobody can cancel what is in the log
         with self._lock:
             if self._failure is not None:
                 future.set_exception(self._failure)
@@ -203,7 +204,12 @@ class GroupCommits:
         """Write all messages as one append; the requests of those for whom that went well."""
         try:
             places = self._write(join([waiter.messages for waiter in waiters]))
-        except (OSError, InvalidError) as error:
+        except InvalidError as error:
+            if len(waiters) > 1:  # what is wrong with one is none of the others' business
+                return [request for waiter in waiters for request in self._write_group([waiter])]
+            waiters[0].set_exception(error)
+            return []
+        except (OSError, ClosedError) as error:
             for waiter in waiters:
                 waiter.set_exception(error)
             return []

@@ -326,6 +326,7 @@ class MessageStore:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._log.seal()  # an append that is under way would write without the lock
             try:
                 self._shut_down()
             finally:
@@ -351,7 +352,7 @@ class MessageStore:
             self._upkeep.write_checkpoint()
 
     def _shut_down(self) -> None:
-        if self._upkeep.failure:
+        if self._upkeep.failure or self._log.is_broken:
             return
         with Disk(self.root, self._upkeep.fail):
             self._log.sync()

@@ -93,10 +93,12 @@ class RowWriter:
     def _write(self, path: str, file_bytes: int, at: int, part: memoryview) -> None:
         with self._lock:
             descriptor = self._descriptor(path, file_bytes)
-            self._dirty.add(path)
-        while part:
-            done = os.pwrite(descriptor, part, at)
-            at, part = at + done, part[done:]
+        try:
+            while part:
+                done = os.pwrite(descriptor, part, at)
+                at, part = at + done, part[done:]
+        finally:  # not before: a sync in between would take the mark, and miss the bytes
+            self.mark(path)
 
     def _descriptor(self, path: str, file_bytes: int) -> int:
         descriptor = self._open.get(path)
