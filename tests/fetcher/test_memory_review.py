@@ -39,10 +39,10 @@ from tiered.log.decode import PartItems, TierBatch
 from tiered.log.reader import TierReader
 from tiered.model import QueueOffset
 from tiered.plugin.engine import Engine
-from tiered.plugin.reading import Span, read_span
+from tiered.plugin.reading import Span, interleave, read_span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fetcher.fetcher import TieredMessageFetcher
 
@@ -179,6 +179,23 @@ def test_an_iterator_that_the_collector_finds_ends_whoever_holds_a_lock(which: s
     assert read_all(fetcher, bytes_max=9000)[0]
     assert fetcher.stats().streams == 0
     engine.close()
+
+
+def test_several_iterators_that_the_collector_finds_do_not_wait_for_ever():
+    lock = threading.Lock()
+
+    def source() -> Iterator[int]:
+        yield 1
+        with lock:
+            yield 2
+
+    def leave() -> None:
+        both = interleave([source()], at_once=1)
+        assert next(both) == 1
+        with lock:
+            del both  # its thread waits for the lock
+
+    assert within(10, leave)
 
 
 def test_room_is_claimed_for_what_is_read_though_hostile_records_overlap():

@@ -7,7 +7,7 @@ here. What a batch holds was checked, and comes as a whole or not at all.
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COUNT_MAX = 1 << 20
+LEAVE_SECONDS = 1.0
 FOLLOW_S_MIN = 0.25
 """First pause of a follower that met nothing new."""
 
@@ -193,6 +194,8 @@ def _await_news(engine: Engine, stop: threading.Event, pause_s: float, pause_s_m
 def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
     """Elements of several iterators in turn, each iterator's in order, with the next of each made in a thread.
 
+    Who leaves it waits for what is being made, but not long.
+
     Args:
         sources: Each is used by one thread at a time; a new one is begun when another has ended.
         at_once: How many go on at once (> 0).
@@ -202,25 +205,28 @@ def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
     """
     rest = iter(sources)
     end = object()
-    with ThreadPoolExecutor(at_once, "tiered-read") as pool:
-        turns: deque[tuple[Iterator[T], Future[T | object]]] = deque()
+    pool, will_end = ThreadPoolExecutor(at_once, "tiered-read"), True
+    turns: deque[tuple[Iterator[T], Future[T | object]]] = deque()
 
-        def begin(source: Iterator[T]) -> None:
-            turns.append((source, pool.submit(next, source, end)))
+    def begin(source: Iterator[T]) -> None:
+        turns.append((source, pool.submit(next, source, end)))
 
-        try:
-            for source in rest:
-                begin(source)
-                if len(turns) == at_once:
-                    break
-            while turns:
-                source, future = turns.popleft()
-                element = future.result()
-                following = next(rest, None) if element is end else source
-                if following is not None:
-                    begin(following)
-                if element is not end:
-                    yield element  # type: ignore[misc]
-        finally:
-            for _, future in turns:
-                future.cancel()
+    try:
+        for source in rest:
+            begin(source)
+            if len(turns) == at_once:
+                break
+        while turns:
+            source, future = turns.popleft()
+            element = future.result()
+            following = next(rest, None) if element is end else source
+            if following is not None:
+                begin(following)
+            if element is not end:
+                yield element  # type: ignore[misc]
+    except GeneratorExit:
+        # Maybe in the collector, which runs in any thread: in one for whose locks ours wait.
+        will_end = not wait([future for _, future in turns], LEAVE_SECONDS).not_done
+        raise
+    finally:
+        pool.shutdown(wait=will_end, cancel_futures=True)
