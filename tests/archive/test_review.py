@@ -12,12 +12,16 @@ from tests.archive.jobs import archive, check, workshop
 from tests.archive.test_jobs import log_bytes
 from tests.archive.test_merge import built, merged, named, seen
 from tiered.archive.clean import apply_clean, plan_clean
+from tiered.archive.duck import ask
 from tiered.archive.engines import archived_of
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import local_engine, log_writer, plan_job
+from tiered.archive.key_index import build
+from tiered.archive.lookup import lookup
 from tiered.archive.machine import archive_action
+from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.log.state import part_json, queue_action
 from tiered.log.takeback import head_of
 
@@ -123,3 +127,30 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
     check(at)
     found = {row["queue_offset"]: row["body"] for row in seen(at)}
     assert found == {0: b"a", 1: b"b", 2: b"new c", 3: b"new d"}
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "rotten"])
+def test_a_damaged_file_is_damage_to_whoever_reads_it(harm: str) -> None:
+    at = workshop(built().store)
+    archive(at)
+    merged(at)
+    (key,) = (key for key in named(at) if key.startswith("merged/"))
+    data = at.archive.get(key)
+    at.archive.delete(key)
+    if harm == "cut":
+        at.archive.put_if_absent(key, data[:100])
+    if harm == "rotten":
+        rotten = bytes(byte ^ 0x55 for byte in data[4:-8])
+        at.archive.put_if_absent(key, data[:4] + rotten + data[-8:])
+    question = f'SELECT sum(octet_length(body)) FROM "{QUEUE.topic}"'
+    with pytest.raises(DataError, match="a file of the archive") as raised:
+        ask(at.archive, question)
+    assert key in str(raised.value)
+    assert ask(at.archive, "SELECT body FROM other").rows.to_pylist() == [{"body": b"x"}]
+    with pytest.raises(InvalidError, match="tables are"):
+        ask(at.archive, "SELECT nothing FROM other")
+    wanted = Selection(texts={"topic": frozenset({QUEUE.topic})}, key="k")
+    with pytest.raises(DataError, match="a file of the archive"):
+        lookup(at.archive, wanted, count=1)
+    with pytest.raises(DataError, match="a file of the archive"):
+        build(at.archive, read_archive(at.archive))

@@ -24,6 +24,7 @@ from tiered.archive.duck_plan import (
     table_names,
     wanted_of,
 )
+from tiered.archive.harm import find_damage
 from tiered.archive.key_index import files_without, read_index
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.ranges import ObjectFile
@@ -89,7 +90,7 @@ def ask(archive: ObjectStore, question: str) -> Answer:
 
     Raises:
         InvalidError: There is no archive, or the statement is wrong.
-        DataError: The log is damaged.
+        DataError: The log, or a file that the question is about, is damaged.
         BackendError: The store failed.
     """
     arrow = load_pyarrow()
@@ -102,6 +103,7 @@ def ask(archive: ObjectStore, question: str) -> Answer:
         for option in _OPTIONS:
             connection.execute(f"SET {option}")
         root = _mount(connection, archive, sizes)
+        chosen: dict[str, list[str]] = {}
         named = {t: table for t, table in tables.items() if is_named(table, question)}
         try:
             stand_ins = {table: _stand_in(state, topic, root) for topic, table in named.items()}
@@ -120,7 +122,13 @@ def ask(archive: ObjectStore, question: str) -> Answer:
             make_views(connection, views)
             found = connection.sql(question)
             answer = arrow.table({}) if found is None else found.to_arrow_table()
+        except (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException) as error:
+            raise InvalidError(_said(error), do=tables_there(tables.values())) from error
         except duckdb.Error as error:
+            due = {key for keys in chosen.values() for key in keys}
+            asked = (file for topic in named for file in topics[topic] if file.key in due)
+            if harm := find_damage(archive, asked):
+                raise harm from error
             raise InvalidError(_said(error), do=tables_there(tables.values())) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
@@ -249,7 +257,9 @@ def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa:
 
 
 def _said(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    is_python_s = lines[0].startswith("Traceback")  # of a store, when a file could not be read
+    return lines[-1 if is_python_s else 0]
 
 
 def tables_there(tables: Collection[str], mark: str = '"') -> str:

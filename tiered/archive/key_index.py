@@ -36,6 +36,7 @@ from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError, PreconditionFailedError
 from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
 from tiered.archive.filters import filters_of
+from tiered.archive.harm import reading
 from tiered.archive.prune import open_parquet
 from tiered.errors import DataError
 
@@ -179,11 +180,12 @@ _OfFile = tuple[str, list[list[bytes | None]]]
 
 def _filters(archive: ObjectStore, files: Iterable[tuple[str, int]]) -> Iterator[_OfFile]:
     for key, size in files:
-        metadata = open_parquet(archive, key, size).metadata
-        places = [filters_of(metadata.row_group(n)) for n in range(metadata.num_row_groups)]
-        asked = [place for group in places for place in group if place is not None]
-        ranges = [ByteRange(start, start + bits) for start, bits in asked]
-        bits = iter(archive.get_ranges(key, ranges) if ranges else [])
+        with reading(archive, key):
+            metadata = open_parquet(archive, key, size).metadata
+            places = [filters_of(metadata.row_group(n)) for n in range(metadata.num_row_groups)]
+            asked = [place for group in places for place in group if place is not None]
+            ranges = [ByteRange(start, start + bits) for start, bits in asked]
+            bits = iter(archive.get_ranges(key, ranges) if ranges else [])
         yield key, [[None if place is None else next(bits) for place in group] for group in places]
 
 

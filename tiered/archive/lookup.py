@@ -22,6 +22,7 @@ from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError
 from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
 from tiered.archive.filters import filters_of
+from tiered.archive.harm import reading
 from tiered.archive.key_index import groups_with, read_index
 from tiered.archive.prune import open_parquet, plan_files
 from tiered.archive.selection import Selection
@@ -158,6 +159,11 @@ def newest(tables: Sequence[pa.Table], count: int) -> pa.Table:
 
 def _look(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known | None) -> _OfFile:
     """The wanted rows of a file."""
+    with reading(archive, chosen.key):
+        return _read(archive, chosen, wanted, known)
+
+
+def _read(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known | None) -> _OfFile:
     assert wanted.key is not None
     file = open_parquet(archive, chosen.key, chosen.size_bytes)
     every = range(file.metadata.num_row_groups)

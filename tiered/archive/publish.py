@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.duck import local_root
+from tiered.archive.harm import reading
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
 from tiered.archive.ranges import ObjectFile
-from tiered.errors import InvalidError, StoreUnavailableError
+from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.journal.reader import JournalReader
 from tiered.plugin.arrow import load_pyarrow
 
@@ -123,7 +124,7 @@ def publish(
     Raises:
         InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
         StoreUnavailableError: The catalog refuses, or cannot be reached.
-        DataError: The log is damaged.
+        DataError: The log or a file is damaged.
         BackendError: The archive's store failed.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
@@ -183,7 +184,7 @@ class _Publisher:
                 return self._publish(topic, kinds, wanted)
             except CommitFailedException:
                 continue  # another has committed between: what is to be done is another thing now
-            except (InvalidError, StoreUnavailableError):
+            except (InvalidError, StoreUnavailableError, DataError):
                 raise
             except Exception as error:
                 if number:  # once, since who makes the same table at the same moment makes us fail in many ways
@@ -286,9 +287,10 @@ class _Publisher:
         from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
         raw = ObjectFile(self._archive, file.key, file.size_bytes)
-        schema: pa.Schema = parquet.ParquetFile(
-            io.BufferedReader(raw, buffer_size=1 << 16)
-        ).schema_arrow
+        with reading(self._archive, file.key):
+            schema: pa.Schema = parquet.ParquetFile(
+                io.BufferedReader(raw, buffer_size=1 << 16)
+            ).schema_arrow
         return schema.remove_metadata()
 
     def _refused(self, why: str) -> StoreUnavailableError:

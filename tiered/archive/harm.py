@@ -1,0 +1,67 @@
+"""A file of an archive that is not what the log says is damage, whichever way a reader of Parquet puts it."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from zlib_ng import zlib_ng
+
+from backends.errors import BackendError, InvalidRangeError, ObjectNotFoundError, ShortReadError
+from tiered.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from backends.base import ObjectStore
+    from tiered.archive.model import ParquetFile
+
+LOOKED_AT = 1000
+READ_BYTES = 1 << 30
+"""So many files, of these so many bytes, are looked at in search of the one that is damaged."""
+_DO = "`tiered archive --verify` names all that is damaged"
+
+
+@contextlib.contextmanager
+def reading(archive: ObjectStore, key: str) -> Iterator[None]:
+    """Make damage of a file out of what its reader raises.
+
+    Raises:
+        DataError: The file is gone, shorter than the log says, or no Parquet.
+        BackendError: The store failed.
+    """
+    try:
+        yield
+    except ObjectNotFoundError as error:
+        raise _damage(archive, key, "is gone") from error
+    except (InvalidRangeError, ShortReadError) as error:
+        raise _damage(archive, key, "is shorter than the archive's log says") from error
+    except BackendError:
+        raise
+    except (OSError, ValueError) as error:  # as pyarrow says it
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise _damage(archive, key, f"cannot be read: {said[0].strip()}") from error
+
+
+def find_damage(archive: ObjectStore, files: Iterable[ParquetFile]) -> DataError | None:
+    """The first file that is not what the log says: by its size, or by its checksum; of so many files and bytes.
+
+    Raises:
+        BackendError: The store failed.
+    """
+    read = 0
+    for file in islice(files, LOOKED_AT):
+        try:
+            if archive.head(file.key).size_bytes != file.size_bytes:
+                return _damage(archive, file.key, "has another size than the archive's log says")
+            read += file.size_bytes
+            if read <= READ_BYTES and zlib_ng.crc32(archive.get(file.key)) != file.crc:
+                return _damage(archive, file.key, "has other bytes than the archive's log says")
+        except ObjectNotFoundError:
+            return _damage(archive, file.key, "is gone")
+    return None
+
+
+def _damage(archive: ObjectStore, key: str, what: str) -> DataError:
+    return DataError(f"a file of the archive {what}", where=f"{archive.url}/{key}", do=_DO)
