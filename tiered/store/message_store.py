@@ -357,7 +357,7 @@ class MessageStore:
         with Disk(self.root, self._upkeep.fail):
             self._log.sync()
             confirmed = self.confirm_offset
-            self.wait_listed(confirmed)
+            self._upkeep.wait_listed(confirmed, _DRAIN_S, is_last=True)
             self._upkeep.stop()
             if failed := self._upkeep.failure:
                 raise OSError(failed)

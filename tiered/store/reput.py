@@ -72,11 +72,18 @@ class Reput:
             following = self._handover.peek()
             if following is not None and following.begin > self.position:
                 limit = min(limit, following.begin)
-        self._read(limit, dispatchers)
-        return True
+        return self._read(limit, dispatchers)
 
-    def _read(self, limit: int, dispatchers: Sequence[Dispatch]) -> None:
-        """Take a piece from the log itself."""
+    def is_cut(self, limit: int) -> bool:
+        """Whether ``limit`` lies within the record at ``position``: a replica acknowledges bytes, not records."""
+        if self._log.base_of(self.position) is None:
+            self._log.rescan()
+        size = int.from_bytes(self._log.read(self.position, 4), "big")
+        room = self._log.file_bytes - self.position % self._log.file_bytes
+        return 0 < limit - self.position < size <= room
+
+    def _read(self, limit: int, dispatchers: Sequence[Dispatch]) -> bool:
+        """Take a piece from the log itself; False when no whole record lies below ``limit``."""
         if self._log.base_of(self.position) is None:
             self._log.rescan()
         piece = self._pieces.read(
@@ -84,6 +91,8 @@ class Reput:
         )
         if len(piece.block):
             self._listing.take(of_block(piece.block), dispatchers)
+        elif piece.follows is not Next.FILE and self.is_cut(limit):
+            return False
         elif piece.follows in {Next.NOTHING, Next.BROKEN}:
             raise DataError(
                 f"no record at {piece.end}, where one was appended", where=self._log.directory
@@ -91,3 +100,4 @@ class Reput:
         self.position = piece.end
         if piece.follows is Next.FILE:
             self.position = -(-piece.end // self._log.file_bytes) * self._log.file_bytes
+        return True

@@ -117,12 +117,12 @@ class Upkeep:
                 do="make room; the next round of expiry looks again",
             )
 
-    def wait_listed(self, end: int, timeout_s: float) -> bool:
-        """Wait until everything below ``end`` is listed; whether it is."""
+    def wait_listed(self, end: int, timeout_s: float, *, is_last: bool = False) -> bool:
+        """Wait until everything below ``end`` is listed; whether it is. With ``is_last`` nothing more is confirmed."""
         pause = threading.Event()
         deadline_s = self._clock.monotonic_s() + timeout_s
         while self._reput.position < end and not self.failure:
-            if self._clock.monotonic_s() > deadline_s:
+            if self._clock.monotonic_s() > deadline_s or (is_last and self._reput.is_cut(end)):
                 return False
             self.work.set()
             pause.wait(_LOOK_S)
@@ -193,6 +193,10 @@ class Upkeep:
         except (OSError, TieredStoreError) as error:
             self.fail(str(error))
             self._commits.fail(error)
+        except BaseException as error:  # a dispatcher's, or a fault of ours
+            self.fail(repr(error))
+            self._commits.fail(StoreUnavailableError(repr(error), where=self._parts.hold.root))
+            raise
 
     def _run_reput(self) -> None:
         while not self._stop.is_set():
