@@ -322,6 +322,8 @@ class MessageStore:
         Raises:
             StoreUnavailableError: The disk refused it; the store was left as by a crash, and is closed.
         """
+        if self._upkeep.is_forked:
+            return
         with self._close_lock:
             if self._is_closed:
                 return

@@ -26,6 +26,7 @@ from tiered.store.recovery import (
     open_log,
     plan_begin,
     read_checkpoint,
+    refuse_missing_files,
 )
 from tiered.store.replay import replay
 from tiered.store.rows import RowWriter, cut_row
@@ -167,7 +168,13 @@ def _recover(
         has_queues = not anew and bool(list_queues(layout.root))
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
         covered = checkpoint.logics_physical_offset
+        if covered > log.end:
+            if not anew:
+                refuse_missing_files(layout, log)
+            covered = 0  # it tells of another log: nothing of this one is known to be on the disk
         begin = find_start(layout, cache, begin, checkpoint, is_trusted=has_queues and has_abort)
+        if not has_abort:  # a crash from now on must not look like a clean stop
+            hold.begin(int(clock.now_ms()))
         queues = cut_queues(rows, layout, cache, begin) | _cut_batch_queues(
             rows, layout, cache, begin
         )
@@ -181,6 +188,9 @@ def _recover(
         found = replay(parts.log, begin, covered, parts.listing)
         cut_row(rows, layout.log, parts.log.file_bytes, found.end)
         reached("store-log-cut")
+        for base in parts.log.bases:  # a process that was killed may have left it in memory
+            if begin - parts.log.file_bytes < base < found.end:
+                rows.mark(parts.log.path(base))
         parts.log_end, parts.store_ms = found.end, max(found.store_ms, parts.store_ms)
         parts.queue_rows.sync()
         parts.index.sync()

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tiered.errors import DataError
 from tiered.format.checkpoint import (
     Checkpoint,
     decode_checkpoint,
@@ -76,6 +77,21 @@ def read_checkpoint(root: str) -> Checkpoint:
     data = read_text(f"{root}/{CHECKPOINT_FILE}") or b""
     found, own = decode_checkpoint(data), listed_offset(data)
     return found if own is None else replace(found, logics_physical_offset=own)
+
+
+def refuse_missing_files(layout: Layout, log: FileRow) -> None:
+    """Refuse a log that ends before what we ourselves brought to the disk.
+
+    Raises:
+        DataError: Files are missing at its end.
+    """
+    own = listed_offset(read_text(f"{layout.root}/{CHECKPOINT_FILE}") or b"")
+    if own is not None and own > log.end:
+        raise DataError(
+            f"the commit log's files end at {log.end}, and it was on the disk up to {own}",
+            where=log.directory,
+            do="restore the missing files; to go on without them, recover the store anew",
+        )
 
 
 def plan_begin(

@@ -26,7 +26,10 @@ _MS: Final = 1000
 
 
 class KeyMaker:
-    """Makes ids, many at a time; distinct within a maker for 65,536 of each millisecond. For any thread."""
+    """Makes ids, many at a time, distinct within a maker for a month. For any thread.
+
+    A millisecond has 65,536; when they are used up, those of the next one are taken. Their times never go back.
+    """
 
     def __init__(self, source: random.Random) -> None:
         """Draw the maker's part from ``source``, once."""
@@ -34,20 +37,34 @@ class KeyMaker:
         self._count = source.randrange(1 << 16)
         self._lock = threading.Lock()
         self._at_ms = -1
+        self._left = 0
         self._prefix = ""
 
     def take(self, count: int, now_ms: int) -> list[str]:
         """``count`` ids made at ``now_ms`` (UTC)."""
         with self._lock:
-            if now_ms != self._at_ms:
-                self._at_ms = now_ms
-                self._prefix = f"{self._maker}{ms_of_month(now_ms) & 0xFFFF_FFFF:08X}"
+            if now_ms > self._at_ms:
+                self._begin(now_ms)
+            found: list[str] = []
+            while count > self._left:
+                count -= self._left
+                found += _ids(self._prefix, self._count, self._left)
+                self._begin(self._at_ms + 1)
             prefix, first = self._prefix, self._count
             self._count = (first + count) & 0xFFFF
-        digits = _digits()
-        if first + count > len(digits):
-            return [prefix + digits[(first + at) & 0xFFFF] for at in range(count)]
-        return [prefix + four for four in digits[first : first + count]]
+            self._left -= count
+        return found + _ids(prefix, first, count)
+
+    def _begin(self, now_ms: int) -> None:
+        self._at_ms, self._left = now_ms, 1 << 16
+        self._prefix = f"{self._maker}{ms_of_month(now_ms) & 0xFFFF_FFFF:08X}"
+
+
+def _ids(prefix: str, first: int, count: int) -> list[str]:
+    digits = _digits()
+    if first + count > len(digits):
+        return [prefix + digits[(first + at) & 0xFFFF] for at in range(count)]
+    return [prefix + four for four in digits[first : first + count]]
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ it tells of is on the disk; a crash leaves the one before or this one.
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -69,6 +70,7 @@ class Upkeep:
         self._expiry_lock = threading.Lock()
         self._stop = threading.Event()
         self._checkpointed = -1
+        self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._guard, args=(body,), name=f"store-{name}")
             for name, body in (("reput", self._run_reput), ("flush", self._run_flush))
@@ -87,6 +89,11 @@ class Upkeep:
         for thread in self._threads:
             thread.join()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a copy of the store's: it has neither its threads nor its log's end."""
+        return os.getpid() != self._process
+
     def fail(self, why: str) -> None:
         """Take nothing more."""
         self.failure = self.failure or why
@@ -95,8 +102,14 @@ class Upkeep:
         """Refuse work after an error.
 
         Raises:
-            StoreUnavailableError: An earlier write failed.
+            StoreUnavailableError: An earlier write failed, or this is a forked process.
         """
+        if self.is_forked:
+            raise StoreUnavailableError(
+                "a store belongs to the process that opened it",
+                where=self._parts.hold.root,
+                do="open it behind the fork, in one process",
+            )
         if self.failure or self._log.is_broken:
             raise StoreUnavailableError(
                 f"an earlier write failed: {self.failure or 'it could not be taken back'}",
