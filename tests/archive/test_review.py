@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.tiers import QUEUE, TierBuilder
 
+from backends.s3_options import S3Options
 from tests.archive.jobs import archive, check, workshop
 from tests.archive.test_jobs import log_bytes
 from tests.archive.test_merge import built, merged, named, seen
@@ -20,6 +21,7 @@ from tiered.archive.key_index import build
 from tiered.archive.lookup import lookup
 from tiered.archive.machine import archive_action
 from tiered.archive.selection import Selection
+from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive
 from tiered.errors import DataError, InvalidError
 from tiered.log.state import part_json, queue_action
@@ -154,3 +156,28 @@ def test_a_damaged_file_is_damage_to_whoever_reads_it(harm: str) -> None:
         lookup(at.archive, wanted, count=1)
     with pytest.raises(DataError, match="a file of the archive"):
         build(at.archive, read_archive(at.archive))
+
+
+def test_a_damaged_file_is_damage_to_spark_s_sql_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from py4j.protocol import Py4JError
+
+    failure = (
+        "An error\n: org.apache.Outer: x\n\tat a.b(C)\nCaused by: java.Inner: no magic\n\tat d"
+    )
+
+    class Failing:
+        def sql(self, _question: str) -> None:
+            raise Py4JError(failure)
+
+    monkeypatch.setattr("tiered.archive.spark_sql.register", lambda *_words, **_more: [])
+    at = workshop(built().store)
+    archive(at)
+    options = S3Options()
+    with pytest.raises(InvalidError, match=r"^java.Inner: no magic; tables are"):
+        ask_spark(Failing(), at.archive, "SELECT * FROM other", "x", options)
+    (key,) = (key for key in named(at) if "topic=other" in key)
+    at.archive.delete(key)
+    with pytest.raises(DataError, match="is gone"):
+        ask_spark(Failing(), at.archive, "SELECT * FROM other", "x", options)
+    with pytest.raises(InvalidError, match="no magic"):
+        ask_spark(Failing(), at.archive, "SELECT 1", "x", options)

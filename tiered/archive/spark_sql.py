@@ -13,6 +13,7 @@ from tiered.archive.datasource import ArchiveSource, source_options
 from tiered.archive.datasource import register as register_sources
 from tiered.archive.duck import local_root, tables_there
 from tiered.archive.duck_plan import is_named, may_list_tables, table_names
+from tiered.archive.harm import find_damage
 from tiered.archive.native import uri_of
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
@@ -45,19 +46,35 @@ def ask_spark(
 
     Raises:
         InvalidError: There is no archive, or the statement is wrong.
-        DataError: The log is damaged.
+        DataError: The log, or a file that the question is about, is damaged.
         BackendError: The store failed.
     """
-    from pyspark.errors import PySparkException  # noqa: PLC0415 (heavy; only who asks)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415 (heavy; only who asks)
+    from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415
 
     register(session, archive, url, options, question=question)
     try:
         return session.sql(question).toArrow()
-    except PySparkException as error:
-        lines = str(error).strip().splitlines()
-        is_ours = lines[0].endswith("Traceback (most recent call last):")
-        tables = table_names(files_by_topic(read_archive(archive))).values()
-        raise InvalidError(lines[-1 if is_ours else 0], do=tables_there(tables, "`")) from error
+    except (PySparkException, Py4JError) as error:
+        topics = files_by_topic(read_archive(archive))
+        tables = table_names(topics)
+        asked = (
+            file for t, table in tables.items() if is_named(table, question) for file in topics[t]
+        )
+        is_wrong = isinstance(error, AnalysisException)
+        if not is_wrong and (harm := find_damage(archive, asked)):
+            raise harm from error
+        raise InvalidError(_said(str(error)), do=tables_there(tables.values(), "`")) from error
+
+
+def _said(text: str) -> str:
+    """What Spark says, in one line: of a failure within it, what came first."""
+    lines = text.strip().splitlines() or ["Spark says nothing"]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    if causes:
+        return causes[-1]
+    is_ours = lines[0].endswith("Traceback (most recent call last):")
+    return lines[-1 if is_ours else 0]
 
 
 def register(
