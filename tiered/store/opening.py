@@ -168,10 +168,7 @@ def _recover(
         has_queues = not anew and bool(list_queues(layout.root))
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
         covered = checkpoint.logics_physical_offset
-        if covered > log.end:
-            if not anew:
-                refuse_missing_files(layout, log)
-            covered = 0  # it tells of another log: nothing of this one is known to be on the disk
+        refuse_missing_files(log, covered)
         begin = find_start(layout, cache, begin, checkpoint, is_trusted=has_queues and has_abort)
         if not has_abort:  # a crash from now on must not look like a clean stop
             hold.begin(int(clock.now_ms()))

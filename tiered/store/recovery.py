@@ -79,18 +79,17 @@ def read_checkpoint(root: str) -> Checkpoint:
     return found if own is None else replace(found, logics_physical_offset=own)
 
 
-def refuse_missing_files(layout: Layout, log: FileRow) -> None:
-    """Refuse a log that ends before what we ourselves brought to the disk.
+def refuse_missing_files(log: FileRow, covered: int) -> None:
+    """Refuse a log whose files end before what was on the disk when the checkpoint was written.
 
     Raises:
-        DataError: Files are missing at its end.
+        DataError: They do.
     """
-    own = listed_offset(read_text(f"{layout.root}/{CHECKPOINT_FILE}") or b"")
-    if own is not None and own > log.end:
+    if covered > log.end:
         raise DataError(
-            f"the commit log's files end at {log.end}, and it was on the disk up to {own}",
+            f"the commit log's files end at {log.end}, and it was on the disk up to {covered}",
             where=log.directory,
-            do="restore the missing files; to go on without them, recover the store anew",
+            do="restore the missing files; to go on without them, delete the file checkpoint",
         )
 
 
