@@ -12,6 +12,7 @@ from backends.s3_options import S3Options
 from tests.archive.jobs import archive, check, workshop
 from tests.archive.test_jobs import log_bytes
 from tests.archive.test_merge import built, merged, named, seen
+from tests.e2e.harness import here
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.duck import ask
 from tiered.archive.engines import archived_of
@@ -28,6 +29,9 @@ from tiered.log.state import part_json, queue_action
 from tiered.log.takeback import head_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.archive.conftest import Sealed
     from tiered.archive.job import Workshop
 
 
@@ -181,3 +185,14 @@ def test_a_damaged_file_is_damage_to_spark_s_sql_too(monkeypatch: pytest.MonkeyP
         ask_spark(Failing(), at.archive, "SELECT * FROM other", "x", options)
     with pytest.raises(InvalidError, match="no magic"):
         ask_spark(Failing(), at.archive, "SELECT 1", "x", options)
+
+
+def test_topics_that_are_not_there_and_questions_that_are_none_are_said(
+    sealed: Callable[[str], Sealed], archive_url: str
+) -> None:
+    words = ("archive", sealed("s04-batch-compress").url, "--to", archive_url)
+    assert "has nothing of the topics" in here(*words, "--topics", "no-such").good().err
+    assert "has nothing" not in here(*words, "--topics", "mixed").good().err
+    assert "has nothing" not in here(*words, "--topics", "mixed").good().err
+    ran = here("sql", archive_url, " ;")
+    assert (ran.code, "no question" in ran.err) == (2, True)

@@ -36,6 +36,9 @@ def progressed(watch: Watch) -> Progressed:
 def say_left(call: Call, result: Result) -> None:
     """What was not archived, and why."""
     plan = result.plan
+    known = plan.tasks or plan.opened or plan.archived_segments or plan.outside or plan.postponed
+    if call.texts("topics") and not known:
+        call.say("tiered: the tier has nothing of the topics that --topics and --exclude leave")
     if plan.opened:
         messages = sum(one.end - one.start for one in plan.opened)
         call.say(

@@ -53,6 +53,10 @@ def run(call: Call) -> int:
 
 def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Table:
     question = call.argument("question")
+    if not question.strip(" \t\r\n;"):
+        raise InvalidError(
+            "no question is asked", where=call.path, do="write one, as 'SHOW TABLES'"
+        )
     if call.words("engine") == "duckdb":
         from tiered.archive.duck import ask
 
