@@ -24,6 +24,7 @@ from tiered.archive.machine import archive_action
 from tiered.archive.selection import Selection
 from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive
+from tiered.archive.verify import read_log
 from tiered.errors import DataError, InvalidError
 from tiered.log.state import part_json, queue_action
 from tiered.log.takeback import head_of
@@ -196,3 +197,19 @@ def test_topics_that_are_not_there_and_questions_that_are_none_are_said(
     assert "has nothing" not in here(*words, "--topics", "mixed").good().err
     ran = here("sql", archive_url, " ;")
     assert (ran.code, "no question" in ran.err) == (2, True)
+
+
+def test_damage_of_the_log_names_the_archive() -> None:
+    at = workshop(built().store)
+    archive(at)
+    (key, *_) = (info.key for info in at.archive.list("_log/journal/"))
+    at.archive.delete(key)
+    at.archive.put_if_absent(key, b"rotten")
+    for read in (
+        lambda: read_archive(at.archive),
+        lambda: read_log(at),
+        lambda: log_writer(at),
+    ):
+        with pytest.raises(DataError, match="the archive's log") as raised:
+            read()
+        assert f"memory://archive/{key}" in str(raised.value)

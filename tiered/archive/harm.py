@@ -44,6 +44,23 @@ def reading(archive: ObjectStore, key: str) -> Iterator[None]:
         raise _damage(archive, key, f"cannot be read: {said[0].strip()}") from error
 
 
+@contextlib.contextmanager
+def reading_log(archive: ObjectStore) -> Iterator[None]:
+    """Say of damage in the log which archive's it is; what helps a tier does not help here.
+
+    Raises:
+        DataError: The log is damaged.
+    """
+    try:
+        yield
+    except DataError as error:
+        where = f"{archive.url}/{error.where}"
+        do = "put this object of the archive's log back from a copy"
+        raise DataError(
+            f"the archive's log is damaged: {error.what}", where=where, do=do
+        ) from error
+
+
 def find_damage(archive: ObjectStore, files: Iterable[ParquetFile]) -> DataError | None:
     """The first file that is not what the log says: by its size, or by its checksum; of so many files and bytes.
 

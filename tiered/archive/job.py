@@ -25,6 +25,7 @@ from backends.errors import ObjectNotFoundError
 from backends.probe import probe
 from tiered.archive.engines import Engine, archived_of, local_engine
 from tiered.archive.fixing import fix_layouts
+from tiered.archive.harm import reading_log
 from tiered.archive.limits import NO_LIMITS, Limits, limited
 from tiered.archive.machine import ArchiveMachine, archive_action, forget_action
 from tiered.archive.merging import merge, plan_division
@@ -63,7 +64,8 @@ def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
         rng=at.rng,
         stop=threading.Event(),
     )
-    log.catch_up()
+    with reading_log(at.archive):
+        log.catch_up()
     return log
 
 

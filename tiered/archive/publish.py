@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.duck import local_root
-from tiered.archive.harm import reading
+from tiered.archive.harm import reading, reading_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
@@ -128,7 +128,8 @@ def publish(
         BackendError: The archive's store failed.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
-    log.catch_up()
+    with reading_log(archive):
+        log.catch_up()
     if not log.number:
         return  # nothing was ever archived
     publisher = _Publisher(archive, destination, options, log.number)

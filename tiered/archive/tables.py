@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tiered.archive.harm import reading_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
@@ -26,7 +27,8 @@ def read_archive(archive: ObjectStore) -> ArchiveState:
         BackendError: It could not be read.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
-    log.catch_up()
+    with reading_log(archive):
+        log.catch_up()
     if not log.number:
         raise InvalidError(
             "there is no archive here", where=archive.url, do="`tiered archive` makes one"
