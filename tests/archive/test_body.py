@@ -15,7 +15,6 @@ from zlib_ng import zlib_ng
 from backends.local import LocalFolderStore
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 from tests.archive.jobs import archive, check, rows, workshop
-from tiered.archive import duck
 from tiered.archive.body.layout import BodyColumns, Layout
 from tiered.archive.body.wishes import Wishes, read_wishes
 from tiered.archive.columns import topic_schema
@@ -23,6 +22,7 @@ from tiered.archive.job import Workshop, local_engine, log_writer, run_job
 from tiered.archive.machine import ArchiveMachine, archive_action, columns_action
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
+from tiered.archive.query import duck
 from tiered.archive.spark import task_of, task_text
 from tiered.archive.verify import read_log, verify_archive
 from tiered.errors import InvalidError

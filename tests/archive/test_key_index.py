@@ -11,9 +11,9 @@ from backends.memory import MemoryStore
 from tests.archive.made import make_archive
 from tests.archive.test_lookup import Counting
 from tests.e2e.harness import here
-from tiered.archive import key_index
-from tiered.archive.key_index import PREFIX, build, groups_with, read_index
-from tiered.archive.lookup import lookup
+from tiered.archive.query import key_index
+from tiered.archive.query.key_index import PREFIX, build, groups_with, read_index
+from tiered.archive.query.lookup import lookup
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.errors import DataError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
-    from tiered.archive.lookup import Found
+    from tiered.archive.query.lookup import Found
 
 FILES, GROUPS, ROWS = 6, 3, 300
 

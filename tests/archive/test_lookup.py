@@ -19,10 +19,10 @@ from tests.archive.made import make_archive
 from tests.archive.shop import DAY_MS, HOUR_MS
 from tests.e2e.harness import here
 from tiered.archive import filters
-from tiered.archive import lookup as module
 from tiered.archive.filters import filters_of
-from tiered.archive.lookup import lookup
 from tiered.archive.prune import open_parquet
+from tiered.archive.query import lookup as module
+from tiered.archive.query.lookup import lookup
 from tiered.archive.selection import Selection
 from tiered.errors import InvalidError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
     from tests.archive.shop import Shop
-    from tiered.archive.lookup import Found
+    from tiered.archive.query.lookup import Found
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from tests.archive.test_jobs import log_bytes
 from tests.archive.test_merge import built, merged, named, seen
 from tests.e2e.harness import here
 from tiered.archive.clean import apply_clean, plan_clean
-from tiered.archive.duck import ask
 from tiered.archive.engines import archived_of
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import local_engine, log_writer, plan_job
-from tiered.archive.key_index import build
-from tiered.archive.lookup import lookup
 from tiered.archive.machine import archive_action
+from tiered.archive.query.duck import ask
+from tiered.archive.query.key_index import build
+from tiered.archive.query.lookup import lookup
 from tiered.archive.selection import Selection
 from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive

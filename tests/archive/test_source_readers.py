@@ -14,8 +14,8 @@ from tests.archive.test_stream_plan import Broker
 from tests.e2e.harness import here
 from tiered.archive.columns import schema
 from tiered.archive.selection import Selection, selection_of
-from tiered.archive.source_readers import ArchiveReader
-from tiered.archive.streaming import TierStreamReader
+from tiered.archive.source.readers import ArchiveReader
+from tiered.archive.source.streaming import TierStreamReader
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:

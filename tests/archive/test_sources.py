@@ -20,12 +20,12 @@ from tests.e2e.harness import here
 from tiered.archive.bloom import can_hold, xxh64
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Lane
-from tiered.archive.native import file_uris, uri_of
 from tiered.archive.prune import choose_groups, explain, plan_files
+from tiered.archive.query.native import file_uris, uri_of
 from tiered.archive.selection import MAX, MIN, Selection, micros, narrowed, selection_of
-from tiered.archive.source_options import choice, kind_of, open_place, require_known, whole
-from tiered.archive.source_report import file_list, report
-from tiered.archive.stretches import packed, plan_tier, read_stretch
+from tiered.archive.source.options import choice, kind_of, open_place, require_known, whole
+from tiered.archive.source.report import file_list, report
+from tiered.archive.source.stretches import packed, plan_tier, read_stretch
 from tiered.errors import DataError, ExpiredError, InvalidError, StoreUnavailableError
 from tiered.log.state import part_json, queue_action
 

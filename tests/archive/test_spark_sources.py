@@ -15,7 +15,7 @@ from tests.archive.test_spark import java_rows
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.archive.datasource import register
-from tiered.archive.native import file_uris
+from tiered.archive.query.native import file_uris
 from tiered.archive.selection import Selection
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 from support.tiers import QUEUE, TierBuilder
 
 from tests.archive.jobs import BuiltPlace
-from tiered.archive.positions import EARLIEST, LATEST, document_of, positions_of, start_of
 from tiered.archive.selection import Selection
-from tiered.archive.stream_plan import AGAIN, Rules, advance, batch_of, shares
-from tiered.archive.stretches import SKIP, plan_tier, read_stretch
+from tiered.archive.source.positions import EARLIEST, LATEST, document_of, positions_of, start_of
+from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of, shares
+from tiered.archive.source.stretches import SKIP, plan_tier, read_stretch
 from tiered.errors import DataError, InvalidError
 from tiered.log.state import queue_action
 from tiered.model import MessageQueue

@@ -26,9 +26,9 @@ from backends.registry import open_store
 from backends.s3_options import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
-from tiered.archive.duck import ask
-from tiered.archive.key_index import build, read_index
-from tiered.archive.lookup import lookup
+from tiered.archive.query.duck import ask
+from tiered.archive.query.key_index import build, read_index
+from tiered.archive.query.lookup import lookup
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.index.reader import IndexReader, Wish

@@ -31,7 +31,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from tiered.archive.columns import schema as archive_schema
 from tiered.archive.columns import topic_schema
 from tiered.archive.selection import selection_of, shown
-from tiered.archive.source_options import (
+from tiered.archive.source.options import (
     ARCHIVE,
     OF_STREAM,
     OF_TIER,
@@ -43,14 +43,14 @@ from tiered.archive.source_options import (
     require_known,
     source_options,
 )
-from tiered.archive.source_readers import (
+from tiered.archive.source.readers import (
     ArchiveReader,
     PushingArchiveReader,
     PushingTierReader,
     SourceReader,
     TierBatchReader,
 )
-from tiered.archive.streaming import TierStreamReader
+from tiered.archive.source.streaming import TierStreamReader
 from tiered.archive.tables import read_archive
 from tiered.errors import InvalidError
 from tiered.plugin.stores import backend_errors

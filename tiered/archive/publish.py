@@ -25,11 +25,11 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tiered.archive.duck import local_root
 from tiered.archive.harm import reading, reading_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
+from tiered.archive.query.duck import local_root
 from tiered.archive.ranges import ObjectFile
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.journal.reader import JournalReader

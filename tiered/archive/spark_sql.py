@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tiered.archive.columns import topic_schema
 from tiered.archive.datasource import ArchiveSource, source_options
 from tiered.archive.datasource import register as register_sources
-from tiered.archive.duck import local_root, tables_there
-from tiered.archive.duck_plan import is_named, may_list_tables, table_names
 from tiered.archive.harm import find_damage
-from tiered.archive.native import uri_of
+from tiered.archive.query.duck import local_root, tables_there
+from tiered.archive.query.duck_plan import is_named, may_list_tables, table_names
+from tiered.archive.query.native import uri_of
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
 

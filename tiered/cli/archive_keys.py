@@ -10,14 +10,14 @@ from tiered.cli.progress import Progress, Progressed
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
-    from tiered.archive.key_index import Built
+    from tiered.archive.query.key_index import Built
     from tiered.archive.workshop import Workshop
     from tiered.cli.call import Call
 
 
 def run_key_index(call: Call, at: Workshop) -> int:
     """Cover the files that no object of the index covers yet."""
-    from tiered.archive.key_index import build
+    from tiered.archive.query.key_index import build
     from tiered.archive.tables import read_archive
 
     now = Progressed("0 files")

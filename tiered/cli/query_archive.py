@@ -31,8 +31,8 @@ def look(call: Call, archive: ObjectStore) -> list[bytes]:
         DataError: The log or a file is damaged.
         BackendError: The store failed.
     """
-    from tiered.archive.lines import lines
-    from tiered.archive.lookup import lookup
+    from tiered.archive.query.lines import lines
+    from tiered.archive.query.lookup import lookup
     from tiered.archive.selection import MAX, MIN, Selection
 
     if call.flag("raw-body"):

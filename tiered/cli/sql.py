@@ -58,7 +58,7 @@ def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Ta
             "no question is asked", where=call.path, do="write one, as 'SHOW TABLES'"
         )
     if call.words("engine") == "duckdb":
-        from tiered.archive.duck import ask
+        from tiered.archive.query.duck import ask
 
         found = ask(archive, question)
         if found.left_out:

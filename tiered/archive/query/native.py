@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiered.archive.duck import local_root
 from tiered.archive.prune import plan_files
+from tiered.archive.query.duck import local_root
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiered.archive.source_options import open_place
+from tiered.archive.source.options import open_place
 from tiered.log.reader import TierReader
 from tiered.plugin.place import choose_place, find_places
 

@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tiered.archive.prune import groups_of, open_parquet, plan_files
 from tiered.archive.selection import narrowed, shown
-from tiered.archive.source_options import choice, open_place, partition_bytes
-from tiered.archive.stretches import FAIL, SKIP, packed, plan_tier, read_stretch
+from tiered.archive.source.options import choice, open_place, partition_bytes
+from tiered.archive.source.stretches import FAIL, SKIP, packed, plan_tier, read_stretch
+from tiered.archive.source.tier_states import TierStates
 from tiered.archive.tables import read_archive
-from tiered.archive.tier_states import TierStates
 from tiered.plugin.arrow import load_pyarrow
 from tiered.plugin.stores import backend_errors
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tiered.archive.prune import Chosen
     from tiered.archive.selection import Selection
-    from tiered.archive.stretches import Stretch
+    from tiered.archive.source.stretches import Stretch
 
 BATCH_ROWS = 10_000
 _PIECE = ("broker", "queue_id", "incarnation", "queue_offset")

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from tiered.archive.duck_plan import (
+from tiered.archive.harm import find_damage
+from tiered.archive.model import SCHEMA_VERSION
+from tiered.archive.query.duck_plan import (
     EMPTY,
     is_named,
     make_tables,
@@ -24,9 +26,7 @@ from tiered.archive.duck_plan import (
     table_names,
     wanted_of,
 )
-from tiered.archive.harm import find_damage
-from tiered.archive.key_index import files_without, read_index
-from tiered.archive.model import SCHEMA_VERSION
+from tiered.archive.query.key_index import files_without, read_index
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError

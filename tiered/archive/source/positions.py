@@ -1,4 +1,4 @@
-"""How far a stream has come in each queue of a tier. Pure; ``tiered.archive.stream_plan`` says what is read next.
+"""How far a stream has come in each queue of a tier. Pure; ``tiered.archive.source.stream_plan`` says what is read next.
 
 A position says where a batch ends *and* where it began, so a batch that is done again after a crash is the same one whatever
 the stream's start, the tier's expiry or the broker have done meanwhile. With ``tails`` (how many ends of the incarnation the
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiered.archive.stretches import incarnations
+from tiered.archive.source.stretches import incarnations
 from tiered.errors import DataError, InvalidError
 from tiered.log.wellformed import check_ints
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tiered.archive.model import Lane
-from tiered.archive.positions import Key, Position, Positions, earliest, queues_of
-from tiered.archive.stretches import FAIL, SKIP, History, cut, owner
+from tiered.archive.source.positions import Key, Position, Positions, earliest, queues_of
+from tiered.archive.source.stretches import FAIL, SKIP, History, cut, owner
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tiered.archive.selection import Selection
-    from tiered.archive.stretches import Stretch
+    from tiered.archive.source.stretches import Stretch
     from tiered.log.parts import QueueLife, TierState
     from tiered.plugin.place import Place
 

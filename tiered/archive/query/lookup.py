@@ -8,7 +8,7 @@ the keys are read first, and the others only where a row is wanted.
 Exact: filters only leave out. Each row is held against all that is wanted, and the newest come first.
 
 Requests of a file that does not have the key: two, one for the footer and one for the blocks. An index
-(``tiered.archive.key_index``), if one was made, answers for all files that it covers with one.
+(``tiered.archive.query.key_index``), if one was made, answers for all files that it covers with one.
 
 Threads: files are looked at by ``spread``, several at once if it is the ``map`` of an executor. Nothing is kept.
 """
@@ -23,8 +23,8 @@ from backends.errors import ObjectNotFoundError
 from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
 from tiered.archive.filters import filters_of
 from tiered.archive.harm import reading
-from tiered.archive.key_index import groups_with, read_index
 from tiered.archive.prune import open_parquet, plan_files
+from tiered.archive.query.key_index import groups_with, read_index
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.errors import InvalidError
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
-    from tiered.archive.key_index import IndexPart
     from tiered.archive.machine import ArchiveState
     from tiered.archive.prune import Chosen
+    from tiered.archive.query.key_index import IndexPart
 
     Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiered.archive.native import file_uris
 from tiered.archive.prune import explain
+from tiered.archive.query.native import file_uris
 from tiered.archive.selection import selection_of
-from tiered.archive.source_options import (
+from tiered.archive.source.options import (
     ARCHIVE,
     OF_TIER,
     READ,
@@ -19,8 +19,8 @@ from tiered.archive.source_options import (
     partition_bytes,
     require_known,
 )
-from tiered.archive.stretches import packed, plan_tier
-from tiered.archive.tier_states import TierStates
+from tiered.archive.source.stretches import packed, plan_tier
+from tiered.archive.source.tier_states import TierStates
 from tiered.plugin.stores import backend_errors
 
 

@@ -1,6 +1,6 @@
 """A tier as a stream of Spark: micro-batches of what has been committed since the last one, read by the workers.
 
-Overview: the driver follows the journals and gives Spark positions (``tiered.archive.positions``), which go into the query's
+Overview: the driver follows the journals and gives Spark positions (``positions.py``), which go into the query's
 checkpoint; a batch's partitions are stretches of the tier, as with a batch query. Spark writes the end of a batch down
 before the batch begins, so after a crash the same batch is done again with the same rows; with a sink that knows its batches
 (files, or ``foreachBatch`` that is idempotent by batch) each message comes out once.
@@ -28,7 +28,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tiered.archive.model import Lane
-from tiered.archive.positions import (
+from tiered.archive.source.options import choice, partition_bytes, whole
+from tiered.archive.source.positions import (
     EARLIEST,
     LATEST,
     document_of,
@@ -37,11 +38,10 @@ from tiered.archive.positions import (
     queues_of,
     start_of,
 )
-from tiered.archive.source_options import choice, partition_bytes, whole
-from tiered.archive.source_readers import TierPartition, read_partition
-from tiered.archive.stream_plan import AGAIN, Rules, advance, batch_of
-from tiered.archive.stretches import FAIL, SKIP, packed
-from tiered.archive.tier_states import TierStates
+from tiered.archive.source.readers import TierPartition, read_partition
+from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of
+from tiered.archive.source.stretches import FAIL, SKIP, packed
+from tiered.archive.source.tier_states import TierStates
 from tiered.errors import InvalidError
 from tiered.plugin.stores import backend_errors
 
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tiered.archive.positions import Key, Positions
     from tiered.archive.selection import Selection
+    from tiered.archive.source.positions import Key, Positions
     from tiered.log.parts import TierState
     from tiered.plugin.place import Place
 

@@ -1,0 +1,1 @@
+"""What Spark's door (``tiered.archive.datasource``) opens: an archive, or a tier itself, as batches and as streams."""
