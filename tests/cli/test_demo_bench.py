@@ -80,7 +80,9 @@ def test_bench_alone_does_all_of_it(tiered: CommandLine):
 
 def test_the_store_is_measured(tiered: CommandLine, tmp_path: Path):
     small = ("--messages", "500", "--seconds", "0.2", "--threads", "4", "--rate", "500")
-    rows = tiered.good("bench", "store", tmp_path, *small, "--json").document["results"]
+    rows = tiered.good("bench", "store", tmp_path / "made" / "for it", *small, "--json").document[
+        "results"
+    ]
     assert [row["what"] for row in rows] == [
         "append",
         "append, forced to disk",

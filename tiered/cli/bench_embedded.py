@@ -31,6 +31,8 @@ def run(call: Call) -> int:
         call.whole("rate"),
     )
     where = call.arguments["directory"]
+    if where is not None:
+        Path(where).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tiered-bench-", dir=where) as folder:
         rows = bench_store(Path(folder), bench, call.clock, random.Random(1))  # noqa: S311 (content)
     Output(call).emit({"format": 1, "results": rows}, rows, COLUMNS)
