@@ -80,9 +80,8 @@ def test_bench_alone_does_all_of_it(tiered: CommandLine):
 
 def test_the_store_is_measured(tiered: CommandLine, tmp_path: Path):
     small = ("--messages", "500", "--seconds", "0.2", "--threads", "4", "--rate", "500")
-    rows = tiered.good("bench", "store", tmp_path / "made" / "for it", *small, "--json").document[
-        "results"
-    ]
+    folder = tmp_path / "made" / "for it"
+    rows = tiered.good("bench", "store", folder, *small, "--json").document["results"]
     assert [row["what"] for row in rows] == [
         "append",
         "append, forced to disk",
@@ -93,4 +92,4 @@ def test_the_store_is_measured(tiered: CommandLine, tmp_path: Path):
     ]
     assert all(row["value"] > 0 for row in rows)
     assert [row["records"] for row in rows[-2:]] == [500, 50]
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
