@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import use_server
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
@@ -67,10 +68,17 @@ def test_spark_makes_the_same_archive(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("place", ["folder", "ministack"])
 def test_spark_reads_what_java_found(
-    place: str, sealed: Callable[[str], Sealed], archive_url: str, session: Any, ministack: S3Server
+    place: str,
+    sealed: Callable[[str], Sealed],
+    archive_url: str,
+    session: Any,
+    *,
+    ministack: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tier, options, url = sealed("s01-basic"), S3Options(), archive_url
     if place == "ministack":
+        use_server(ministack, monkeypatch)
         url = f"s3://{ministack.bucket()}/parquet"
     here("archive", tier.url, "--to", url).good()
     archive = open_store(url, options)
