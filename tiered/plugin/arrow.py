@@ -68,8 +68,8 @@ def load_pyarrow() -> Any:  # noqa: ANN401 (it has no types)
         return importlib.import_module("pyarrow")
     except ImportError as error:
         raise InvalidError(
-            "Arrow batches need pyarrow, which is not installed",
-            do="pip install 'tieredmq[sql]', or read messages instead",
+            "archives and Arrow batches need pyarrow, which is not installed",
+            do="pip install 'tieredmq[sql]', or `make setup` in a checkout",
         ) from error
 
 
