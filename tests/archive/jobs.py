@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import io
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from support.journals import PREFIX
+from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from tiered.archive.job import Workshop, local_engine, run_job
 from tiered.archive.verify import verify_archive
 from tiered.clock import ManualClock
+from tiered.log.state import part_json, queue_action
+from tiered.log.takeback import head_of
 from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.archive.job import Result
     from tiered.archive.verify import Report
+    from tiered.log.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +65,22 @@ def rows(at: Workshop, prefix: str = "topic=") -> list[dict[str, Any]]:
 
 def bodies(at: Workshop) -> dict[int, bytes]:
     return {row["queue_offset"]: row["body"] for row in rows(at)}
+
+
+def with_other_messages_behind(tier: TierBuilder, part: Part, *bodies: bytes) -> TierBuilder:
+    """The broker takes back all but the first two of five messages; a new writer tiers others, each in a segment.
+
+    Args:
+        tier: Has ``a``, then ``part``, then one message more, in three parts.
+        part: Of the bodies ``b`` and two that are four bytes longer.
+        bodies: What comes in place of what was taken back.
+    """
+    size = part.log.size_bytes
+    head = head_of(part, 1, log_bytes=size // 3 - 1, holes=0, last=0)
+    head = replace(head, log=replace(head.log, end=head.log.start + (size - 8) // 3))
+    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
+    tier.say(queue_action("take_back", QUEUE, 0, **fields))
+    again = TierBuilder(tier.store, writer="0badbeef")
+    for body in bodies:
+        again.add([body], roll=True)
+    return again

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.tiers import QUEUE, TierBuilder
 
-from tests.archive.jobs import archive, workshop
+from tests.archive.jobs import archive, with_other_messages_behind, workshop
 from tests.archive.reading import files
-from tests.archive.test_jobs import log_bytes
 from tests.e2e.harness import here
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.limits import Limits
-from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,13 +186,7 @@ def test_what_the_broker_took_back_proves_nothing_for_its_successor() -> None:
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
     archive(at)
-    head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
-    head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
-    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
-    tier.say(queue_action("take_back", QUEUE, 0, **fields))
-    again = TierBuilder(tier.store, writer="0badbeef")
-    for body in (b"new c", b"new d", b"open"):
-        again.add([body], roll=True)
+    again = with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
     found = proved(again, at)
     assert not any(flag for life in found for flag in life), "same offsets, other messages"
     archive(at)

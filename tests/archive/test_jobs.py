@@ -10,14 +10,21 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tests.archive.jobs import archive, bodies, check, keys, rows, workshop
+from tests.archive.jobs import (
+    archive,
+    bodies,
+    check,
+    keys,
+    rows,
+    with_other_messages_behind,
+    workshop,
+)
 from tiered.archive import parquet
 from tiered.archive.job import first_error, local_engine, log_writer, run_job
 from tiered.archive.machine import archive_action
 from tiered.archive.task import archive_segment
 from tiered.errors import DataError, InternalError, InvalidError
 from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -120,13 +127,7 @@ def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() ->
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
     archive(at)
-    head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
-    head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
-    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
-    tier.say(queue_action("take_back", QUEUE, 0, **fields))
-    again = TierBuilder(tier.store, writer="0badbeef")
-    for body in (b"new c", b"new d", b"open"):
-        again.add([body], roll=True)
+    with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
     result = archive(at)
     assert [one.starts for one in result.plan.overtaken] == [(1,)]
     check(at)
@@ -138,12 +139,6 @@ def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() ->
     assert found == {0: b"a", 1: b"b", 2: b"new c", 3: b"new d"}
     assert archive(at).entries == 0
     assert len(state.tails[lane]) == 1
-
-
-def log_bytes(part: object) -> int:
-    """Of the record of body ``b``: the others' bodies have four bytes more each."""
-    size = part.log.size_bytes  # type: ignore[attr-defined]
-    return (size - 8) // 3
 
 
 def test_another_job_between_work_and_commit() -> None:

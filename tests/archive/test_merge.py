@@ -11,9 +11,9 @@ import pytest
 from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
-from tests.archive.jobs import archive, check, rows, workshop
+from tests.archive.jobs import archive, check, rows, with_other_messages_behind, workshop
 from tests.archive.reading import files
-from tests.archive.test_jobs import MIDNIGHT, log_bytes
+from tests.archive.test_jobs import MIDNIGHT
 from tests.e2e.harness import here, program
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.job import local_engine, log_writer, run_job
@@ -26,8 +26,6 @@ from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.errors import DataError, InvalidError
 from tiered.journal.checkpoint import decode_checkpoint, encode_pieces
 from tiered.journal.entry import Entry, decode_entry, encode_entry
-from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -214,13 +212,7 @@ def test_what_the_broker_takes_back_is_divided_from_what_it_shares_a_file_with()
     at = workshop(tier.store)
     run_job(at, local_engine(at, 1), small_bytes=1 << 20)
     assert len(named(at)) == 1
-    head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
-    head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
-    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
-    tier.say(queue_action("take_back", QUEUE, 0, **fields))
-    again = TierBuilder(tier.store, writer="0badbeef")
-    for body in (b"new c", b"open"):
-        again.add([body], roll=True)
+    with_other_messages_behind(tier, part, b"new c", b"open")
     archive(at)
     bodies = {(row["queue_id"], row["queue_offset"]): row["body"] for row in seen(at)}
     mine = QUEUE.queue_id

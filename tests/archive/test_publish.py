@@ -16,17 +16,14 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
-from tests.archive.jobs import archive, check, workshop
+from tests.archive.jobs import archive, check, with_other_messages_behind, workshop
 from tests.archive.test_body import wishes
-from tests.archive.test_jobs import log_bytes
 from tests.e2e.harness import here
 from tiered.archive import publish as module
 from tiered.archive.job import log_writer
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.publish import Destination, Published, publish, table_name
 from tiered.errors import InvalidError, StoreUnavailableError
-from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -116,13 +113,7 @@ def test_what_the_broker_takes_back_goes_from_the_table(tmp_path: Path, catalog:
         at = workshop(tier.store, store)
         archive(at)
         published(at, catalog)
-        head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
-        head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
-        fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
-        tier.say(queue_action("take_back", QUEUE, 0, **fields))
-        again = TierBuilder(tier.store, writer="0badbeef")
-        for body in (b"new c", b"open"):
-            again.add([body], roll=True)
+        with_other_messages_behind(tier, part, b"new c", b"open")
         archive(at)
         published(at, catalog)
     assert bodies(catalog) == [b"a", b"b", b"new c"]

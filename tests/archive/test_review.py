@@ -9,8 +9,7 @@ import pytest
 from support.tiers import QUEUE, TierBuilder
 
 from backends.s3_options import S3Options
-from tests.archive.jobs import archive, check, workshop
-from tests.archive.test_jobs import log_bytes
+from tests.archive.jobs import archive, check, with_other_messages_behind, workshop
 from tests.archive.test_merge import built, merged, named, seen
 from tests.e2e.harness import here
 from tiered.archive.clean import apply_clean, plan_clean
@@ -26,8 +25,6 @@ from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive
 from tiered.archive.verify import read_log
 from tiered.errors import DataError, InvalidError
-from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,13 +108,7 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
     log = log_writer(slow)
     plan = plan_job(slow, log.state)
     done = list(local_engine(slow, 1)(plan.tasks))
-    head = head_of(part, 1, log_bytes=part.log.size_bytes // 3 - 1, holes=0, last=0)
-    head = replace(head, log=replace(head.log, end=head.log.start + log_bytes(part)))
-    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
-    tier.say(queue_action("take_back", QUEUE, 0, **fields))
-    again = TierBuilder(tier.store, writer="0badbeef")
-    for body in (b"new c", b"new d", b"open"):
-        again.add([body], roll=True)
+    with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
 
     def overtaken(who: Workshop, state: Any) -> Any:
         """The slow job's entry comes between this one's planning and its first entry."""

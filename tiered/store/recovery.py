@@ -44,6 +44,8 @@ from tiered.store.rows import cut_row
 from tiered.store.startup import CHECKPOINT_FILE, QueueEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tiered.format.consume_queue import Flags, Items
     from tiered.local.layout import Layout
     from tiered.model import MessageQueue
@@ -139,18 +141,25 @@ def find_start(
 def listed_end(layout: Layout, cache: FileCache, limit: int) -> int:
     """Where the last record ends that a consume queue lists and that begins below ``limit``; 0 without one."""
     found = 0
-    for queue, is_batch in list_queues(layout.root).items():
-        if is_batch:
-            continue
-        folder = layout.queue_directory(queue, is_batch=False)
-        index = PlainQueue(cache, folder, queue_file_bytes(folder, is_batch=False))
-        if not index.row.bases:
-            continue
+    for _, _, index in _plain_queues(layout, cache):
         end = queue_end(index, limit)
         for item in index.units(max(0, end - 1), end):
             if item["physical_offset"] < limit:
                 found = max(found, int(item["physical_offset"]) + int(item["size"]))
     return found
+
+
+def _plain_queues(
+    layout: Layout, cache: FileCache
+) -> Iterator[tuple[MessageQueue, str, PlainQueue]]:
+    """Every consume queue but batch queues that has a file: which, its folder, its entries."""
+    for queue, is_batch in list_queues(layout.root).items():
+        if is_batch:
+            continue
+        folder = layout.queue_directory(queue, is_batch=False)
+        index = PlainQueue(cache, folder, queue_file_bytes(folder, is_batch=False))
+        if index.row.bases:
+            yield queue, folder, index
 
 
 def cut_queues(
@@ -162,13 +171,7 @@ def cut_queues(
         OSError: Not all of it was done.
     """
     ends: dict[MessageQueue, QueueEnd] = {}
-    for queue, is_batch in list_queues(layout.root).items():
-        if is_batch:
-            continue
-        folder = layout.queue_directory(queue, is_batch=False)
-        index = PlainQueue(cache, folder, queue_file_bytes(folder, is_batch=False))
-        if not index.row.bases:
-            continue
+    for queue, folder, index in _plain_queues(layout, cache):
         end = queue_end(index, limit)
         cut_row(rows, folder, index.row.file_bytes, end * ITEM_BYTES)
         if end > index.unit_span()[0]:
