@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,30 +14,22 @@ from store.dying import OPTIONS, messages
 from store.harness import reopen
 from store.reading import check_same, read_all
 from store.replayed import records_of
+from support.points import ROOT, points_in_code, points_in_docs
 
 from tiered.crashpoints import EXIT_CODE
 from tiered.format.consume_queue import ITEM
 from tiered.model import MessageQueue
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def in_code() -> list[str]:
-    """Every name that the store calls ``reached`` with."""
-    found = []
-    for path in sorted((ROOT / "tiered" / "store").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "reached":
-                (name,) = node.args
-                assert isinstance(name, ast.Constant), f"{path}: a point is named by a literal"
-                found.append(str(name.value))
-    return found
+    return points_in_code((ROOT / "tiered" / "store").glob("*.py"))
 
 
 def in_docs() -> list[str]:
-    text = (ROOT / "docs" / "embedded-store.md").read_text()
-    _, _, section = text.partition("## Crash points")
-    return re.findall(r"^\| `(store-[a-z-]+)` \|", section, re.MULTILINE)
+    return points_in_docs("embedded-store.md", "store-")
 
 
 def test_the_table_in_the_docs_lists_each_point_of_the_code_once():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.points import ROOT, points_in_code, points_in_docs
 
 from tests.e2e import harness
 from tests.e2e.harness import here, program
@@ -18,8 +16,8 @@ from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 QUARANTINE = "quarantine-stored"
 OF_ARCHIVE = {
     *("archive-writing", "archive-written", "archive-rewriting", "archive-rewritten"),
@@ -30,24 +28,13 @@ OF_OTHER_COMMANDS = OF_RECLAIM | OF_ARCHIVE
 
 
 def in_code() -> list[str]:
-    """Every name that the program calls ``reached`` with."""
-    found = []
-    for path in sorted((ROOT / "tiered").rglob("*.py")):
-        if path.parent.name == "store":
-            continue  # tests/store/test_crash_points.py, docs/embedded-store.md
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "reached":
-                (name,) = node.args
-                assert isinstance(name, ast.Constant), f"{path}: a point is named by a literal"
-                found.append(str(name.value))
-    return found
+    """Those of the embedded store are in tests/store/test_crash_points.py and docs/embedded-store.md."""
+    paths = (ROOT / "tiered").rglob("*.py")
+    return points_in_code(path for path in paths if path.parent.name != "store")
 
 
 def in_docs() -> list[str]:
-    """Every name in the table of docs/durability.md."""
-    text = (ROOT / "docs" / "durability.md").read_text()
-    _, _, section = text.partition("## Crash points")
-    return re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
+    return points_in_docs("durability.md")
 
 
 def test_the_table_in_the_docs_lists_each_point_of_the_code_once():
