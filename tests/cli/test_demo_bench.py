@@ -93,3 +93,10 @@ def test_the_store_is_measured(tiered: CommandLine, tmp_path: Path):
     assert all(row["value"] > 0 for row in rows)
     assert [row["records"] for row in rows[-2:]] == [500, 50]
     assert not list(folder.iterdir())
+
+
+def test_the_store_is_not_measured_in_a_file(tiered: CommandLine, tmp_path: Path):
+    (tmp_path / "file").touch()
+    ran = tiered("bench", "store", tmp_path / "file")
+    assert ran.code == 2
+    assert "is a file" in ran.err

@@ -44,7 +44,11 @@ COMMAND = make_command(
     run,
     summary=ENTRIES["store"].summary,
     section="bench.store",
-    arguments=[click.Argument(["directory"], required=False, metavar="[DIR]")],
+    arguments=[
+        click.Argument(
+            ["directory"], required=False, metavar="[DIR]", type=click.Path(file_okay=False)
+        )
+    ],
     examples=[
         "tiered bench store",
         "tiered bench store /data --messages 4000000 --json",
