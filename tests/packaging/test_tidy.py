@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-LINES_OF_A_MODULE = 400
+LINES_OF_A_MODULE = 1_000
 LINES_OF_A_FUNCTION = 70
 PACKAGES = ("tiered/", "backends/", "fetcher/", "timer/")
 
@@ -43,11 +43,11 @@ def test_nothing_is_too_large(tracked: dict[str, str]):
 
 def test_too_large_is_found():
     long_function = "def f():\n" + "    x = 1\n" * 70
-    long_module = "x = 1\n" * 401
+    long_module = "x = 1\n" * 1_001
     found = too_large(
         {"a.py": long_function, "tiered/b.py": long_module, "tests/c.py": long_module}
     )
-    assert found == {"a.py:f": 71, "tiered/b.py": 401}
+    assert found == {"a.py:f": 71, "tiered/b.py": 1_001}
 
 
 def test_scripts_and_pages_are_no_packages(tracked: dict[str, str]):
