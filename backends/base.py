@@ -76,10 +76,13 @@ class Capabilities:
     Attributes:
         put_if_absent: Creation is atomic among writers.
         compare_and_set: ``compare_and_set`` is atomic among writers.
+        distinguishes_case: Keys that differ only in the case of letters are two keys. Folders of many disks (macOS,
+            SMB) take them for one.
     """
 
     put_if_absent: bool
     compare_and_set: bool
+    distinguishes_case: bool = True
 
 
 @runtime_checkable

@@ -1,4 +1,7 @@
-"""Find out what a store really does with conditional writes: several servers take the conditions and ignore them."""
+"""Find out what a store really does with conditional writes and with names.
+
+Several servers take the conditions and ignore them; several disks take two names for one that differ only in case.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ _TRIES = 6
 
 
 def probe(store: ObjectStore, probe_id: str) -> Capabilities:
-    """Write, write again, replace with a stale version, and clean up: about ten requests.
+    """Write, write again, look for it under another spelling, replace with a stale version, and clean up.
+
+    About ten requests.
 
     It cannot show that a store is safe under races, only that it is not deaf to conditions.
 
@@ -42,6 +47,7 @@ def _probe(store: ObjectStore, probe_id: str) -> Capabilities:
     try:
         return Capabilities(
             put_if_absent=_creates_once(store, created),
+            distinguishes_case=not _is_there(store, created.upper()),
             compare_and_set=_replaces_only_the_expected(store, replaced),
         )
     finally:
@@ -60,6 +66,16 @@ def _creates_once(store: ObjectStore, key: str) -> bool:
     except AlreadyExistsError:
         return store.get(key) == b"first"
     return False
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except BackendError as error:
+        if error.retriable:
+            raise
+        return False  # not found; or refused, as S3 answers for what is not there to those who may not list
+    return True
 
 
 def _replaces_only_the_expected(store: ObjectStore, key: str) -> bool:

@@ -16,9 +16,12 @@ Offsets have 20 decimal digits, other numbers 10. ``writer`` is a random 8-hex-d
 counts the objects that it has begun, so no two tries ever share a key.
 
 Names (cluster, broker, topic) are escaped: letters, digits, ``_ - % |`` stand for themselves, any other byte of the
-UTF-8 form is ``~`` and two hex digits. An escaped name of over 240 bytes is cut into several key segments, each but the
-last ending in ``~+``. No key is another key plus ``/…``, which one server would store and never list: every leaf lies in
-a folder in which only leaves lie, and ``lease`` cannot be a folder.
+UTF-8 form is ``~`` and two hex digits. Where the store takes names for one that differ only in case (a folder of macOS or
+SMB, found by the probe), topics' capital letters are escaped as well, so that ``Orders`` and ``orders`` have each their own
+folder; either spelling is understood everywhere, so that a tier can be copied from one kind of store to the other. An
+escaped name of over 240 bytes is cut into several key segments, each but the last ending in ``~+``. No key is another key
+plus ``/…``, which one server would store and never list: every leaf lies in a folder in which only leaves lie, and
+``lease`` cannot be a folder.
 
 Limits: with a topic of 255 bytes that must all be escaped a key has 867 bytes behind the broker's prefix, so a prefix of up
 to ``PREFIX_BYTES_MAX`` bytes (with the path of the tier's URL) keeps every key within the 1,024 that all servers bear.
@@ -42,6 +45,7 @@ LEDGER = "ledger/"
 INDEX = "index/"
 _CHECKPOINT = ".checkpoint"
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%|")
+_CAPITALS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _SEGMENT_BYTES_MAX = 240
 _CONTINUED = "~+"
 _HEX = frozenset("0123456789abcdef")
@@ -71,6 +75,7 @@ class DataKey:
         incarnation: Which life of the queue.
         offset: Log offset (commitlog) or queue offset (the others) of the object's first byte or item.
         object_id: Who made it.
+        escapes_case: Capital letters of the topic are escaped.
     """
 
     kind: str
@@ -78,12 +83,19 @@ class DataKey:
     incarnation: int
     offset: int
     object_id: ObjectId
+    escapes_case: bool = False
 
 
-def escape_name(name: str) -> str:
-    """Turn any name into key segments, reversibly."""
+def escape_name(name: str, *, escapes_case: bool = False) -> str:
+    """Turn any name into key segments, reversibly.
+
+    Args:
+        name: Any.
+        escapes_case: Capital letters do not stand for themselves.
+    """
+    safe = _SAFE - _CAPITALS if escapes_case else _SAFE
     pieces = [
-        chr(byte) if byte in _SAFE else f"~{byte:02x}"
+        chr(byte) if byte in safe else f"~{byte:02x}"
         for byte in name.encode("utf-8", "surrogateescape")
     ]
     segments, size = [""], 0
@@ -115,7 +127,7 @@ def unescape_name(text: str) -> str:
             raw += joined[index].encode()
             index += 1
     name = raw.decode("utf-8", "surrogateescape")
-    if escape_name(name) != text:
+    if text not in {escape_name(name), escape_name(name, escapes_case=True)}:
         raise ValueError(f"not an escaped name: {text!r}")
     return name
 
@@ -155,32 +167,50 @@ def ledger_key(prefix: str, time_ms: int, run: str, step: int) -> str:
     return f"{prefix}{LEDGER}{time_ms:0{OFFSET_DIGITS}d}-{run}-{step:0{NUMBER_DIGITS}d}"
 
 
-def queue_prefix(prefix: str, queue: MessageQueue) -> str:
-    """Prefix of all data of one queue, all incarnations."""
-    return f"{prefix}{QUEUE}{_queue_path(queue)}/"
+def queue_prefix(prefix: str, queue: MessageQueue, *, escapes_case: bool = False) -> str:
+    """Prefix of all data of one queue, all incarnations, in one of the two spellings."""
+    return f"{prefix}{QUEUE}{_queue_path(queue, escapes_case=escapes_case)}/"
 
 
 def commit_log_key(
-    prefix: str, queue: MessageQueue, incarnation: int, log_offset: LogOffset, made: ObjectId
+    prefix: str,
+    queue: MessageQueue,
+    incarnation: int,
+    log_offset: LogOffset,
+    made: ObjectId,
+    *,
+    escapes_case: bool = False,
 ) -> str:
     """Key of a commit-log object that begins at ``log_offset``."""
-    root = f"{prefix}{QUEUE}{_queue_path(queue)}"
+    root = queue_prefix(prefix, queue, escapes_case=escapes_case)
     return _data_key(root, incarnation, "commitlog/", log_offset, made)
 
 
 def consume_queue_key(
-    prefix: str, queue: MessageQueue, incarnation: int, queue_offset: QueueOffset, made: ObjectId
+    prefix: str,
+    queue: MessageQueue,
+    incarnation: int,
+    queue_offset: QueueOffset,
+    made: ObjectId,
+    *,
+    escapes_case: bool = False,
 ) -> str:
     """Key of a consume-queue object that begins at ``queue_offset``."""
-    root = f"{prefix}{QUEUE}{_queue_path(queue)}"
+    root = queue_prefix(prefix, queue, escapes_case=escapes_case)
     return _data_key(root, incarnation, "consumequeue/", queue_offset, made)
 
 
 def quarantine_key(
-    prefix: str, queue: MessageQueue, incarnation: int, queue_offset: QueueOffset, made: ObjectId
+    prefix: str,
+    queue: MessageQueue,
+    incarnation: int,
+    queue_offset: QueueOffset,
+    made: ObjectId,
+    *,
+    escapes_case: bool = False,
 ) -> str:
     """Key of the raw bytes of a damaged record."""
-    root = f"{prefix}{QUARANTINE}{_queue_path(queue)}"
+    root = f"{prefix}{QUARANTINE}{_queue_path(queue, escapes_case=escapes_case)}/"
     return _data_key(root, incarnation, "", queue_offset, made)
 
 
@@ -233,26 +263,29 @@ def _parse_data_key(rest: str) -> DataKey | None:
     offset, generation, writer, sequence = leaf.split("-")
     if len(writer) != 8 or not _HEX.issuperset(writer):  # noqa: PLR2004 (the id's fixed width)
         return None
+    escaped = "/".join(name)
+    topic = unescape_name(escaped)
     return DataKey(
         kind,
-        MessageQueue(unescape_name("/".join(name)), int(queue_id)),
+        MessageQueue(topic, int(queue_id)),
         int(incarnation),
         int(offset),
         ObjectId(int(generation), writer, int(sequence)),
+        escapes_case=escaped != escape_name(topic),
     )
 
 
 def _build(key: DataKey) -> str:
     root, folder = (QUARANTINE, "") if key.kind == "quarantine" else (QUEUE, f"{key.kind}/")
-    return _data_key(
-        root + _queue_path(key.queue), key.incarnation, folder, key.offset, key.object_id
-    )
+    path = _queue_path(key.queue, escapes_case=key.escapes_case)
+    return _data_key(f"{root}{path}/", key.incarnation, folder, key.offset, key.object_id)
 
 
-def _queue_path(queue: MessageQueue) -> str:
-    return f"{escape_name(queue.topic)}/{queue.queue_id:0{NUMBER_DIGITS}d}"
+def _queue_path(queue: MessageQueue, *, escapes_case: bool) -> str:
+    topic = escape_name(queue.topic, escapes_case=escapes_case)
+    return f"{topic}/{queue.queue_id:0{NUMBER_DIGITS}d}"
 
 
 def _data_key(root: str, incarnation: int, folder: str, offset: int, made: ObjectId) -> str:
     life = f"{incarnation:0{NUMBER_DIGITS}d}"
-    return f"{root}/{life}/{folder}{offset:0{OFFSET_DIGITS}d}-{made}"
+    return f"{root}{life}/{folder}{offset:0{OFFSET_DIGITS}d}-{made}"

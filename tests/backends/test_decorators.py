@@ -31,6 +31,7 @@ from backends.probe import probe
 from backends.retrying import RetryingStore, RetryPolicy, plan_delay_s
 from backends.testing.contract import ObjectStoreContract
 from backends.testing.faulty import READS, WRITES, Event, Fault, FaultyStore, Rule, SimulatedCrash
+from backends.testing.folding import CaseFoldingStore
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock, SystemClock
 from tiered.plugin.stores import with_retries
@@ -499,6 +500,10 @@ class Without(WrappingStore):
         (Deaf, Capabilities(put_if_absent=False, compare_and_set=False)),
         (WritesWhatIsMissing, Capabilities(put_if_absent=True, compare_and_set=False)),
         (Without, Capabilities(put_if_absent=False, compare_and_set=False)),
+        (
+            CaseFoldingStore,
+            Capabilities(put_if_absent=True, compare_and_set=True, distinguishes_case=False),
+        ),
     ],
 )
 def test_probe(make: type[WrappingStore], found: Capabilities):

@@ -43,7 +43,17 @@ def test_what_is_unescaped_was_made_by_escaping(text: str):
         name = keys.unescape_name(text)
     except ValueError:
         return
-    assert keys.escape_name(name) == text
+    assert text in {keys.escape_name(name), keys.escape_name(name, escapes_case=True)}
+
+
+@given(NAMES)
+@example("Orders")
+@example("Ä" * 120 + "A")
+def test_where_case_counts_for_nothing_names_stay_apart_and_come_back(name: str):
+    text = keys.escape_name(name, escapes_case=True)
+    check_key(text)
+    assert text == text.lower()
+    assert keys.unescape_name(text) == name
 
 
 @given(NAMES, NAMES)
@@ -56,16 +66,21 @@ def test_no_name_is_the_folder_of_another(one: str, other: str):
 def test_data_keys_pass_the_rules_of_all_servers_and_round_trip(
     prefix: str, queue: MessageQueue, life: int, offset: int, made: keys.ObjectId
 ):
-    built = {
-        "commitlog": keys.commit_log_key(prefix, queue, life, LogOffset(offset), made),
-        "consumequeue": keys.consume_queue_key(prefix, queue, life, QueueOffset(offset), made),
-        "quarantine": keys.quarantine_key(prefix, queue, life, QueueOffset(offset), made),
-    }
-    for kind, key in built.items():
-        check_key(key)
-        assert keys.parse_data_key(prefix, key) == keys.DataKey(kind, queue, life, offset, made)
-        if kind != "quarantine":
-            assert key.startswith(keys.queue_prefix(prefix, queue))
+    plain = keys.escape_name(queue.topic)
+    for escapes in (False, True):
+        at, by = QueueOffset(offset), {"escapes_case": escapes}
+        built = {
+            "commitlog": keys.commit_log_key(prefix, queue, life, LogOffset(offset), made, **by),
+            "consumequeue": keys.consume_queue_key(prefix, queue, life, at, made, **by),
+            "quarantine": keys.quarantine_key(prefix, queue, life, at, made, **by),
+        }
+        is_other = keys.escape_name(queue.topic, **by) != plain
+        for kind, key in built.items():
+            check_key(key)
+            said = keys.DataKey(kind, queue, life, offset, made, escapes_case=is_other)
+            assert keys.parse_data_key(prefix, key) == said
+            if kind != "quarantine":
+                assert key.startswith(keys.queue_prefix(prefix, queue, **by))
 
 
 @given(st.lists(QUEUES, min_size=1, max_size=4), NUMBERS, OFFSETS, IDS)

@@ -82,6 +82,7 @@ class TieredDispatcher:
         selects: Callable[[MessageQueue], bool],
         clock: Clock,
         rng: random.Random,
+        escapes_case: bool = False,
     ) -> None:
         """Wire the parts; no thread runs yet.
 
@@ -95,6 +96,7 @@ class TieredDispatcher:
             selects: Which queues are tiered.
             clock: Time.
             rng: Jitter.
+            escapes_case: The store takes names for one that differ only in case.
         """
         self.counters = DispatchCounters()
         self.budget = MemoryBudget(settings.buffer_bytes_max)
@@ -116,7 +118,11 @@ class TieredDispatcher:
         self._stop = threading.Event()
         self._room = threading.Event()
         self.uploader = Uploader(
-            store, prefix, generation=journal.generation, writer=journal.writer
+            store,
+            prefix,
+            generation=journal.generation,
+            writer=journal.writer,
+            escapes_case=escapes_case,
         )
         self._index_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-index")
         self._rounds = RoundBuilder(

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError
-from tiered import keys
 from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.log.objects import read_range
@@ -139,9 +138,7 @@ class Sealer:
             data = self._join([part.log for part in run], stop)
             if data is None:
                 return None
-            key = keys.commit_log_key(
-                "", plan.queue, plan.incarnation, first.log_offset, self._uploader.next_id()
-            )
+            key = self._uploader.next_log_key(plan.queue, plan.incarnation, first.log_offset)
             log = self._put_log(key, job.plan, run, data, {**description, "kind": "commitlog"})
             if log is None:
                 return _kept(run[0])
@@ -152,9 +149,7 @@ class Sealer:
         items = self._join([part.index for part in run], stop)
         if items is None:
             return None
-        key = keys.consume_queue_key(
-            "", plan.queue, plan.incarnation, first.queue_offset, self._uploader.next_id()
-        )
+        key = self._uploader.next_index_key(plan.queue, plan.incarnation, first.queue_offset)
         index = self._put(key, items, {**description, **more, "holes": holes})
         reached("merged-index-stored")
         log, job.log = job.log, None

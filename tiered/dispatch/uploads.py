@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.local.face import Quarantined
     from tiered.log.composite import GroupCommit
+    from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,26 @@ class Uploader:
         on_stored: Told of each commit whose records have just become durable, while it still has them; must not raise.
     """
 
-    def __init__(self, store: ObjectStore, prefix: str, *, generation: int, writer: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        generation: int,
+        writer: str,
+        escapes_case: bool = False,
+    ) -> None:
+        """Begin at sequence 0.
+
+        Args:
+            store: Where the objects go.
+            prefix: Of the broker.
+            generation: Our reign.
+            writer: Our id.
+            escapes_case: The store takes names for one that differ only in case (``tiered.keys``).
+        """
         self._store = store
+        self._escapes_case = escapes_case
         self._objects_per_put = objects_per_put(store)
         self._prefix = prefix
         self._generation = generation
@@ -123,7 +142,12 @@ class Uploader:
         commit = stored.commit
         for record in stored.quarantined:
             key = keys.quarantine_key(
-                "", commit.queue, commit.incarnation, record.queue_offset, self._next_id()
+                "",
+                commit.queue,
+                commit.incarnation,
+                record.queue_offset,
+                self._next_id(),
+                escapes_case=self._escapes_case,
             )
             description = {
                 **_identity(commit, "quarantine"),
@@ -156,6 +180,20 @@ class Uploader:
         """Id of an object that is about to be begun."""
         return self._next_id()
 
+    def next_log_key(self, queue: MessageQueue, incarnation: int, log_offset: LogOffset) -> str:
+        """Key of a commit-log object that is about to be begun."""
+        return keys.commit_log_key(
+            "", queue, incarnation, log_offset, self._next_id(), escapes_case=self._escapes_case
+        )
+
+    def next_index_key(
+        self, queue: MessageQueue, incarnation: int, queue_offset: QueueOffset
+    ) -> str:
+        """Key of a consume-queue object that is about to be begun."""
+        return keys.consume_queue_key(
+            "", queue, incarnation, queue_offset, self._next_id(), escapes_case=self._escapes_case
+        )
+
     def _note(self, commit: GroupCommit, log: ObjectRange, low: int, high: int) -> StoredLog:
         stored = _stored(commit, log, low, high)
         self.on_stored(commit, stored)
@@ -171,9 +209,7 @@ class Uploader:
             "store_min_ms": low,
             "store_max_ms": high,
         }
-        key = keys.commit_log_key(
-            "", commit.queue, commit.incarnation, commit.log_offset, self._next_id()
-        )
+        key = self.next_log_key(commit.queue, commit.incarnation, commit.log_offset)
         return _NewObject(key, build_object(commit.data(), description))
 
     def _new_index(self, stored: StoredLog) -> _NewObject:
@@ -189,9 +225,7 @@ class Uploader:
             "store_min_ms": stored.store_min_ms,
             "store_max_ms": stored.store_max_ms,
         }
-        key = keys.consume_queue_key(
-            "", commit.queue, commit.incarnation, commit.queue_offset, self._next_id()
-        )
+        key = self.next_index_key(commit.queue, commit.incarnation, commit.queue_offset)
         return _NewObject(key, build_object([stored.items], description))
 
     def _put_all(self, objects: Sequence[_NewObject]) -> list[ObjectRange | BackendError]:

@@ -173,7 +173,7 @@ class Attachment:
         with backend_errors():
             self._journal.catch_up()  # reads first: a store that cannot be reached is told soonest
             self._require_same_store()
-            require_conditional_writes(self._store, self._rng, self.meter.url)
+            able = require_conditional_writes(self._store, self._rng, self.meter.url)
             self._lease.acquire(
                 wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
             )
@@ -188,6 +188,7 @@ class Attachment:
             settings=self._settings.dispatch,
             start=self._start_of,
             selects=lambda queue: self._settings.selects(queue.topic),
+            escapes_case=not able.distinguishes_case,
             clock=self._clock,
             rng=self._rng,
         )

@@ -172,7 +172,10 @@ def _conditions(store: ObjectStore, probe_id: str) -> Check:
     except BackendError as error:
         return Check(name, FAIL, str(error), advice)
     if found.put_if_absent and found.compare_and_set:
-        return Check(name, OK, "put-if-absent and compare-and-set are honoured")
+        detail = "put-if-absent and compare-and-set are honoured"
+        if not found.distinguishes_case:
+            detail += "; names that differ only in case are one here, so keys escape topics' capital letters"
+        return Check(name, OK, detail)
     missing = [
         text
         for text, can in (

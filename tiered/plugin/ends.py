@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-    from backends.base import ObjectStore
+    from backends.base import Capabilities, ObjectStore
     from tiered.local.face import StoreIdentity
     from tiered.plugin.place import Place
 
 
-def require_conditional_writes(store: ObjectStore, rng: random.Random, where: str) -> None:
-    """Refuse an object store on which two writers could not be kept apart.
+def require_conditional_writes(store: ObjectStore, rng: random.Random, where: str) -> Capabilities:
+    """Refuse an object store on which two writers could not be kept apart; what the store can do.
 
     Raises:
         InvalidError: It does not write conditionally.
@@ -30,6 +30,7 @@ def require_conditional_writes(store: ObjectStore, rng: random.Random, where: st
             where=where,
             do="use AWS S3, MinIO, versitygw, LocalStack, or a local folder",
         )
+    return found
 
 
 def store_document(identity: StoreIdentity, place: Place) -> dict[str, Any]:
@@ -53,6 +54,13 @@ def require_same_store(known: Mapping[str, Any], mine: Mapping[str, Any], where:
     Raises:
         InvalidError: They are not the same.
     """
+    if known and (known["cluster"], known["broker"]) != (mine["cluster"], mine["broker"]):
+        raise InvalidError(  # as where a folder takes names for one that differ only in case
+            f"this tier belongs to {known['cluster']}/{known['broker']},"
+            f" not to {mine['cluster']}/{mine['broker']}",
+            where=where,
+            do="choose another URL, or name this broker's place with --cluster and --broker",
+        )
     if known and known["store_id"] and mine["store_id"] and known["store_id"] != mine["store_id"]:
         raise InvalidError(
             f"this tier belongs to another store ({known['cluster']}/{known['broker']},"

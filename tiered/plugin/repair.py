@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tiered import keys
 from tiered.dispatch.uploads import Uploader
 from tiered.errors import InvalidError
 from tiered.journal.lease import Holder, Lease
@@ -31,6 +30,7 @@ from tiered.log.repair import (
 )
 from tiered.log.seal import seal_action
 from tiered.log.state import TierMachine, TierState
+from tiered.plugin.ends import require_conditional_writes
 
 if TYPE_CHECKING:
     import random
@@ -91,6 +91,7 @@ class Repairer:
         self._prefix = prefix
         self._local = local
         self._clock = clock
+        self._rng = rng
         self._writer = f"{rng.getrandbits(32):08x}"
         self._journal: JournalWriter[TierState] = JournalWriter(
             raw, prefix, TierMachine(), writer=self._writer, clock=clock, rng=rng, stop=stop
@@ -169,6 +170,7 @@ class Repairer:
     def _reigning(self) -> Uploader:
         """Lease and reign, when there is something to write; prolongs the lease."""
         if self._uploader is None:
+            able = require_conditional_writes(self._store, self._rng, self._store.url)
             self._lease.acquire(
                 wait=False, announce=lambda _state: None, stop=lambda _seconds: False
             )
@@ -178,6 +180,7 @@ class Repairer:
                 self._prefix,
                 generation=self._journal.generation,
                 writer=self._writer,
+                escapes_case=not able.distinguishes_case,
             )
         elif self._clock.monotonic_s() >= self._renew_at_s:
             self._lease.renew()
@@ -209,11 +212,9 @@ def _upload(uploader: Uploader, repair: SegmentRepair, part: Part, found: PartBy
         buffers = [data] if memoryview(data).nbytes else []
         return uploader.put_merged(key, buffers, {**description, **more})
 
-    log_key = keys.commit_log_key("", queue, incarnation, part.log_offset, uploader.next_id())
+    log_key = uploader.next_log_key(queue, incarnation, part.log_offset)
     log = put(log_key, found.log, kind="commitlog")
-    index_key = keys.consume_queue_key(
-        "", queue, incarnation, part.queue_offset, uploader.next_id()
-    )
+    index_key = uploader.next_index_key(queue, incarnation, part.queue_offset)
     more = {"log_key": log_key, "log_crc": log.crc, "holes": part.holes}
     index = put(index_key, found.items, kind="consumequeue", **more)
     return replace(part, log=log, index=index)

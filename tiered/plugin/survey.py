@@ -72,7 +72,8 @@ def survey(
         DataError: The journal is damaged.
         BackendError: The store could not be read.
     """
-    is_held = report_lease(store, prefix, clock).is_held
+    before = report_lease(store, prefix, clock)
+    is_held = before.is_held
     listed = list(store.list(prefix))
     probes = list(store.list(PROBES))
     history = _history(store, prefix, listed, now_ms - grace_ms, journal)
@@ -97,7 +98,9 @@ def survey(
         takes_reign = len(beyond.deletions) > len(orphans.deletions)
         orphans = beyond if takes_reign else orphans
     orphans.refusals += history.problems
-    orphans.refusals += _truly_missing(store, prefix, history, orphans.missing)
+    long_named = {key for key, _ in named_objects(before.state)}
+    orphans.refusals += _not_shown(store, prefix, orphans.missing & long_named)
+    orphans.refusals += _truly_missing(store, prefix, history, orphans.missing - long_named)
     if orphans.refusals:
         orphans.deletions.clear()
     seen = {info.key: info for info in (*listed, *probes)}
@@ -126,6 +129,24 @@ def refused(reasons: list[str], where: str) -> Exception:
         where=where,
         do="run `tiered verify --deep`",
     )
+
+
+def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[str]:
+    """What was named before the listing, and still is, and was not listed. That alone is reason enough.
+
+    A store may find by its name what it lists under another, as a folder does that takes ``Orders`` and ``orders`` for
+    one: then the listing shows, under a name that nobody named, the very objects that must stay.
+    """
+    for key in sorted(missing)[:MISSING_LOOKED_AT]:
+        try:
+            store.head(prefix + key)
+        except ObjectNotFoundError:
+            yield f"{prefix}{key} is named by the journal and is gone"
+        else:
+            yield (
+                f"{prefix}{key} is named by the journal and can be read, but no listing shows it:"
+                " the store may take names for one that differ only in case"
+            )
 
 
 def _truly_missing(

@@ -1,0 +1,101 @@
+"""A tier on a store that takes names for one that differ only in case: every topic keeps what is its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from reclaim.aged import GRACE_S, Tier, keys_of
+from support.tiers import TierBuilder
+
+from backends.memory import MemoryStore
+from backends.testing.folding import CaseFoldingStore
+from tests.e2e import harness
+from tiered.clock import SystemClock
+from tiered.errors import DataError
+from tiered.model import MessageQueue
+from tiered.store.message_store import MessageStore
+from tiered.store.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from backends.base import ObjectStore
+
+BOTH = ("Orders", "orders")
+
+
+def test_i11_gc_deletes_nothing_when_a_named_object_can_be_read_and_is_not_listed():
+    tier = Tier()
+    tier.store = CaseFoldingStore(tier.store)  # type: ignore[assignment]  # (used as any store)
+    tier.at = tier.workplace(tier.store)
+    for turn in range(2):
+        tier.builder = TierBuilder(tier.store, writer=f"{turn:08x}")
+        for topic in BOTH:
+            tier.builder.add([b"a"], queue=MessageQueue(topic, 0), first=0)
+    before = {info.key for info in tier.store.list("")}
+    tier.clock.advance(GRACE_S + 1)
+    plan = tier.plan()
+    assert keys_of(plan) == set()
+    assert "differ only in case" in plan["refusals"][0]
+    with pytest.raises(DataError, match="nothing is deleted"):
+        tier.apply(plan)
+    assert before <= {info.key for info in tier.store.list("")}
+
+
+def make_store(folder: Path, topics: Sequence[str]) -> None:
+    with MessageStore.create(folder, cluster="c", broker="b", clock=SystemClock()) as store:
+        for topic in topics:
+            store.create_topic(topic, queues=1)
+            store.append_batch([Message(topic, 0, f"{topic} {n}".encode()) for n in range(5)])
+
+
+@pytest.fixture
+def folding(monkeypatch: pytest.MonkeyPatch) -> CaseFoldingStore:
+    """Every URL opens this one."""
+    store = CaseFoldingStore(MemoryStore("folding"))
+
+    def opened(_url: str, _options: object = None) -> ObjectStore:
+        return store
+
+    monkeypatch.setattr("tiered.plugin.stores.open_store", opened)
+    return store
+
+
+def test_topics_that_differ_only_in_case_lie_apart_and_nothing_of_them_is_an_orphan(
+    folding: CaseFoldingStore, tmp_path: Path
+):
+    make_store(tmp_path / "store", BOTH)
+    url = "memory://folding"
+    for _ in range(2):
+        harness.here("attach", tmp_path / "store", "--to", url, "--once", "--seal").good()
+    for topic in BOTH:
+        rows = harness.here("cat", url, topic, "--format", "body").good().out
+        assert rows.count(f"{topic} ".encode()) == 5
+    assert harness.here("verify", url, "--deep", "--json").good().document["problems"] == []
+    plan = harness.here("gc", url, "--grace", "0s", "--json").good().document
+    assert plan["refusals"] == []
+    folders = {
+        info.key.split("/queue/")[1].split("/")[0]
+        for info in folding.list("")
+        if "/queue/" in info.key
+    }
+    assert folders == {"~4frders", "orders"}
+    journal = [info.key for info in folding.list("") if "/journal/" in info.key]
+    for key in journal:
+        folding.delete(key)
+    harness.here("rebuild", url, "--apply", "-").good()
+    for topic in BOTH:
+        rows = harness.here("cat", url, topic, "--format", "body").good().out
+        assert rows.count(f"{topic} ".encode()) == 5
+
+
+def test_a_broker_whose_name_differs_only_in_case_is_refused(
+    folding: CaseFoldingStore, tmp_path: Path
+):
+    make_store(tmp_path / "store", BOTH[:1])
+    attach = ["attach", tmp_path / "store", "--to", folding.url, "--once", "--cluster", "c"]
+    harness.here(*attach, "--broker", "b").good()
+    ran = harness.here(*attach, "--broker", "B")
+    assert (ran.code, "belongs to c/b" in ran.error) == (2, True), ran
