@@ -117,13 +117,7 @@ class TieredDispatcher:
         )
         self._stop = threading.Event()
         self._room = threading.Event()
-        self.uploader = Uploader(
-            store,
-            prefix,
-            generation=journal.generation,
-            writer=journal.writer,
-            escapes_case=escapes_case,
-        )
+        self.uploader = self._make_uploader(store, prefix, escapes_case=escapes_case)
         self._index_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-index")
         self._rounds = RoundBuilder(
             journal,
@@ -142,6 +136,15 @@ class TieredDispatcher:
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_success_s = clock.monotonic_s()
         self._threads: list[threading.Thread] = []
+
+    def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
+        return Uploader(
+            store,
+            prefix,
+            generation=self._journal.generation,
+            writer=self._journal.writer,
+            escapes_case=escapes_case,
+        )
 
     def _make_commits(self) -> GroupCommitter:
         return GroupCommitter(
