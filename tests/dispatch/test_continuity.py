@@ -361,3 +361,76 @@ def test_a_queue_that_retention_has_emptied_has_its_gap_on_record(*, is_stopped:
     append(local, 3, b"new")
     run_once(store, local, settings=FAST, seed=3)
     assert [*read_back(store, QUEUE)[0]] == [0, 1, 2, 3, 4, 10, 11, 12]
+
+
+# -- records that cannot be compared ------------------------------------------------------------
+
+
+def damage(local: SyntheticStore, count: int = 1) -> None:
+    for number in range(count):
+        local.append("t", 0, b"damaged %d" % number, is_damaged=True)
+
+
+@pytest.mark.parametrize("end", [1, 13, 59])
+@pytest.mark.parametrize("holes", [1, 3])
+def test_another_tail_is_seen_though_the_record_at_the_last_offset_is_damaged(end: int, holes: int):
+    """The tier had a message there, which nothing could be held against: other histories were mixed in silence."""
+    store, local = MemoryStore(), stored(60 + holes - 1)
+    run_once(store, local)
+    local.cut("t", 0, end)
+    append(local, 60 - end - 1, b"new")
+    damage(local, holes)
+    append(local, 3, b"newer")
+    run_once(store, local, seed=2)
+    if end < 59:
+        check(store, local)
+    run_once(store, local, seed=3)
+    append(local, 1, b"newest")
+    run_once(store, local, seed=4)
+    assert read_back(store, QUEUE)[0].keys() == local.raw(QUEUE).keys()
+
+
+@pytest.mark.parametrize("end", [13, 58, 60, 61])
+def test_another_tail_is_seen_where_the_tier_ends_with_damaged_records(end: int):
+    store, local = MemoryStore(), stored(60)
+    damage(local, 2)
+    run_once(store, local)
+    local.cut("t", 0, end)
+    append(local, 62 - end + 4, b"new")
+    assert counted(run_once(store, local, seed=2)) == (1, 0)
+    check(store, local)
+
+
+@pytest.mark.parametrize("end", [13, 58, 60, 61])
+def test_another_tail_is_seen_behind_a_damaged_record_that_was_looked_at_before(end: int):
+    store, local = MemoryStore(), stored(60)
+    damage(local, 2)
+    run_once(store, local)
+    with dispatching(store, local, seed=2) as dispatcher:
+        follow(dispatcher)
+        local.cut("t", 0, end)
+        append(local, 62 - end + 4, b"new")
+        follow(dispatcher)
+    assert counted(dispatcher) == (1, 0)
+    check(store, local)
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_damaged_records_at_the_end_are_no_other_history(more: int):
+    store, local = MemoryStore(), stored(60)
+    damage(local, 2)
+    run_once(store, local)
+    append(local, more, b"more")
+    assert counted(run_once(store, local, seed=2)) == (0, 0)
+    check(store, local)
+
+
+def test_a_copy_that_lags_and_can_read_what_was_damaged_waits():
+    store, local = MemoryStore(), stored(30)
+    damage(local)
+    append(local, 10, b"behind")
+    run_once(store, local)
+    copy = stored(30)
+    append(copy, 1, b"sound")
+    assert counted(run_once(store, copy, seed=2)) == (0, 0)
+    assert lives(store)[-1].commit_offset == 41

@@ -7,8 +7,10 @@ beginning (a tail was lost), or nothing (its topic was deleted and created again
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from simulation.contents import hole
 from support.synthetic import SyntheticStore, _Queue
 
 from tiered.model import MessageQueue
@@ -23,8 +25,17 @@ if TYPE_CHECKING:
     from tiered.model import QueueOffset
 
 QueueKey = tuple[str, int]
-_NOWHERE = _Queue(0, [], [])
+_NOWHERE = _Queue(0)
 """Where the log's lost records belong: no queue lists them."""
+_TAGS = ("a", "a", "red", "Grün", "\N{PILE OF POO}", "", None)
+
+
+def _properties(tags: str | None, rng: random.Random) -> bytes:
+    """Of a record: its tags, and perhaps a unique key."""
+    pairs = [] if tags is None else [b"TAGS\x01" + tags.encode()]
+    if rng.random() < 0.5:
+        pairs.append(b"UNIQ_KEY\x01%08X" % rng.getrandbits(32))
+    return b"\x02".join(pairs)
 
 
 @dataclass
@@ -62,6 +73,8 @@ class Broker(SyntheticStore):
     Attributes:
         branches: Of each queue, oldest first.
         greed: How often retention takes something between a poll and its dispatch.
+        falls: How often a record is stored with a time before that of the one before it.
+        rot: How often a record is damaged, so that nobody can read it.
     """
 
     def __init__(self, rng: random.Random, queues: int) -> None:
@@ -74,8 +87,10 @@ class Broker(SyntheticStore):
         self.repeats = False  # bodies that can be compressed
         self._names = [MessageQueue(f"topic{number % 2}", number // 2) for number in range(queues)]
         self.greed = rng.choice((0.0, 0.0, 0.0, 0.3))
+        self.falls = rng.choice((0.0, 0.0, 0.1))
+        self.rot = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.branches: dict[QueueKey, list[Branch]] = {}
-        self._lost: dict[MessageQueue, tuple[int, list[bytes], list[int]]] = {}
+        self._lost: dict[MessageQueue, _Queue] = {}
 
     def read(
         self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
@@ -122,15 +137,25 @@ class Broker(SyntheticStore):
         body = rng.randbytes(size)
         if self.repeats:
             body = (body[: size // 4 + 1] * 4)[:size]
-        row = self._queues.get(name)
-        if row is None:
+        first = 0
+        if name not in self._queues:
             branches = self.branches.setdefault((name.topic, name.queue_id), [])
             first = 0 if branches else rng.choice((0, 0, 7))
             branches.append(Branch(first, first))
-            self.append(name.topic, name.queue_id, body, first=first)
-        else:
-            self.append(name.topic, name.queue_id, body)
-        self._present(name).records.append(self._queues[name].records[-1])
+        tags, falls = rng.choice(_TAGS), rng.random() < self.falls
+        offset = self.append(
+            name.topic,
+            name.queue_id,
+            body,
+            first=first,
+            later_ms=-rng.choice((1, 500, 20_000)) if falls else 0,
+            tags=tags,
+            properties=_properties(tags, rng),
+            is_damaged=rng.random() < self.rot,
+        )
+        row = self._queues[name]
+        self._present(name).records.append(row.records[-1] or hole(row.tags[-1]))
+        assert offset + 1 == self._present(name).end
 
     def forget_some(self) -> None:
         """Retention: the oldest of a queue go, perhaps all."""
@@ -173,9 +198,7 @@ class Broker(SyntheticStore):
 
     def _cut(self, name: MessageQueue, end: int) -> None:
         row, old = self._queues[name], self._present(name)
-        keep = end - row.base
-        self._lost[name] = end, row.records[keep:], row.times[keep:]
-        del row.records[keep:], row.times[keep:]
+        self._lost[name] = row.cut(end)
         self._log = [
             (queue, offset, _NOWHERE if queue == name and where is row and offset >= end else where)
             for queue, offset, where in self._log
@@ -185,14 +208,14 @@ class Broker(SyntheticStore):
 
     def catch_up(self) -> None:
         """A copy that lagged gets what it lacked, if nothing else has come meanwhile."""
-        for name, (end, raws, times) in sorted(self._lost.items()):
+        for name, lost in sorted(self._lost.items(), key=itemgetter(0)):
             row = self._queues[name]
-            if row.base + len(row.records) != end:
+            if row.end != lost.base:
                 continue
-            row.records += raws
-            row.times += times
-            self._log += [(name, end + number, row) for number in range(len(raws))]
-            self._present(name).records += raws
+            row.regain(lost)
+            self._log += [(name, offset, row) for offset in range(lost.base, lost.end)]
+            both = zip(lost.records, lost.tags, strict=True)
+            self._present(name).records += [raw or hole(tag) for raw, tag in both]
             self.count("copy level")
         self._lost.clear()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import struct
-from itertools import pairwise
+import zlib
+from collections import Counter
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-import zstandard
-from simulation.lives import Life, Row, Segment, is_joined
+from simulation.contents import claims_of, description, hole, joined, tag_code, unpacked
+from simulation.lives import Life, Row, Segment, runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from simulation.broker import Broker, QueueKey
 
 _ITEM = struct.Struct(">qiq")
-_FOOTER_BYTES = 40
-_PACKED_AT = 19
+_OF_GUESTS = {"seal", "join", "pack", "expire"}
+"""What others than the reigning writer may say, under no reign."""
 
 
 class ViolationError(AssertionError):
@@ -40,15 +42,13 @@ class History:
     Attributes:
         number: The last entry.
         generation: Who reigns.
+        writer: The id that the reigning writer signs with.
+        updated_ms: Time of the last entry.
         queues: Lives by topic and queue id, oldest first.
         texts: Each entry's bytes.
         strays: Numbers of entries under a number that was used and deleted long ago.
         refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
-        taken_back: How often a life was cut.
-        begun_anew: How often another was begun.
-        merged: How often segments were sealed or joined.
-        packed: How often a compressed object was read.
-        mixed: Parts that were not of one branch with what they followed, for a while.
+        met: What was met how often (branches that carry a guarantee).
     """
 
     def __init__(self, prefix: str, objects: Mapping[str, Any], broker: Broker) -> None:
@@ -58,6 +58,8 @@ class History:
         self._broker = broker
         self.number = 0
         self.generation = 0
+        self.writer = ""
+        self.updated_ms = 0
         self.queues: dict[QueueKey, list[Life]] = {}
         self.texts: dict[int, bytes] = {}
         self._now_s = 0.0
@@ -65,18 +67,14 @@ class History:
         self._unnamed_s: dict[str, float] = {}
         self.strays: set[int] = set()
         self.refused = 0
-        self.taken_back = 0
-        self.begun_anew = 0
-        self.mixed = 0
-        self.merged = 0
-        self.packed = 0
+        self.met: Counter[str] = Counter()
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
         """An object has become visible."""
         self._now_s = now_s
         short = key.removeprefix(self._prefix)
         if "/consumequeue/" in short:
-            log_key = _description(data)["log_key"]
+            log_key = description(data)["log_key"]
             is_there = self._has(log_key) or log_key in self._deleted  # (by gc: of an older reign)
             require(is_there, f"I2: {short} points at {log_key}, which is not there")
         elif short.startswith("journal/") and not short.endswith(".checkpoint"):
@@ -90,19 +88,17 @@ class History:
             self._apply(json.loads(data.partition(b"\n")[0]))
 
     def _apply(self, entry: dict[str, Any]) -> None:
+        self.updated_ms = entry["time_ms"]
         for action in entry["actions"]:
-            what = action["do"]
+            what, generation = action["do"], entry["generation"]
             if what == "reign":
-                self._reign(action["generation"])
-            elif entry["generation"] != self.generation and what not in {
-                "seal",
-                "join",
-                "pack",
-                "expire",
-            }:
+                self._reign(action["generation"], entry["writer"])
+            elif generation != self.generation and (generation or what not in _OF_GUESTS):
                 continue  # not of the reign: no history
             elif what == "part":
-                self._part(action)
+                self._part(entry, action)
+            elif what == "quarantine":
+                self._quarantine(action)
             elif what == "gap":
                 self._gap(action)
             elif what == "incarnation":
@@ -118,9 +114,14 @@ class History:
             else:
                 require(what == "meta", f"history does not know the action {what!r}")
 
-    def _reign(self, generation: int) -> None:
+    def _reign(self, generation: int, writer: str) -> None:
         require(generation > self.generation, f"I6: reign {generation} after {self.generation}")
-        self.generation = generation
+        self.generation, self.writer = generation, writer
+        lives = [some[-1] for some in self.queues.values()]
+        self.met["reign behind sealed ends"] += any(
+            life.segments and life.segments[-1].sealed and life.segments[-1].merged
+            for life in lives
+        )
 
     def present(self, queue: QueueKey) -> Life | None:
         """The present life of a queue."""
@@ -135,7 +136,7 @@ class History:
         life = self.present(queue)
         return life if life and life.incarnation == number else None
 
-    def _part(self, action: dict[str, Any]) -> None:
+    def _part(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
         values = action["part"]
         queue = (action["topic"], action["queue_id"])
         life = self._spoken_of(action, values[13])
@@ -144,32 +145,57 @@ class History:
             return
         row = Row(values, self._records(queue, values))
         before = life.rows[-1] if life.rows else None
-        if not life.place(row, action["segment"]):
+        if not life.place(row, action["segment"], entry["time_ms"]):
             self.refused += 1
             return
+        self._is_whole(queue, row)
+        what = f"{queue} at {row.start} says {row.claims} of its records"
+        require(row.claims == claims_of(row.records), f"I1: {what}, {claims_of(row.records)}")
+        self.met["hole"] += row.claims.holes
         self.queues.setdefault(queue, [life])
         self._continues(queue, before, row)
 
+    def _is_whole(self, queue: QueueKey, row: Row) -> None:
+        """A new part is all that its two objects hold, and its entry says what they are."""
+        for at, packed in ((0, row.packed), (6, 0)):
+            key, start, end, size, trailer, crc = row.values[at : at + 6]
+            data, payload = self._get(key), self._payload(row.values, at)
+            what = f"I5: {queue} at {row.start} does not say of {key} what it is"
+            require((start, end) == (0, size) and size == len(payload), what)
+            require((trailer, crc) == (len(data) - (packed or size), zlib.crc32(payload)), what)
+
+    def _quarantine(self, action: dict[str, Any]) -> None:
+        life = self._spoken_of(action)
+        if life is not None:
+            life.quarantined += action["count"]
+            self.met["quarantined"] += action["count"]
+
     def _records(self, queue: QueueKey, values: list[Any]) -> list[bytes]:
-        """The records of a part, whose objects must be there (I2)."""
+        """The records of a part, whose objects must be there (I2) and fit each other, tags included."""
         for key in (values[0], values[6]):
             require(self._has(key), f"I2: an entry names {key}, which is not there")
-        log = self._payload(values)[values[1] : values[2]]
-        items = self._get(values[6])[values[7] : values[8]]
-        what = f"I2: the index of {queue} at {values[13]} is not as long as its part"
-        require(len(items) == 20 * values[14], what)
-        places = ((address - values[12], size) for address, size, _ in _ITEM.iter_unpack(items))
-        return [log[at : at + size] for at, size in places]
+        log = self._payload(values, 0)[values[1] : values[2]]
+        items = [*_ITEM.iter_unpack(self._get(values[6])[values[7] : values[8]])]
+        what = f"I2: the index of {queue} at {values[13]} is not that of its part"
+        require(len(items) == values[14] and values[8] - values[7] == 20 * values[14], what)
+        ends = [*accumulate((size for _, size, _ in items), initial=values[12])]
+        real = [(item, end) for item, end in zip(items, ends, strict=False) if item[1]]
+        require(all(address == end for (address, _, _), end in real), what)
+        require(ends[-1] - values[12] == len(log), what)
+        at = -values[12]
+        found = [log[at + a : at + a + size] if size else hole(tag) for a, size, tag in items]
+        tags = [tag for _, _, tag in items]
+        require(tags == [*map(tag_code, found)], f"{what}: tags {tags}")
+        return found
 
-    def _payload(self, values: list[Any]) -> bytes:
-        """What a commit-log object holds, compressed or not."""
-        data = self._get(values[0])
-        if len(values) <= _PACKED_AT or values[_PACKED_AT] >= values[3]:
-            return data
-        self.packed += 1
-        payload = _unpacked(data)
-        require(len(payload) == values[3], f"{values[0]} is not as long as its entry says")
-        return payload
+    def _payload(self, values: list[Any], at: int) -> bytes:
+        """What an object of a part holds, compressed or not."""
+        data = self._get(values[at])
+        packed = values[19] if at == 0 and len(values) > 19 else 0
+        if packed and packed < values[3]:
+            self.met["packed"] += 1
+            return unpacked(data)
+        return data[: values[at + 3]]
 
     def _continues(self, queue: QueueKey, before: Row | None, row: Row) -> None:
         """A part is byte for byte what the broker had (I3), behind what the broker had before it.
@@ -187,7 +213,7 @@ class History:
         if not any(
             not joins or one.at(row.start - 1) == last or one.min >= row.start for one in had
         ):
-            self.mixed += 1
+            self.met["mixed"] += 1
 
     def _gap(self, action: dict[str, Any]) -> None:
         queue, start, end = (action["topic"], action["queue_id"]), action["start"], action["end"]
@@ -199,6 +225,8 @@ class History:
         there = max(branch.min for branch in self._broker.branches[queue])
         require(end <= there, f"I12: [{start}, {end}) of {queue} is called gone; min is {there}")
         life.gaps.append((start, end))
+        self.met["gap"] += 1
+        self.met["gap in the middle"] += bool(life.segments)
         life.min = life.min if life.segments else end
         life.commit = end
         self.queues.setdefault(queue, [life])
@@ -209,21 +237,31 @@ class History:
         if life is None:
             self.refused += 1
             return
-        if action["was"] != life.commit or not life.min < end < life.commit:
-            return
-        divided = life.divide(end, action["part"])
+        divided = None
+        if action["was"] == life.commit and life.min < end < life.commit:
+            divided = life.divide(end, action["part"])
         if divided is None:
+            self.met["take-back refused"] += 1
             return
-        tail, rest = divided
         queue = (action["topic"], action["queue_id"])
+        self._is_cut_rightly(queue, life, action["part"])
+        tail, rest = divided
         for row in (*tail.rows, *rest.rows):
             require(self._records(queue, row.values) == row.records, f"I3: {queue} is cut wrongly")
         self.queues[queue][-1:] = [tail, rest]
-        self.taken_back += 1
+        self.met["taken back"] += 1
         lost = tail.record(end)
         others = [branch.at(end) for branch in self._broker.branches[queue]]
         what = f"{queue} is taken back from {end} on, where the broker has never had another record"
         require(lost is None or any(other not in {None, lost} for other in others), what)
+
+    def _is_cut_rightly(self, queue: QueueKey, life: Life, head: list[Any] | None) -> None:
+        """What stays of a part that is divided says what is true of it."""
+        for row in life.rows if head else ():
+            if head and row.start == head[13]:
+                claims, wanted = Row(head, []).claims, row.beginning(head[14])
+                require(claims == wanted, f"{queue} is cut to {claims}, which is {wanted}")
+                self.met["part divided"] += 1
 
     def _incarnation(self, action: dict[str, Any]) -> None:
         queue, number, start = (
@@ -237,7 +275,7 @@ class History:
             return
         if life is not None:
             life.ended = True
-            self.begun_anew += 1
+            self.met["begun anew"] += 1
             had = self._broker.branches[queue]
             differs = not life.rows or any(
                 not branch.has(row.start, row.records) for row in life.rows for branch in had
@@ -273,18 +311,41 @@ class History:
     ) -> None:
         """Segments become one that consists of the action's parts, if these are theirs joined."""
         old = [row for segment in segments for row in segment.rows]
+        new = [Row(values, []) for values in action["parts"]]
         may = entry["generation"] == self.generation or all(one.sealed for one in segments)
-        if not may or not is_joined(old, [Row(values, []) for values in action["parts"]]):
+        found = runs(old, new) if may else None
+        if found is None or [row.claims for row in new] != [
+            joined([row.claims for row in run]) for run in found
+        ]:
+            queue = (action["topic"], action["queue_id"])
+            what = f"I1: {queue}: a merged part says another thing of its records than its parts"
+            require(found is None, what)
+            self.met["merge too late"] += 1
             return
-        queue = (action["topic"], action["queue_id"])
-        new = [Row(values, self._records(queue, values)) for values in action["parts"]]
-        before, after = ([raw for row in rows for raw in row.records] for rows in (old, new))
-        what = f"I3: sealing has changed {queue} in [{old[0].start}, {old[-1].end})"
-        require(before == after, what)
+        self._is_same(action, found, new)
         one, at = segments[0], life.segments.index(segments[0])
-        life.segments[at : at + len(segments)] = [Segment(one.base, one.queue_base, new, True)]
+        merged = len(segments) > 1 or one.merged or len(new) < len(old) or action["do"] == "pack"
+        whole = Segment(one.base, one.queue_base, new, one.created_ms, sealed=True, merged=merged)
+        self.met["open segment sealed"] += not segments[-1].sealed
+        life.segments[at : at + len(segments)] = [whole]
         self._unname(old)
-        self.merged += 1
+        self.met["sealed"] += 1
+
+    def _is_same(self, action: dict[str, Any], found: list[list[Row]], new: list[Row]) -> None:
+        """Each new part has its run's records, and is whole, or the very part that it stands for."""
+        queue = (action["topic"], action["queue_id"])
+        for run, row in zip(found, new, strict=True):
+            row.records = self._records(queue, row.values)
+            before = [raw for one in run for raw in one.records]
+            what = f"I3: sealing has changed {queue} in [{row.start}, {row.end})"
+            require(before == row.records, what)
+            if len(run) > 1 or row.keys != run[0].keys:
+                self._is_whole(queue, row)
+                sizes = {one.log_end - one.log_offset for one in run}
+                self.met["equal parts merged"] += len(run) > 1 and len(sizes) == 1
+                self.met["parts with holes merged"] += row.claims.holes > 0
+            else:
+                require(run[0].values[:19] == row.values[:19], what)
 
     def _expire(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
         """Whole segments at the beginning of a life; one that presumes what does not hold changes nothing."""
@@ -294,7 +355,9 @@ class History:
             return
         if action["min_from"] == life.min:
             old = life.rows
-            life.expire(action["min_to"], with_open=entry["generation"] == self.generation)
+            gone = life.expire(action["min_to"], with_open=entry["generation"] == self.generation)
+            self.met["expired segment"] += len(gone)
+            self.met["expiry leaves a gap"] += bool(gone and life.gaps)
             self._unname(old)
 
     def named(self) -> set[str]:
@@ -319,26 +382,3 @@ class History:
     def is_history(self, number: int, data: bytes) -> bool:
         """Whether exactly this was written as an entry."""
         return self.texts.get(number) == data
-
-
-def _unpacked(data: bytes) -> bytes:
-    """The payload of a compressed object: frames, and blocks that are as long as they were."""
-    end = len(data) - _FOOTER_BYTES
-    size, rest, block_bytes, blocks = struct.unpack_from(">QIII", data, end)
-    at = rest + 4 * blocks + _FOOTER_BYTES  # behind the trailer's copy
-    pieces: list[bytes] = []
-    for number in range(blocks):
-        stored, _, _ = struct.unpack_from(">III", data, end - 16 - 12 * (blocks - number))
-        piece = data[at : at + stored]
-        is_plain = stored == min(block_bytes, size - number * block_bytes)
-        pieces.append(piece if is_plain else zstandard.ZstdDecompressor().decompress(piece))
-        at += stored
-    return b"".join(pieces)
-
-
-def _description(data: bytes) -> dict[str, Any]:
-    size, _, blocks = struct.unpack_from(">III", data, len(data) - _FOOTER_BYTES + 8)
-    start = len(data) - _FOOTER_BYTES - 4 * blocks - size
-    found = json.loads(data[start : start + size])
-    assert isinstance(found, dict)
-    return found

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from simulation.contents import Claims, is_hole, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class Row:
-    """One part: what its entry says of it, and its records."""
+    """One part: what its entry says of it, and its records.
+
+    Attributes:
+        values: All fields, those that were left out as well.
+        records: Of its items, holes included.
+        claims: What it says of them.
+        packed: Bytes of the commit-log object's payload as it is stored; 0: nobody has tried to compress it.
+    """
 
     def __init__(self, values: list[Any], records: list[bytes]) -> None:
-        self.values = values
+        self.values = [*values, 0, 0][:20]
         self.records = records
+        self.claims = Claims(*self.values[15:19])
+        self.packed: int = self.values[19]
         self.keys = (values[0], values[6])
         self.log_offset: int = values[12]
         self.start: int = values[13]
@@ -32,7 +43,15 @@ class Row:
         rest[1], rest[7] = head[2], head[8]
         rest[12], rest[13] = head[12] + head[2] - head[1], head[13] + count
         rest[14] = mine[14] - count
-        return Row(head, self.records[:count]), Row(rest, self.records[count:])
+        left = self.records[count:]
+        holes = sum(map(is_hole, left))
+        rest[15:19] = astuple(self.claims.of_some(holes, len(left), self.claims.mark))
+        return Row(head, self.records[:count]), Row(rest, left)
+
+    def beginning(self, count: int) -> Claims:
+        """What its first records are to be said to be."""
+        head = self.records[:count]
+        return self.claims.of_some(sum(map(is_hole, head)), count, mark_of(head[-1]))
 
 
 @dataclass
@@ -43,13 +62,17 @@ class Segment:
         base: Log offset of its beginning.
         queue_base: Queue offset of its beginning.
         rows: Its parts.
+        created_ms: Time of the entry that named its first part.
         sealed: It takes none any more.
+        merged: Parts of it were rewritten.
     """
 
     base: int
     queue_base: int
     rows: list[Row]
+    created_ms: int
     sealed: bool = False
+    merged: bool = False
 
 
 @dataclass
@@ -65,6 +88,7 @@ class Life:
         segments: In order.
         gaps: ``[start, end)``.
         ended: It is over.
+        quarantined: Damaged records that were put aside.
     """
 
     incarnation: int
@@ -75,6 +99,7 @@ class Life:
     segments: list[Segment] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     ended: bool = False
+    quarantined: int = 0
 
     @property
     def rows(self) -> list[Row]:
@@ -88,7 +113,7 @@ class Life:
                 return row.records[offset - row.start]
         return None
 
-    def place(self, row: Row, base: int) -> bool:
+    def place(self, row: Row, base: int, now_ms: int) -> bool:
         """Take the next part; False when it names a segment where it cannot lie."""
         last = self.segments[-1] if self.segments else None
         if last and not last.sealed and last.base == base and last.rows[-1].end == row.start:
@@ -96,7 +121,7 @@ class Life:
         elif base == row.log_offset:
             if last:
                 last.sealed = True
-            self.segments.append(Segment(base, row.start, [row]))
+            self.segments.append(Segment(base, row.start, [row], now_ms))
         else:
             return False
         self.commit, self.log_end = row.end, row.log_end
@@ -126,11 +151,13 @@ class Life:
         log_end = kept[-1].rows[-1].log_end if kept else began
         gaps = [(low, min(high, end)) for low, high in self.gaps if low < end]
         lost = [(max(low, end), high) for low, high in self.gaps if high > end]
-        tail = replace(self, start=end, min=end, segments=gone, gaps=lost, ended=True)
+        tail = replace(
+            self, start=end, min=end, segments=gone, gaps=lost, ended=True, quarantined=0
+        )
         return tail, replace(self, commit=end, log_end=log_end, segments=kept, gaps=gaps)
 
-    def expire(self, low: int, *, with_open: bool) -> None:
-        """Give up the segments below ``low``, if that is where one begins."""
+    def expire(self, low: int, *, with_open: bool) -> list[Segment]:
+        """Give up the segments below ``low``, if that is where one begins; which these were."""
         gone = [segment for segment in self.segments if segment.rows[-1].end <= low]
         kept = self.segments[len(gone) :]
         may = with_open or self.ended or all(segment.sealed for segment in gone)
@@ -138,16 +165,19 @@ class Life:
         if may and begins == low and self.min < low <= self.commit:
             self.min, self.segments = low, kept
             self.gaps = [gap for gap in self.gaps if gap[1] > low]
+            return gone
+        return []
 
 
-def is_joined(old: Sequence[Row], new: Sequence[Row]) -> bool:
-    """Whether ``new`` is ``old`` with neighbours joined, as far as offsets and sizes tell."""
-    starts = {row.start: row.log_offset for row in old}
-    ends = {row.end: row.log_end for row in old}
-    at = old[0].start
+def runs(old: Sequence[Row], new: Sequence[Row]) -> list[list[Row]] | None:
+    """Which of ``old`` each of ``new`` stands for; None when it is not ``old`` with neighbours joined, as far as
+    offsets and sizes tell."""
+    left, found = [*old], []
     for row in new:
-        fits = row.start == at and starts.get(row.start) == row.log_offset
-        if not fits or ends.get(row.end) != row.log_end:
-            return False
-        at = row.end
-    return at == old[-1].end
+        run = [one for one in left if one.start < row.end]
+        left = left[len(run) :]
+        ends = (row.start, row.log_offset, row.end, row.log_end)
+        if not run or ends != (run[0].start, run[0].log_offset, run[-1].end, run[-1].log_end):
+            return None
+        found.append(run)
+    return None if left else found

@@ -52,15 +52,9 @@ def run_seed(seed: int) -> str:
 def met(world: World) -> Counter[str]:
     """What happened in a run, how often."""
     history = world.history
-    found = Counter(world.met)
-    found["gap"] = sum(len(life.gaps) for lives in history.queues.values() for life in lives)
+    found = Counter(world.met) + history.met
     found["fenced"] = sum(process.fenced for process in world.processes)
     found["stray"] = len(history.strays)
-    found["taken back"] = history.taken_back
-    found["begun anew"] = history.begun_anew
-    found["mixed"] = history.mixed
-    found["sealed"] = history.merged
-    found["packed"] = history.packed
     found["turns"] = world.scheduler.steps
     found["requests"] = len(world.faulty.events)
     dispatchers = [process.attachment.dispatcher for process in world.processes]

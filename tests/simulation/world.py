@@ -331,7 +331,7 @@ class World:
         )
         last = checksum(history.texts[history.number])
         data = encode_entry(
-            Entry(history.number + 1, history.generation, "c1c1c1c1", 0, [action], last)
+            Entry(history.number + 1, history.generation, history.writer, 0, [action], last)
         )
         for process in self._alive():
             process.has_rivals = True

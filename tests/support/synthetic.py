@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from support.examples import make
 
 from tiered.format.record import encode_record
-from tiered.local.face import RecordBatch, StoreIdentity, StoreReport, Waiting
+from tiered.format.tags import tag_hash
+from tiered.local.face import (
+    HoleReason,
+    Quarantined,
+    RecordBatch,
+    StoreIdentity,
+    StoreReport,
+    Waiting,
+)
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+PLAIN_PROPERTIES = b"TAGS\x01a\x02KEYS\x01k%d\x02"
+
+
 def make_record(
-    queue: MessageQueue, offset: int, physical: int, body: bytes, time_ms: int
+    queue: MessageQueue,
+    offset: int,
+    physical: int,
+    body: bytes,
+    time_ms: int,
+    *,
+    properties: bytes | None = None,
 ) -> bytes:
-    """A real record."""
+    """A real record; without ``properties`` with the tag ``a`` and a key."""
     record = make(
         queue_id=queue.queue_id,
         queue_offset=offset,
@@ -29,15 +46,21 @@ def make_record(
         store_timestamp_ms=time_ms,
         body=body,
         topic=queue.topic,
-        properties_raw=b"TAGS\x01a\x02KEYS\x01k%d\x02" % offset,
+        properties_raw=PLAIN_PROPERTIES % offset if properties is None else properties,
     )
     return encode_record(record)
 
 
 def make_batch(
-    queue: MessageQueue, base: int, raws: Sequence[bytes], times: Sequence[int]
+    queue: MessageQueue,
+    base: int,
+    raws: Sequence[bytes],
+    times: Sequence[int],
+    *,
+    tags: Sequence[int] | None = None,
+    quarantined: Sequence[Quarantined] = (),
 ) -> RecordBatch:
-    """A batch of records that lie one after another."""
+    """A batch of records that lie one after another; an empty one is a hole, whose tag code is its reason."""
     sizes = np.array([len(raw) for raw in raws], np.int32)
     ends = np.cumsum(sizes, dtype=np.int64)
     return RecordBatch(
@@ -46,17 +69,67 @@ def make_batch(
         data=b"".join(raws),
         positions=ends - sizes,
         sizes=sizes,
-        tag_codes=np.full(len(raws), 97, np.int64),
+        tag_codes=np.array([97] * len(raws) if tags is None else tags, np.int64),
         store_timestamps_ms=np.array(times, np.int64),
         physical_offsets=np.arange(len(raws), dtype=np.int64),
+        quarantined=quarantined,
     )
 
 
 @dataclass(slots=True)
 class _Queue:
+    """What a queue has; ``damaged``: raw bytes of records that are holes for a reader, by queue offset."""
+
     base: int
-    records: list[bytes]
-    times: list[int]
+    records: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+    damaged: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.records)
+
+    def batch(self, queue: MessageQueue, low: int, high: int) -> RecordBatch:
+        """The items ``[low, high)``."""
+        some = slice(low - self.base, high - self.base)
+        aside = [
+            Quarantined(
+                QueueOffset(at), PhysicalOffset(at), HoleReason.DAMAGED, "damaged", self.damaged[at]
+            )
+            for at in range(low, high)
+            if at in self.damaged
+        ]
+        return make_batch(
+            queue,
+            low,
+            self.records[some],
+            self.times[some],
+            tags=self.tags[some],
+            quarantined=aside,
+        )
+
+    def cut(self, end: int) -> _Queue:
+        """Lose the items from ``end`` on; what was lost."""
+        at = end - self.base
+        lost = _Queue(
+            end,
+            self.records[at:],
+            self.times[at:],
+            self.tags[at:],
+            {offset: raw for offset, raw in self.damaged.items() if offset >= end},
+        )
+        del self.records[at:], self.times[at:], self.tags[at:]
+        for offset in lost.damaged:
+            del self.damaged[offset]
+        return lost
+
+    def regain(self, lost: _Queue) -> None:
+        """Undo ``cut``."""
+        self.records += lost.records
+        self.times += lost.times
+        self.tags += lost.tags
+        self.damaged |= lost.damaged
 
 
 class SyntheticStore:
@@ -70,17 +143,45 @@ class SyntheticStore:
         self._count = 0
         self.identity = StoreIdentity("c", "b", store_id, "rocketmq", is_live=True)
 
-    def append(self, topic: str, queue_id: int, body: bytes, *, first: int = 0) -> int:
-        """Store one message; its queue offset."""
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        *,
+        first: int = 0,
+        later_ms: int = 0,
+        tags: str | None = "a",
+        properties: bytes | None = None,
+        is_damaged: bool = False,
+    ) -> int:
+        """Store one message.
+
+        Args:
+            topic: Where.
+            queue_id: Where.
+            body: What.
+            first: Offset at which a queue begins that is not there yet.
+            later_ms: Its store time is by so much another than the store's clock would give it.
+            tags: What ``properties`` have as its tags.
+            properties: Of the record; None: plain ones, with the tag ``a``.
+            is_damaged: No reader can read it: a hole.
+
+        Returns:
+            Its queue offset.
+        """
         queue = MessageQueue(topic, queue_id)
         with self._lock:
-            row = self._queues.setdefault(queue, _Queue(first, [], []))
-            offset = row.base + len(row.records)
-            time_ms = 1_700_000_000_000 + self._count
+            row = self._queues.setdefault(queue, _Queue(first))
+            offset = row.end
+            time_ms = 1_700_000_000_000 + self._count + later_ms
             self._count += 1
-            raw = make_record(queue, offset, self._end, body, time_ms)
-            row.records.append(raw)
+            raw = make_record(queue, offset, self._end, body, time_ms, properties=properties)
+            if is_damaged:
+                row.damaged[offset] = raw
+            row.records.append(b"" if is_damaged else raw)
             row.times.append(time_ms)
+            row.tags.append(HoleReason.DAMAGED if is_damaged else tag_hash(tags))
             self._log.append((queue, offset, row))
             self._end += len(raw)
             return offset
@@ -90,7 +191,7 @@ class SyntheticStore:
         with self._lock:
             row = self._queues[MessageQueue(topic, queue_id)]
             drop = before - row.base
-            del row.records[:drop], row.times[:drop]
+            del row.records[:drop], row.times[:drop], row.tags[:drop]
             row.base = before
 
     def delete(self, topic: str, queue_id: int) -> None:
@@ -102,8 +203,7 @@ class SyntheticStore:
         """A power failure takes the queue's tail from ``end`` on."""
         queue = MessageQueue(topic, queue_id)
         with self._lock:
-            row = self._queues[queue]
-            del row.records[end - row.base :], row.times[end - row.base :]
+            self._queues[queue].cut(end)
             self._log = [e for e in self._log if e[0] != queue or e[1] < end]
 
     def raw(self, queue: MessageQueue) -> dict[int, bytes]:
@@ -114,7 +214,7 @@ class SyntheticStore:
     def queues(self) -> Mapping[MessageQueue, QueueBounds]:
         with self._lock:
             return {
-                queue: QueueBounds(QueueOffset(row.base), QueueOffset(row.base + len(row.records)))
+                queue: QueueBounds(QueueOffset(row.base), QueueOffset(row.end))
                 for queue, row in self._queues.items()
             }
 
@@ -129,16 +229,15 @@ class SyntheticStore:
             if row is None:
                 return None
             start = max(start, row.base)
-            if start >= row.base + len(row.records):
+            if start >= row.end:
                 return None
-            index, size = start - row.base, 0
-            raws: list[bytes] = []
-            for raw in row.records[index : index + count_max]:
-                if raws and size + len(raw) > bytes_max:
+            end, size = start, 0
+            for raw in row.records[start - row.base :][:count_max]:
+                if end > start and size + len(raw) > bytes_max:
                     break
-                raws.append(raw)
+                end += 1
                 size += len(raw)
-            return make_batch(queue, start, raws, row.times[index : index + len(raws)])
+            return row.batch(queue, start, end)
 
     def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> _Follower:
         return _Follower(self, dict(starts))
@@ -206,9 +305,7 @@ class _Follower:
         self._at = 0
 
     def _batch(self, queue: MessageQueue, offsets: list[int]) -> RecordBatch:
-        row = self._store._queues[queue]
-        low, high = offsets[0] - row.base, offsets[-1] - row.base + 1
-        return make_batch(queue, offsets[0], row.records[low:high], row.times[low:high])
+        return self._store._queues[queue].batch(queue, offsets[0], offsets[-1] + 1)
 
     def close(self) -> None:
         """Nothing is open."""

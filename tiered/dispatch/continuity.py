@@ -27,14 +27,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
 from tiered.dispatch.beginnings import Beginnings, Look
 from tiered.dispatch.changes import tell
 from tiered.dispatch.rounds import Fact
-from tiered.log.marks import mark_of_item
-from tiered.log.parting import Change, mark_in_tier, measure, plan_change
+from tiered.log.marks import HOLE, mark_of_item
+from tiered.log.parting import Change, find_witness, mark_in_tier, measure, plan_change
 from tiered.log.reader import QueueReader
 from tiered.model import MessageQueue, QueueOffset
 
@@ -60,6 +61,21 @@ _AGAIN_S = 2.0
 _COMPLAIN_S = 60.0
 _RIPE_S = 30.0
 """A queue that is shorter than the tier is resolved at the latest after this time, if the follower lags so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Vouched:
+    """A last record that cannot be compared by the journal's mark alone, and was decided on.
+
+    Attributes:
+        offset: Its offset.
+        found: What the local store had there: a mark, or ``HOLE``.
+        witness: The nearest message before it (or itself) that both sides have, and its mark, if there is one.
+    """
+
+    offset: QueueOffset
+    found: int
+    witness: tuple[int, int] | None
 
 
 class Continuity:
@@ -108,7 +124,7 @@ class Continuity:
         self._suspect: set[MessageQueue] = set()
         self._said: set[MessageQueue] = set()
         self._moved: dict[MessageQueue, QueueOffset] = {}
-        self._vouched: dict[MessageQueue, tuple[int, QueueOffset]] = {}
+        self._vouched: dict[MessageQueue, _Vouched] = {}
         self._lagging: dict[
             MessageQueue, tuple[QueueOffset, int]
         ] = {}  # local end, and its last mark
@@ -253,15 +269,22 @@ class Continuity:
         if last is None:
             return self._beginnings.look(queue, start)
         offset, mark = last
-        if not mark:
-            vouched = self._vouched.get(queue)
-            if vouched is None or vouched[1] != offset:
-                return Look.UNKNOWN
-            mark = vouched[0]
         found = self._local_mark(queue, offset)
         if found is None:
             return Look.SHORTER
-        return Look.SAME if 0 in {found, mark} or found == mark else Look.DIFFERENT
+        if mark > 0 and found > 0:
+            return Look.SAME if found == mark else Look.DIFFERENT
+        return Look.SAME if found == 0 or self._is_vouched(queue, offset, found) else Look.UNKNOWN
+
+    def _is_vouched(self, queue: MessageQueue, offset: QueueOffset, found: int) -> bool:
+        """Whether a record that cannot be compared was decided on, and nothing has changed there since."""
+        vouched = self._vouched.get(queue)
+        if vouched is None or (vouched.offset, vouched.found) != (offset, found):
+            return False
+        if vouched.witness is None:
+            return True
+        at, mark = vouched.witness
+        return self._local_mark(queue, at) in {mark, 0}
 
     def contradicts(self, file: CompositeFlatFile, batch: RecordBatch) -> bool:
         """Whether a batch has another record where the last one was taken: then the queue is suspect.
@@ -294,11 +317,13 @@ class Continuity:
         return sum(end > 0 for end, _ in list(self._lagging.values()))
 
     def _local_mark(self, queue: MessageQueue, offset: int) -> int | None:
-        """Mark of a local record; 0 when it has expired or is a hole, None when the queue ends before it."""
+        """Mark of a local record; 0 when it has expired, ``HOLE``, or None when the queue ends before it."""
         batch = self._local.read(queue, QueueOffset(offset), bytes_max=1, count_max=1)
         if batch is None:
             return None
-        return mark_of_item(batch, 0) if batch.base_offset == offset else 0
+        if batch.base_offset != offset:
+            return 0
+        return mark_of_item(batch, 0) if batch.sizes[0] else HOLE
 
     # -- of a compensate thread -----------------------------------------------------------------
 
@@ -352,12 +377,19 @@ class Continuity:
         if life is None or not life.segments:
             return self._beginnings.decide(queue, life, bounds, file.append_offset)
         reader = QueueReader(self._store, self._prefix, queue, life)
+
+        def local_mark(offset: int) -> int:
+            return self._local_mark(queue, offset) or 0
+
+        def tier_mark(offset: int) -> int:
+            return mark_in_tier(reader, offset)
+
         change = plan_change(
             queue,
             life,
             bounds,
-            local_mark=lambda offset: self._local_mark(queue, offset) or 0,
-            tier_mark=lambda offset: mark_in_tier(reader, offset),
+            local_mark=local_mark,
+            tier_mark=tier_mark,
             read_items=lambda part, count: measure(self._store, self._prefix, part, count),
         )
         if change is None:
@@ -365,8 +397,10 @@ class Continuity:
                 last_mark = self._local_mark(queue, bounds.end - 1) or 0
                 self._lagging[queue] = bounds.end, last_mark
             last = file.last_taken
-            if last and not last[1]:
-                self._vouched[queue] = (mark_in_tier(reader, last[0]), last[0])
+            if last and (not last[1] or local_mark(last[0]) == HOLE):
+                low = max(life.min_offset, bounds.min)
+                witness = find_witness(low, last[0], local_mark, tier_mark)
+                self._vouched[queue] = _Vouched(last[0], local_mark(last[0]), witness)
         return change
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:

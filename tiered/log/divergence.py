@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_STEPS_MAX = 64
+UNCOMPARED_MAX = 64
 """So many offsets in a row are tried that cannot be compared."""
 
 
@@ -56,7 +56,7 @@ def first_difference(
 
 def _nearest(at: int, above: int, same: Callable[[int], bool | None]) -> tuple[int, bool | None]:
     """The answer for the nearest offset at or below ``at`` that has one; None when there is none above ``above``."""
-    for offset in range(at, max(above, at - _STEPS_MAX), -1):
+    for offset in range(at, max(above, at - UNCOMPARED_MAX), -1):
         answer = same(offset)
         if answer is not None:
             return offset, answer

@@ -2,7 +2,7 @@
 
 A mark is made of queue offset, store time, body CRC, body size and unique key; not of the physical offset, which a
 restored store changes. Two different messages at one queue offset have the same mark once in four thousand million times.
-0 is no mark: not known, or a hole.
+0 is no mark: not known, or a hole. Where it matters that it is a hole, it is ``HOLE``; that is in no entry.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from tiered.format.sysflag import BORN_HOST_V6, v6_extra_bytes
 
 if TYPE_CHECKING:
     from tiered.local.face import RecordBatch
+
+HOLE = -1
+"""In the place of a mark: there is an item, and no message."""
 
 _LONG = struct.Struct(">q")
 _INT = struct.Struct(">i")

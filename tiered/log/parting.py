@@ -13,8 +13,8 @@ import numpy as np
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError
 from tiered.log.consume_queue import ITEM, ITEM_BYTES
-from tiered.log.divergence import first_difference
-from tiered.log.marks import mark_of_item
+from tiered.log.divergence import UNCOMPARED_MAX, first_difference
+from tiered.log.marks import HOLE, mark_of_item
 from tiered.log.objects import read_range
 from tiered.log.parts import Gap, part_json, queue_action
 from tiered.log.takeback import head_of
@@ -64,7 +64,7 @@ def plan_change(
         queue: Which.
         life: Its present life in the tier.
         bounds: What the local store has of it; not empty.
-        local_mark: Mark of a local record; 0 when there is nothing to compare.
+        local_mark: Mark of a local record; 0 when there is nothing to compare, ``HOLE`` when nobody can read it.
         tier_mark: The same of the tier.
         read_items: Of the first items of a part: the bytes of the commit log that they need, and holes among them.
 
@@ -78,19 +78,52 @@ def plan_change(
 
     def same(offset: int) -> bool | None:
         theirs = local_mark(offset)
-        ours = tier_mark(offset) if theirs else 0
-        return theirs == ours if theirs and ours else None
+        ours = tier_mark(offset) if theirs > 0 else 0
+        return theirs == ours if theirs > 0 and ours > 0 else None
 
     end, is_common = int(low), False
     if low < high:
         ends = [part.queue_end - 1 for part in life.parts()]
         end, is_common = first_difference(low, high, ends, same)
+        if (
+            bounds.end >= life.commit_offset
+        ):  # else a copy that lags would lose what is behind a hole
+            end = _first_message_for_hole(low, end, local_mark, tier_mark)
         if end == high:
             return None
     cut = _cut(life, QueueOffset(end), tier_mark, read_items) if is_common else None
     if cut is None:
         return _begin_anew(queue, life, bounds, bounds.min)
     return _end_at(queue, life, *cut)
+
+
+def _first_message_for_hole(
+    low: int, end: int, local_mark: Callable[[int], int], tier_mark: Callable[[int], int]
+) -> int:
+    """Where the local store has messages for holes of the tier, behind the last message that both have.
+
+    Nothing there can be compared, but a hole that ends the tier must not hide a message: what is behind it is taken anew.
+    """
+    found = end
+    for offset in range(end - 1, max(low, end - UNCOMPARED_MAX) - 1, -1):
+        theirs = local_mark(offset)
+        ours = tier_mark(offset) if theirs > 0 else 0
+        if ours > 0:
+            return found
+        if ours == HOLE:
+            found = offset
+    return found
+
+
+def find_witness(
+    low: int, last: int, local_mark: Callable[[int], int], tier_mark: Callable[[int], int]
+) -> tuple[int, int] | None:
+    """The nearest message at or below ``last``, not below ``low``, that both sides have, and its mark; None: none near."""
+    for offset in range(last, max(low, last - UNCOMPARED_MAX) - 1, -1):
+        theirs = local_mark(offset)
+        if theirs > 0 and tier_mark(offset) == theirs:
+            return offset, theirs
+    return None
 
 
 def plan_beginning(
@@ -165,11 +198,11 @@ def _cut(
         size, holes = read_items(part, count)
     except (DataError, ObjectNotFoundError):
         return (part.queue_offset, None) if part.queue_offset > life.min_offset else None
-    return end, head_of(part, count, log_bytes=size, holes=holes, last=tier_mark(end - 1))
+    return end, head_of(part, count, log_bytes=size, holes=holes, last=max(0, tier_mark(end - 1)))
 
 
 def mark_in_tier(reader: QueueReader, offset: int) -> int:
-    """Mark of a tier record: the journal's if it has it, else the record is read; 0 for a hole or in a gap."""
+    """Mark of a tier record: the journal's if it has it, else the record is read; 0 in a gap or near damage."""
     part = next((p for p in reader.life.parts() if p.queue_end - 1 == offset), None)
     if part and part.last:
         return part.last
@@ -179,7 +212,7 @@ def mark_in_tier(reader: QueueReader, offset: int) -> int:
         return 0
     if found is None or isinstance(found, Gap) or found.records.base_offset != offset:
         return 0
-    return mark_of_item(found.records, 0)
+    return mark_of_item(found.records, 0) if found.records.sizes[0] else HOLE
 
 
 def measure(store: ObjectStore, prefix: str, part: Part, count: int) -> tuple[int, int]:

@@ -106,13 +106,18 @@ class PartCheck:
             wanted = (place.payload_bytes, place.stored_bytes, place.crc)
             if same != wanted or trailer.trailer_bytes != place.trailer_bytes:
                 found.problem("trailer", key, "it is of another object than the journal names")
-            if (place.start, place.end) == (0, place.payload_bytes):
+            if self._is_whole():
                 self._description(key, trailer.description, said)
         is_sound = len(found.problems) == before
         payload = _payload(stored, place, trailer, is_sound=is_sound)
         if is_sound and (payload is None or zlib_ng.crc32(payload) != place.crc):
             found.problem("payload", key, "the checksum of the payload is not the journal's")
         return payload
+
+    def _is_whole(self) -> bool:
+        """Whether the part was never cut (behind its last message, if only holes went: so it is told by the index, too)."""
+        places = (self._part.log, self._part.index)
+        return all((place.start, place.end) == (0, place.payload_bytes) for place in places)
 
     def _description(self, key: str, found: Mapping[str, Any], said: Mapping[str, Any]) -> None:
         for name, value in said.items():
