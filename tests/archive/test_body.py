@@ -23,6 +23,7 @@ from tiered.archive.machine import ArchiveMachine, archive_action, columns_actio
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.model import Archived
 from tiered.archive.query import duck
+from tiered.archive.ranges import with_sums
 from tiered.archive.spark import task_of, task_text
 from tiered.archive.verify import read_log, verify_archive
 from tiered.errors import InvalidError
@@ -313,7 +314,7 @@ def test_damage_in_a_decoded_column_is_found() -> None:
     sink = io.BytesIO()
     pq.write_table(table, sink)
     forged = workshop(tier.store)
-    data = sink.getvalue()
+    data = with_sums(sink.getvalue())
     forged.archive.put_if_absent(one.files[0].key, data)
     file = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
     log = log_writer(forged)

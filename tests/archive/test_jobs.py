@@ -113,8 +113,15 @@ def test_damage_of_one_segment_leaves_the_others() -> None:
 
 def test_a_file_that_does_not_reconcile_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     at = workshop(sealed([b"a", b"b"]).store)
-    whole = parquet.read_columns
-    monkeypatch.setattr(parquet, "read_columns", lambda *given: whole(*given).slice(1))
+    whole = parquet.open_whole
+
+    def shorter(data: object) -> object:
+        file = whole(data)
+        read = file.read_row_group
+        file.read_row_group = lambda number: read(number).slice(1)
+        return file
+
+    monkeypatch.setattr(parquet, "open_whole", shorter)
     result = archive(at)
     assert isinstance(first_error(result), InternalError)
     assert (result.segments, list(at.archive.list(""))) == (0, [])

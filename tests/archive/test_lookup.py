@@ -23,6 +23,7 @@ from tiered.archive.filters import filters_of
 from tiered.archive.prune import open_parquet
 from tiered.archive.query import lookup as module
 from tiered.archive.query.lookup import lookup
+from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import Selection
 from tiered.errors import InvalidError
 
@@ -187,7 +188,7 @@ def test_the_blocks_are_where_the_filters_say(made: tuple[Counting, list[str]]) 
     store, _ = made
     key = next(info.key for info in store.list("topic="))
     data = store.get(key)
-    file = open_parquet(store, key, len(data))
+    file = open_parquet(ObjectFile(store, key, len(data)))
     group = file.metadata.row_group(0)
     for name, place in zip(filters.COLUMNS, filters_of(group), strict=True):
         assert place

@@ -1,9 +1,11 @@
 """Writes Parquet files in memory, and reads them back to see that they say what they were told to.
 
 Settings, each measured (docs/formats/archive.md): zstd level 1, row groups of 32,768 rows, a page index, dictionaries for
-columns of few values only, bloom filters of the keys.
+columns of few values only, bloom filters of the keys. Pages have checksums, and all blocks of the file, too
+(``tiered.archive.ranges``).
 
-Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` at most, and the file so far.
+Memory of one writer: the rows of a row group that is not full, ``GROUP_BYTES`` at most, and the file so far; at its end the
+file twice, and a row group that is read back.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from tiered.archive.columns import schema
+from tiered.archive.digest import Digest
+from tiered.archive.ranges import require_sums, with_sums
 from tiered.errors import DataError, InternalError
 from tiered.plugin.arrow import load_pyarrow
 
@@ -81,10 +85,12 @@ class FileWriter:
     _crcs: list[npt.NDArray[np.int64]] = field(default_factory=list)
     _times: list[npt.NDArray[np.int64]] = field(default_factory=list)
     _body_bytes: int = 0
+    _given: Digest = field(default_factory=Digest)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take rows, of greater queue offsets than those before."""
         compute = load_pyarrow().compute
+        self._given.add(rows)
         self._offsets.append(rows.column("queue_offset").to_numpy())
         self._crcs.append(rows.column("body_crc").to_numpy())
         self._times.append(_millis(rows.column("store_ts")))
@@ -125,8 +131,8 @@ class FileWriter:
         known |= {"tiered.low": str(bounds[0]), "tiered.high": str(bounds[1])}
         self._writer.add_key_value_metadata({**metadata, **known})
         self._writer.close()
-        data = self._sink.getvalue()
-        require_equal(data, offsets, crcs)
+        data = with_sums(self._sink.getvalue())
+        require_equal(data, self._given)
         return Written(data, zlib_ng.crc32(data), *bounds, *proof)
 
     def _write_group(self, count: int) -> None:
@@ -152,38 +158,47 @@ def open_writer(sink: Any, columns: pa.Schema, group_rows: int) -> Any:  # noqa:
         compression_level=1,
         use_dictionary=_DICTIONARIES,
         write_page_index=True,
+        write_page_checksum=True,
         bloom_filter_options={key: {"ndv": group_rows, "fpp": _FALSE_HITS} for key in _KEYS},
         sorting_columns=[parquet.SortingColumn(columns.get_field_index("queue_offset"))],
     )
 
 
-def require_equal(
-    data: Any,  # noqa: ANN401 (a buffer)
-    offsets: npt.NDArray[np.int64],
-    crcs: npt.NDArray[np.int64],
-) -> None:
-    """See that a file has exactly these rows, in this order.
+def require_equal(data: Any, given: Digest) -> None:  # noqa: ANN401 (a buffer)
+    """See that a file has exactly the rows that were given to its writer: every column is read back, bodies too.
 
     Raises:
         InternalError: It does not reconcile with its source.
     """
-    found = read_columns(data, ["queue_offset", "body_crc"])
-    same = found.num_rows == len(offsets) and np.array_equal(found["queue_offset"], offsets)
-    if not (same and np.array_equal(found["body_crc"], crcs)):
+    arrow, found = load_pyarrow(), Digest()
+    try:
+        require_sums(data)
+        file = open_whole(data)
+        for number in range(file.num_row_groups):
+            found.add(file.read_row_group(number))
+    except (DataError, arrow.ArrowException, OSError) as error:
+        raise InternalError(f"a file cannot be read back, and is not published: {error}") from error
+    if found != given:
         raise InternalError("a file does not reconcile with its source, and is not published")
 
 
-def read_columns(data: Any, columns: list[str] | None = None) -> pa.Table:  # noqa: ANN401
-    """Columns of a file in memory.
-
-    Raises:
-        DataError: It is no whole Parquet file.
-    """
-    arrow = load_pyarrow()
+def open_whole(data: Any) -> Any:  # noqa: ANN401 (a buffer)
+    """A file in memory; its pages are held against their checksums when they are read."""
     from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
+    return parquet.ParquetFile(load_pyarrow().BufferReader(data), page_checksum_verification=True)
+
+
+def read_columns(data: Any) -> pa.Table:  # noqa: ANN401
+    """All rows of a file in memory, if it is as it was written.
+
+    Raises:
+        DataError: It is not.
+    """
+    arrow = load_pyarrow()
+    require_sums(data)
     try:
-        return parquet.read_table(arrow.BufferReader(data), columns=columns)
+        return open_whole(data).read()
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"this is no whole Parquet file: {error}") from error
 
@@ -195,10 +210,8 @@ def read_metadata(data: Any) -> dict[str, str]:  # noqa: ANN401 (a buffer)
         DataError: It is no whole Parquet file.
     """
     arrow = load_pyarrow()
-    from pyarrow import parquet  # noqa: PLC0415 (heavy)
-
     try:
-        found = parquet.ParquetFile(arrow.BufferReader(data)).metadata.metadata or {}
+        found = open_whole(data).metadata.metadata or {}
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"this is no whole Parquet file: {error}") from error
     return {
@@ -212,8 +225,8 @@ def write_small(table: pa.Table) -> bytes:
     from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
     sink = arrow.BufferOutputStream()
-    parquet.write_table(table, sink, compression="zstd")
-    return bytes(sink.getvalue())
+    parquet.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return with_sums(sink.getvalue())
 
 
 def _millis(times: Any) -> npt.NDArray[np.int64]:  # noqa: ANN401

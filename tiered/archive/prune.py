@@ -7,7 +7,6 @@ out holds nothing. Planning is pure; ``explain`` reads.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from tiered.archive.model import Lane, ParquetFile
     from tiered.archive.selection import Selection
 
-BUFFER_BYTES = 1 << 20
 _KEYS = ("keys.list.element", "uniq_key")
 _BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
 
@@ -221,24 +219,23 @@ def _number(value: Any) -> int:  # noqa: ANN401
     return micros(value) if isinstance(value, datetime) else int(value)
 
 
-def open_parquet(archive: ObjectStore, key: str, size_bytes: int) -> Any:  # noqa: ANN401
-    """A file of an archive; nothing but its footer is read."""
+def open_parquet(raw: ObjectFile) -> Any:  # noqa: ANN401
+    """A file of an archive; nothing more of it is read before somebody asks."""
     from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
-    raw = ObjectFile(archive, key, size_bytes)
-    return parquet.ParquetFile(io.BufferedReader(raw, BUFFER_BYTES), pre_buffer=True)
+    return parquet.ParquetFile(raw, pre_buffer=True, page_checksum_verification=True)
 
 
 def groups_of(
-    archive: ObjectStore,
-    key: str,
+    raw: ObjectFile,
     file: Any,  # noqa: ANN401
     wanted: Selection,
 ) -> tuple[list[int], Counter[str]]:
     """``choose_groups`` of an open file."""
 
     def read(start: int, size: int) -> bytes:
-        return archive.get(key, ByteRange(start, start + size))
+        (found,) = raw.read_ranges([ByteRange(start, start + size)])
+        return found
 
     return choose_groups(file.metadata, wanted, read)
 
@@ -265,8 +262,9 @@ def explain(archive: ObjectStore, wanted: Selection, *, footers: bool = True) ->
 def _look(archive: ObjectStore, wanted: Selection, found: Pruning, files: Sequence[Chosen]) -> None:
     found.groups = found.rows = 0
     for each in files:
-        file = open_parquet(archive, each.key, each.size_bytes)
-        chosen, left = groups_of(archive, each.key, file, wanted)
+        raw = ObjectFile(archive, each.key, each.size_bytes)
+        file = open_parquet(raw)
+        chosen, left = groups_of(raw, file, wanted)
         found.groups += len(chosen)
         found.groups_left.update(left)
         found.rows += sum(file.metadata.row_group(number).num_rows for number in chosen)

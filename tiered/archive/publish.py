@@ -18,7 +18,6 @@ One thread. Memory: the names of one topic's files.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import warnings
@@ -287,11 +286,9 @@ class _Publisher:
         """Those of a file."""
         from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
-        raw = ObjectFile(self._archive, file.key, file.size_bytes)
         with reading(self._archive, file.key):
-            schema: pa.Schema = parquet.ParquetFile(
-                io.BufferedReader(raw, buffer_size=1 << 16)
-            ).schema_arrow
+            raw = ObjectFile(self._archive, file.key, file.size_bytes)
+            schema: pa.Schema = parquet.ParquetFile(raw).schema_arrow
         return schema.remove_metadata()
 
     def _refused(self, why: str) -> StoreUnavailableError:

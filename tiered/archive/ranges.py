@@ -1,32 +1,189 @@
-"""An object of an archive as a file that can be sought in: a request for each piece that is read. One thread."""
+"""Files of an archive with checksums of their blocks: whoever reads a range of one knows that it is as it was written.
+
+A Parquet file says of itself where everything lies, and where nothing refers to there may be anything. So right before its
+footer, which is the last thing in it, stands what proves the rest::
+
+    4 bytes a block         CRC-32 of each 16 KiB of what is before these numbers (big-endian uint32; the last block may
+                            be shorter)
+    24 bytes                bytes of a block (uint32), bytes before the numbers (uint64), CRC-32 of all that follows the
+                            blocks but itself (uint32), ``TMQSUMS1``
+    the footer              as the writer made it, its length and ``PAR1``
+
+Each byte of the file is under one of these checksums. The pages have their own, too, as Parquet provides, for other
+readers; but these say nothing of the pages' headers, of the footer, and of the filters of keys.
+
+``ObjectFile`` reads one so, by requests for whole blocks.
+"""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+import struct
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
+from tiered.archive.harm import reading
+from tiered.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backends.base import ObjectStore
+
+BLOCK_BYTES: Final = 16 << 10
+_TRAILER: Final = struct.Struct(">IQI8s")
+_MAGIC: Final = b"TMQSUMS1"
+_END: Final = struct.Struct("<I4s")
+_PARQUET: Final = b"PAR1"
+_CRC_BYTES: Final = 4
+_TAIL_BYTES: Final = (64 << 10) + BLOCK_BYTES
+"""pyarrow begins with the last 64 KiB of a file; with a block more these are whole blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a file says of its blocks, itself proven.
+
+    Attributes:
+        block_bytes: Of a block.
+        covered: Bytes of the file that the blocks are.
+        crcs: Checksum of each, four bytes.
+        start: Where ``tail`` begins: where a block does, or at ``covered``.
+        tail: The rest of the file, proven.
+    """
+
+    block_bytes: int
+    covered: int
+    crcs: memoryview
+    start: int
+    tail: bytes
+
+    def require(self, start: int, data: memoryview) -> None:
+        """See that blocks from a byte on are as they were written.
+
+        Raises:
+            ValueError: They are not.
+        """
+        for at in range(0, len(data), self.block_bytes):
+            place = (start + at) // self.block_bytes * _CRC_BYTES
+            crc = int.from_bytes(self.crcs[place : place + _CRC_BYTES], "big")
+            if zlib_ng.crc32(data[at : at + self.block_bytes]) != crc:
+                raise ValueError(
+                    f"the block at byte {start + at} has another checksum than was written"
+                )
+
+
+def with_sums(data: Any) -> bytes:  # noqa: ANN401 (a buffer)
+    """A Parquet file with checksums of its blocks."""
+    whole = memoryview(data).cast("B")
+    length, magic = _END.unpack(whole[-_END.size :])
+    assert magic == _PARQUET
+    blocks, footer = whole[: -_END.size - length], whole[-_END.size - length :]
+    starts = range(0, len(blocks), BLOCK_BYTES)
+    found = (zlib_ng.crc32(blocks[at : at + BLOCK_BYTES]) for at in starts)
+    crcs = b"".join(crc.to_bytes(_CRC_BYTES, "big") for crc in found)
+    trailer = _TRAILER.pack(BLOCK_BYTES, len(blocks), _proof(crcs, len(blocks), footer), _MAGIC)
+    return b"".join([blocks, crcs, trailer, footer])
+
+
+def _proof(crcs: bytes | memoryview, covered: int, footer: bytes | memoryview) -> int:
+    head = struct.pack(">IQ", BLOCK_BYTES, covered)
+    return zlib_ng.crc32(footer, zlib_ng.crc32(head, zlib_ng.crc32(crcs)))
+
+
+def sums_of(tail: bytes, size_bytes: int) -> Sums | int:
+    """What the end of a file says of the rest; or how many of its last bytes are needed.
+
+    Args:
+        tail: The last bytes of the file.
+        size_bytes: Of the file.
+
+    Raises:
+        ValueError: It has no such checksums, or they are damaged.
+    """
+    wrong = ValueError("it is no Parquet file with checksums, or its end is damaged")
+    if len(tail) < _END.size:
+        raise wrong
+    length: int
+    length, magic = _END.unpack(tail[-_END.size :])
+    end = length + _END.size + _TRAILER.size
+    if magic != _PARQUET or end > size_bytes:
+        raise wrong
+    if end > len(tail):
+        return end
+    block_bytes, covered, crc, magic = _TRAILER.unpack_from(tail, len(tail) - end)
+    table: int = -(-covered // BLOCK_BYTES) * _CRC_BYTES
+    if (block_bytes, covered + table + end, magic) != (BLOCK_BYTES, size_bytes, _MAGIC):
+        raise wrong
+    if table + end > len(tail):
+        return table + end
+    whole = tail[-table - end :]
+    crcs, footer = memoryview(whole)[:table], memoryview(whole)[-length - _END.size :]
+    if _proof(crcs, covered, footer) != crc:
+        raise wrong
+    first = size_bytes - len(tail)
+    start = min(-(-first // BLOCK_BYTES) * BLOCK_BYTES, covered)
+    sums = Sums(block_bytes, covered, crcs, start, tail[start - first :])
+    sums.require(start, memoryview(sums.tail)[: covered - start])
+    return sums
+
+
+def require_sums(data: Any) -> None:  # noqa: ANN401 (a buffer)
+    """See that a whole file in memory is as it was written.
+
+    Raises:
+        DataError: It is not.
+    """
+    whole = memoryview(data).cast("B")
+    try:
+        found = sums_of(bytes(whole[-_TAIL_BYTES:]), len(whole))
+        while isinstance(found, int):
+            found = sums_of(bytes(whole[-found:]), len(whole))
+        found.require(0, whole[: found.start])
+    except ValueError as error:
+        raise DataError(f"this is no whole file of an archive: {error}") from error
 
 
 class ObjectFile(io.RawIOBase):
-    """One object, read-only."""
+    """One object as a file that can be sought in; read-only, and proven.
 
-    def __init__(self, archive: ObjectStore, key: str, size_bytes: int) -> None:
-        """Read nothing yet.
+    Threads: any number, each with a position of its own. DuckDB has several share a file, and each seeks and reads.
+
+    Memory: the end of the file, with the checksums.
+    """
+
+    def __init__(
+        self, archive: ObjectStore, key: str, size_bytes: int, sums: Sums | None = None
+    ) -> None:
+        """Read the end of the file: a request, or three when it is large.
 
         Args:
             archive: Where it lies.
             key: Which.
             size_bytes: Of the object, as the log says.
+            sums: Of the same file, when they are known already; then nothing is read.
+
+        Raises:
+            DataError: It is gone, shorter than that, or its end is damaged.
+            BackendError: The store failed.
         """
         super().__init__()
         self._archive = archive
         self._key = key
         self._size = size_bytes
-        self._at = 0
+        self._at = threading.local()
+        self.sums = sums or self._read_sums()
+
+    def _read_sums(self) -> Sums:
+        with reading(self._archive, self._key):
+            found = sums_of(self._get(min(_TAIL_BYTES, self._size)), self._size)
+            while isinstance(found, int):  # the footer is larger, then perhaps the checksums are
+                found = sums_of(self._get(found), self._size)
+            return found
 
     def readable(self) -> bool:
         """Yes."""
@@ -38,24 +195,63 @@ class ObjectFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """See ``io.IOBase``."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        self._at.byte = base + offset
+        return self.tell()
 
     def tell(self) -> int:
         """See ``io.IOBase``."""
-        return self._at
+        return getattr(self._at, "byte", 0)
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 (a buffer)
-        """See ``io.RawIOBase``; one request.
+        """See ``io.RawIOBase``; a request, but for what is at the end of the file.
 
         Raises:
+            DataError: The bytes are damaged.
             BackendError: The store failed.
         """
-        end = min(self._at + len(buffer), self._size)
-        if end <= self._at:
+        start = self.tell()
+        end = min(start + len(buffer), self._size)
+        if end <= start:
             return 0
-        data = self._archive.get(self._key, ByteRange(self._at, end))
+        (data,) = self.read_ranges([ByteRange(start, end)])
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._at.byte = end
         return len(data)
+
+    def read_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Several ranges that are not empty, in the order given; one request, but for what is at the end of the file.
+
+        Raises:
+            DataError: The bytes are damaged.
+            BackendError: The store failed.
+        """
+        sums = self.sums
+        size = sums.block_bytes
+        asked = [r for r in ranges if r.start < sums.start]
+        whole = [
+            ByteRange(r.start // size * size, min(-(-r.end // size) * size, sums.start))
+            for r in asked
+        ]
+        with reading(self._archive, self._key):
+            found = self._archive.get_ranges(self._key, whole) if whole else []
+            for blocks, data in zip(whole, found, strict=True):
+                sums.require(blocks.start, memoryview(data))
+        proven = iter(zip(whole, found, strict=True))
+        return [
+            self._of(r, *next(proven)) if r.start < sums.start else self._end(r) for r in ranges
+        ]
+
+    def _of(self, wanted: ByteRange, blocks: ByteRange, data: bytes) -> bytes:
+        """A range of blocks, and of what is behind them."""
+        found = data[wanted.start - blocks.start : wanted.end - blocks.start]
+        start = self.sums.start
+        return found + self._end(ByteRange(start, wanted.end)) if wanted.end > start else found
+
+    def _end(self, wanted: ByteRange) -> bytes:
+        start = self.sums.start
+        return self.sums.tail[wanted.start - start : wanted.end - start]
+
+    def _get(self, size: int) -> bytes:
+        """The last bytes."""
+        return self._archive.get(self._key, ByteRange(self._size - size, self._size))

@@ -68,6 +68,7 @@ _QUIET = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
 }
 
 

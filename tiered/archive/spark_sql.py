@@ -1,7 +1,7 @@
 """Questions in SQL, answered by Spark. Each topic of the archive is a view of its name.
 
-Files of a folder are read by Spark itself, from the exact list that the log names; those of another store by the source
-``tieredmq`` (``tiered.archive.datasource``), which needs no S3 library for Hadoop.
+Files of a folder are read by Spark itself, from the exact list that the log names, each proven by its checksum before; those
+of another store by the source ``tieredmq`` (``tiered.archive.datasource``), which needs no S3 library for Hadoop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tiered.archive.columns import topic_schema
 from tiered.archive.datasource import ArchiveSource, source_options
 from tiered.archive.datasource import register as register_sources
-from tiered.archive.harm import find_damage
+from tiered.archive.harm import find_damage, prove_files
 from tiered.archive.query.duck import local_root, tables_there
 from tiered.archive.query.duck_plan import is_named, may_list_tables, table_names
 from tiered.archive.query.native import uri_of
@@ -129,5 +129,6 @@ def _frame(
         return session.createDataFrame([], columns)
     reader = session.read.schema(columns)
     if local_root(archive) is not None:
+        prove_files(archive, files)  # Spark's own reader does not look at the checksum in the log
         return reader.parquet(*(uri_of(archive, file.key) for file in files))
     return reader.format(ArchiveSource.name()).options(**options).load()

@@ -126,7 +126,7 @@ def _save(answer: pa.Table, file: str) -> None:
     from pyarrow import parquet
 
     try:
-        parquet.write_table(answer, file, compression="zstd")
+        parquet.write_table(answer, file, compression="zstd", write_page_checksum=True)
     except OSError as error:
         raise InvalidError(
             f"cannot be written: {os.strerror(error.errno) if error.errno else error}", where=file

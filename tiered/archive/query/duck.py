@@ -1,19 +1,19 @@
 """Questions in SQL, answered by DuckDB in this process. Each topic of the archive is a table of its name.
 
-Files of a folder are read by DuckDB itself. Those of another store come through the same ``ObjectStore`` as everything else
-here, with its credentials and options, as a file system that DuckDB is handed: ranges of objects, nothing is downloaded
-whole. No extension of DuckDB is installed or loaded. A question may do what DuckDB can do with the rights of this process,
-reading and writing other files too: do not take questions from strangers.
+Files come through the same ``ObjectStore`` as everything else here, with its credentials and options, as a file system that
+DuckDB is handed: ranges of objects, nothing is downloaded whole. DuckDB does not look at checksums, so what it gets has been
+held against those of its blocks before (``tiered.archive.ranges``), in a folder too. No extension of DuckDB is installed or
+loaded. A question may do what DuckDB can do with the rights of this process, reading and writing other files too: do not
+take questions from strangers.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from tiered.archive.harm import find_damage
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.query.duck_plan import (
     EMPTY,
@@ -33,17 +33,20 @@ from tiered.errors import InvalidError
 from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, Lane, ParquetFile
+    from tiered.archive.ranges import Sums
     from tiered.archive.selection import Selection
 
 SCHEME = "tieredarchive"
 _SHOWN = 20
+_SUMS = 256
+"""Files of which the checksums are kept: DuckDB opens each several times."""
 _OPTIONS = (
     *("TimeZone = 'UTC'", "autoinstall_known_extensions = false"),
     "autoload_known_extensions = false",
@@ -102,7 +105,9 @@ def ask(archive: ObjectStore, question: str) -> Answer:
     with duckdb.connect(":memory:") as connection:
         for option in _OPTIONS:
             connection.execute(f"SET {option}")
-        root = _mount(connection, archive, sizes)
+        files = file_system(archive, sizes)
+        connection.register_filesystem(files)
+        root = f"{SCHEME}://"
         chosen: dict[str, list[str]] = {}
         named = {t: table for t, table in tables.items() if is_named(table, question)}
         try:
@@ -122,13 +127,9 @@ def ask(archive: ObjectStore, question: str) -> Answer:
             make_views(connection, views)
             found = connection.sql(question)
             answer = arrow.table({}) if found is None else found.to_arrow_table()
-        except (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException) as error:
-            raise InvalidError(_said(error), do=tables_there(tables.values())) from error
         except duckdb.Error as error:
-            due = {key for keys in chosen.values() for key in keys}
-            asked = (file for topic in named for file in topics[topic] if file.key in due)
-            if harm := find_damage(archive, asked):
-                raise harm from error
+            if files.failed:  # DuckDB makes text of it
+                raise files.failed[0] from error
             raise InvalidError(_said(error), do=tables_there(tables.values())) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
@@ -174,15 +175,6 @@ def local_root(archive: ObjectStore) -> str | None:
     return unquote(archive.url.removeprefix("file://")).rstrip("/") + "/"
 
 
-def _mount(connection: Any, archive: ObjectStore, sizes: Mapping[str, int]) -> str:  # noqa: ANN401
-    """Make the archive's files readable; what their names begin with."""
-    root = local_root(archive)
-    if root is not None:
-        return root
-    connection.register_filesystem(file_system(archive, sizes))
-    return f"{SCHEME}://"
-
-
 def _view(state: ArchiveState, topic: str, root: str, keys: Sequence[str]) -> str:
     """A SELECT of the rows of some files of a topic, with the columns of all of them."""
     empty = _stand_in(state, topic, root)
@@ -221,6 +213,27 @@ def _has_more(state: ArchiveState, topic: str) -> bool:
     return topic in state.bodies or not kinds <= {(0, False, SCHEMA_VERSION)}
 
 
+class _Watched(ObjectFile):
+    """Remembers what went wrong, for whoever asks a reader that does not hand on exceptions."""
+
+    def __init__(self, *file: Any, failed: list[Exception]) -> None:  # noqa: ANN401
+        self._failed = failed
+        with self._watched():
+            super().__init__(*file)
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 (a buffer)
+        with self._watched():
+            return super().readinto(buffer)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._failed.append(error)
+            raise
+
+
 def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa: ANN401
     """The archive's files for whoever takes fsspec's interface."""
     from fsspec import AbstractFileSystem  # noqa: PLC0415 (heavy)
@@ -230,6 +243,11 @@ def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa:
 
         protocol = SCHEME
         cachable = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.failed: list[Exception] = []
+            self._sums: dict[str, Sums] = {}
 
         def info(self, path: str, **_more: Any) -> dict[str, Any]:  # noqa: ANN401
             """Size and kind."""
@@ -243,9 +261,15 @@ def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa:
             key = self._strip_protocol(path)
             return [key] if key in sizes else []
 
-        def _open(self, path: str, mode: str = "rb", **_more: Any) -> io.BufferedReader:  # noqa: ANN401, ARG002
+        def _open(self, path: str, mode: str = "rb", **_more: Any) -> _Watched:  # noqa: ANN401, ARG002
             key = self._strip_protocol(path)
-            return io.BufferedReader(ObjectFile(archive, key, sizes[key]), buffer_size=1 << 16)
+            sums = self._sums.get(key)
+            file = _Watched(archive, key, sizes[key], sums, failed=self.failed)
+            if sums is None:
+                while len(self._sums) >= _SUMS:
+                    self._sums.pop(next(iter(self._sums)), None)
+                self._sums[key] = file.sums
+            return file
 
         def modified(self, path: str) -> Any:  # noqa: ANN401, ARG002
             """Files never change."""

@@ -38,6 +38,7 @@ from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
 from tiered.archive.filters import filters_of
 from tiered.archive.harm import reading
 from tiered.archive.prune import open_parquet
+from tiered.archive.ranges import ObjectFile
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
@@ -181,11 +182,12 @@ _OfFile = tuple[str, list[list[bytes | None]]]
 def _filters(archive: ObjectStore, files: Iterable[tuple[str, int]]) -> Iterator[_OfFile]:
     for key, size in files:
         with reading(archive, key):
-            metadata = open_parquet(archive, key, size).metadata
+            raw = ObjectFile(archive, key, size)
+            metadata = open_parquet(raw).metadata
             places = [filters_of(metadata.row_group(n)) for n in range(metadata.num_row_groups)]
             asked = [place for group in places for place in group if place is not None]
             ranges = [ByteRange(start, start + bits) for start, bits in asked]
-            bits = iter(archive.get_ranges(key, ranges) if ranges else [])
+            bits = iter(raw.read_ranges(ranges))
         yield key, [[None if place is None else next(bits) for place in group] for group in places]
 
 

@@ -1,9 +1,9 @@
 """Messages of an archive by key or unique id: of the files only those row groups are read that may have the key.
 
 Overview: the log says which files can hold what is wanted by topic, time and place; then statistics and bloom filters of
-the keys, which lie in the files themselves, say which row groups may have it. Of a filter the one block is read that
-speaks of the key, 32 bytes, and all blocks of a file are asked for at once. Of the row groups that are left the columns of
-the keys are read first, and the others only where a row is wanted.
+the keys, which lie in the files themselves, say which row groups may have it. Of a filter the one block of 32 bytes is
+looked at that speaks of the key (what is proven together with it is read), and all of a file are asked for at once. Of the
+row groups that are left the columns of the keys are read first, and the others only where a row is wanted.
 
 Exact: filters only leave out. Each row is held against all that is wanted, and the newest come first.
 
@@ -25,6 +25,7 @@ from tiered.archive.filters import filters_of
 from tiered.archive.harm import reading
 from tiered.archive.prune import open_parquet, plan_files
 from tiered.archive.query.key_index import groups_with, read_index
+from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.errors import InvalidError
@@ -165,11 +166,12 @@ def _look(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known
 
 def _read(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known | None) -> _OfFile:
     assert wanted.key is not None
-    file = open_parquet(archive, chosen.key, chosen.size_bytes)
+    raw = ObjectFile(archive, chosen.key, chosen.size_bytes)
+    file = open_parquet(raw)
     every = range(file.metadata.num_row_groups)
     if known is None:
         places = [filters_of(file.metadata.row_group(number)) for number in every]
-        may = _may_have(archive, chosen.key, places, wanted.key)
+        may = _may_have(raw, places, wanted.key)
         groups = [number for number in every if may[number]]
     else:
         groups = known.may
@@ -178,14 +180,14 @@ def _read(archive: ObjectStore, chosen: Chosen, wanted: Selection, known: _Known
 
 
 def _may_have(
-    archive: ObjectStore, key: str, places: Sequence[Sequence[tuple[int, int] | None]], text: str
+    raw: ObjectFile, places: Sequence[Sequence[tuple[int, int] | None]], text: str
 ) -> list[bool]:
     """For each row group, whether one of its filters has the text, or one of its columns has no filter."""
     value = text_hash(text)
     asked = [place for of_group in places for place in of_group if place is not None]
     starts = [start + BLOCK * block_number(value, bits // BLOCK) for start, bits in asked]
     ranges = [ByteRange(start, start + BLOCK) for start in starts]
-    blocks = iter(archive.get_ranges(key, ranges) if ranges else [])
+    blocks = iter(raw.read_ranges(ranges))
     answers = [
         [place is None or block_holds(next(blocks), value) for place in of_group]
         for of_group in places

@@ -1,5 +1,9 @@
 """The exact files of an archive for readers that take a list of them, as Spark's own reader of Parquet does.
 
+Such readers do not look at our checksums, so each file is read whole and held against the log before it is named. What
+becomes of it between that and their own reading only the checksums of its pages tell, to readers that are to look at them
+(``parquet.page.verify-checksum.enabled`` of Hadoop).
+
 Spark reads a folder's files by itself, and those on S3 where ``s3a`` is set up (library and credentials are the user's to
 bring). Every row of a file that the log names counts; which of them are wanted is for the reader to say again.
 """
@@ -8,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiered.archive.harm import prove_files
 from tiered.archive.prune import plan_files
 from tiered.archive.query.duck import local_root
 from tiered.archive.selection import Selection
-from tiered.archive.tables import read_archive
+from tiered.archive.tables import files_by_topic, read_archive
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -35,7 +40,11 @@ def uri_of(archive: ObjectStore, key: str, *, scheme: str = "s3a") -> str:
 
 
 def file_uris(
-    archive: ObjectStore, wanted: Selection | None = None, *, scheme: str = "s3a"
+    archive: ObjectStore,
+    wanted: Selection | None = None,
+    *,
+    scheme: str = "s3a",
+    is_proved: bool = True,
 ) -> list[str]:
     """The files that may hold what is wanted, as ``spark.read.parquet(*uris)`` takes them.
 
@@ -43,14 +52,19 @@ def file_uris(
         archive: Of which.
         wanted: What; without it everything.
         scheme: See ``uri_of``.
+        is_proved: Read every file first, to see that it is what the log says.
 
     Raises:
         InvalidError: There is no archive, or a topic is asked for that it has not.
-        DataError: The log is damaged.
+        DataError: The log or a file is damaged.
         BackendError: The store failed.
     """
-    files = plan_files(read_archive(archive), wanted or Selection()).files
-    return [uri_of(archive, file.key, scheme=scheme) for file in files]
+    state = read_archive(archive)
+    keys = [file.key for file in plan_files(state, wanted or Selection()).files]
+    if is_proved:
+        known = {file.key: file for files in files_by_topic(state).values() for file in files}
+        prove_files(archive, (known[key] for key in keys))
+    return [uri_of(archive, key, scheme=scheme) for key in keys]
 
 
 def _escaped(path: str) -> str:

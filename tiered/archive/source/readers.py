@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tiered.archive.prune import groups_of, open_parquet, plan_files
+from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import narrowed, shown
 from tiered.archive.source.options import choice, open_place, partition_bytes
 from tiered.archive.source.stretches import FAIL, SKIP, packed, plan_tier, read_stretch
@@ -82,8 +83,9 @@ class ArchiveReader(SourceReader):
             store = open_place(self._options)
             try:
                 chosen = partition.file
-                file = open_parquet(store, chosen.key, chosen.size_bytes)
-                groups, _ = groups_of(store, chosen.key, file, self._wanted)
+                raw = ObjectFile(store, chosen.key, chosen.size_bytes)
+                file = open_parquet(raw)
+                groups, _ = groups_of(raw, file, self._wanted)
                 is_shared = chosen.rows != file.metadata.num_rows
                 needed = ["queue_offset", *self._columns.names, *self._wanted.columns]
                 needed += _PIECE if is_shared else ()
