@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,16 +18,16 @@ def main() -> None:
     Raises:
         SystemExit: Always, with the exit code of the contract.
     """
-    from tiered.cli.errors import Terminated  # noqa: PLC0415 (start-up loads only what is needed)
+    from tiered.cli.signals import Watch  # noqa: PLC0415 (start-up loads only what is needed)
 
-    def terminate(_number: int, _frame: object) -> None:
-        raise Terminated
+    watch = Watch()
+    watch.begin()
+    from tiered.cli.call import Surroundings  # noqa: PLC0415
 
     os.environ.setdefault(
         "OPENBLAS_NUM_THREADS", "1"
     )  # NumPy's threads for algebra spin, and we have no algebra
-    signal.signal(signal.SIGTERM, terminate)
-    raise SystemExit(run(sys.argv[1:]))
+    raise SystemExit(run(sys.argv[1:], Surroundings(os.environ, watch=watch)))
 
 
 def run(arguments: Sequence[str], surroundings: Surroundings | None = None) -> int:

@@ -10,7 +10,7 @@ from tiered import errors
 from tiered.__main__ import run
 from tiered.cli import frame
 from tiered.cli.call import Surroundings
-from tiered.cli.errors import Terminated, ending
+from tiered.cli.errors import ending
 
 CODES = [
     (errors.InvalidError("w", where="x", do="d"), 2, "w (x); d"),
@@ -43,7 +43,7 @@ def test_code_and_line(error: Exception, code: int, line: str, capfd: pytest.Cap
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(KeyboardInterrupt(), 130), (click.Abort(), 130), (Terminated(), 143), (BrokenPipeError(), 0)],
+    [(KeyboardInterrupt(), 130), (click.Abort(), 130), (BrokenPipeError(), 0)],
 )
 def test_silent_ends(error: BaseException, code: int, capfd: pytest.CaptureFixture[str]):
     def body() -> int:

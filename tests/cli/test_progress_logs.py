@@ -5,23 +5,20 @@ from __future__ import annotations
 import io
 import json
 import logging
-import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tiered.cli.call import Call
-from tiered.cli.errors import Terminated
 from tiered.cli.logs import logging_to_stderr
 from tiered.cli.progress import Progress, Progressed
 from tiered.cli.settings import all_settings
-from tiered.cli.signals import Stopper
 from tiered.clock import ManualClock, SystemClock
 from tiered.config import resolve
 
 if TYPE_CHECKING:
+    import pytest
+
     from tiered.model import TimestampMs
 
 
@@ -122,25 +119,3 @@ def test_logs_as_text_and_as_json(capsys: pytest.CaptureFixture[str]):
     log.warning("after")
     assert "after" not in capsys.readouterr().err
     assert log.getEffectiveLevel() == before
-
-
-@pytest.mark.parametrize(
-    ("number", "error", "code"),
-    [(signal.SIGINT, KeyboardInterrupt, 130), (signal.SIGTERM, Terminated, 143)],
-)
-def test_the_first_signal_asks_and_the_second_cuts_short(
-    number: signal.Signals, error: type[BaseException], code: int
-):
-    asked: list[int] = []
-    before = signal.getsignal(number)
-    with Stopper() as stopper:
-        stopper.on_stop = lambda: asked.append(1)
-        signal.raise_signal(number)
-        assert asked == [1]
-        with pytest.raises(error):
-            signal.raise_signal(number)
-        assert asked == [1]
-        assert stopper.exit_code == code
-    assert signal.getsignal(number) is before
-    with Stopper() as stopper, pytest.raises(error):
-        signal.raise_signal(number)  # nothing drains yet

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from tiered.cli.errors import DONE, NEEDS_A_PERSON, Terminated
+from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.logs import logging_to_stderr
 from tiered.cli.output import Output
@@ -17,7 +18,7 @@ from tiered.cli.parsers import compression_level, split_address
 from tiered.cli.progress import Progress, Progressed
 from tiered.cli.signals import Stopper
 from tiered.cli.sizes import format_count, format_size
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,9 +61,9 @@ def run(call: Call) -> int:
     settings = read_settings(call)
     behave(call.whole("nice"))
     output = Output(call)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(logging_to_stderr(call))
-        stopper = stack.enter_context(Stopper())
+    stopping = threading.Event()
+    stopper = Stopper(call.watch, stopping.set, seconds=settings.drain_s)
+    with logging_to_stderr(call), stopper:
         try:
             attachment = Attachment.open(
                 call.argument("store"),
@@ -71,10 +72,13 @@ def run(call: Call) -> int:
                 options=call.s3_options(),
                 clock=call.clock,
                 announce=lambda lease: announce(call, lease),
+                stopping=stopping,
             )
-        except (KeyboardInterrupt, Terminated):
+        except TieredStoreError:
+            if stopper.received is None:
+                raise
             return stopper.exit_code if call.flag("once") else DONE  # nothing was in hand
-        ending = follow(call, attachment, stopper)
+        ending = follow(call, attachment)
     document = summary(call, attachment, ending)
     for line in lines(document):
         call.say(line)
@@ -97,13 +101,12 @@ def behave(niceness: int) -> None:
     bound_malloc()
 
 
-def follow(call: Call, attachment: Attachment, stopper: Stopper) -> Ending:
+def follow(call: Call, attachment: Attachment) -> Ending:
     """Run until the end, then drain; the attachment is closed in any case.
 
     Raises:
         TieredStoreError: See ``Attachment.run``.
     """
-    stopper.on_stop = attachment.stop
     began_s = call.clock.monotonic_s()
     is_once = call.flag("once")
     progress = Progress(
@@ -363,7 +366,8 @@ def few(names: Sequence[str], count_max: int = 5) -> str:
 
 def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Stopper) -> int:
     """By the contract: what waits with ``--once``, or was quarantined, needs a person."""
-    if not ending.is_drained:
+    cut_short = call.flag("once") and not ending.result.is_complete
+    if not ending.is_drained or (cut_short and stopper.received):
         return stopper.exit_code or NEEDS_A_PERSON
     needs = document["quarantined"] > 0 or (call.flag("once") and not ending.result.is_complete)
     if call.flag("strict"):

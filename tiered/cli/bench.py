@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiered.cli.frame import COMMANDS, Entry, make_program
 from tiered.cli.output import Output
+from tiered.cli.signals import at_end
 from tiered.errors import InternalError
 
 if TYPE_CHECKING:
@@ -66,10 +67,15 @@ def _measure(call: Call, *arguments: str) -> dict[str, Any]:
         pairs = zip(names, values, strict=True)
         arguments = (*arguments, *(f"--{name}={value}" for name, value in pairs))
     command = [sys.executable, "-m", "tiered", "bench", *arguments, "--json", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (ourselves)
-    if done.returncode:
-        raise InternalError(f"bench {arguments[0]} failed: {done.stderr.strip()}")
-    document: dict[str, Any] = json.loads(done.stdout)
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child,  # noqa: S603 (ourselves)
+        at_end(child.kill),
+    ):
+        out, err = child.communicate()
+    if child.returncode:
+        raise InternalError(f"bench {arguments[0]} failed: {err.strip()}")
+    document: dict[str, Any] = json.loads(out)
     return document
 
 

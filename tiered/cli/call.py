@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from tiered.cli.signals import Watch
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 
@@ -24,11 +25,13 @@ class Surroundings:
     Attributes:
         environment: Variables.
         clock: Time.
+        watch: Takes signals over.
         debug: Whether a defect shows its traceback; set once the settings are known.
     """
 
     environment: Mapping[str, str]
     clock: Clock = field(default_factory=SystemClock)
+    watch: Watch = field(default_factory=Watch)
     debug: bool = False
 
 
@@ -42,6 +45,7 @@ class Call:
         arguments: Positional arguments.
         chosen: Every setting's value, by key.
         clock: Time.
+        watch: Takes signals over.
     """
 
     path: str
@@ -49,6 +53,7 @@ class Call:
     arguments: Mapping[str, str | None]
     chosen: Mapping[str, Chosen]
     clock: Clock
+    watch: Watch = field(default_factory=Watch)
 
     def argument(self, name: str) -> str:
         """A positional argument that must be there."""

@@ -10,6 +10,7 @@ code meaning
 4    fenced
 5    a tier or store that cannot be read at the asked place because it is damaged
 70   a defect of ours
+129  cut short by SIGHUP
 130  cut short by SIGINT
 143  cut short by SIGTERM
 ==== ======================================================================================
@@ -36,11 +37,6 @@ USAGE = 2
 UNREACHABLE = 3
 DEFECT = 70
 INTERRUPTED = 130
-TERMINATED = 143
-
-
-class Terminated(BaseException):
-    """SIGTERM."""
 
 
 def ending(body: Callable[[], int], *, debug: Callable[[], bool]) -> int:
@@ -58,8 +54,6 @@ def ending(body: Callable[[], int], *, debug: Callable[[], bool]) -> int:
         return DONE
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except Terminated:
-        return TERMINATED
     except Exception as error:  # noqa: BLE001 (the last line of defence: what is not known is a defect)
         line, code = explain(error)
         if debug():

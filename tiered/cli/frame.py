@@ -305,7 +305,9 @@ def make_call(context: click.Context, section: str, arguments: Mapping[str, str 
         environment=surroundings.environment,
         given=given,
     )
-    call = Call(context.command_path, section, arguments, chosen, surroundings.clock)
+    call = Call(
+        context.command_path, section, arguments, chosen, surroundings.clock, surroundings.watch
+    )
     surroundings.debug = call.flag("debug")
     return call
 

@@ -11,6 +11,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tiered.cli.signals import at_end
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -90,7 +92,11 @@ class Progress:
             TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
         ]
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        console = Console(stderr=True)
+        with (
+            at_end(lambda: console.show_cursor(True)),
+            Bar(*columns, console=console, transient=True) as bar,
+        ):
             task = bar.add_task(self._what, total=None, text="")
             while not self._clock.wait(self._done, _LOOK_S):
                 now = self._ask()

@@ -1,37 +1,58 @@
-"""SIGINT and SIGTERM for commands that drain: the first asks to stop, the second cuts the command short."""
+"""SIGINT, SIGTERM and SIGHUP: how a command is asked to end, at whatever moment.
+
+Overview: nothing is ever raised from a handler. Python swallows such an exception where it ignores all of them (a lock of an
+import, a finaliser, the callback of a weak reference), it comes late while the main thread is inside a library, and it may
+cut a state in two that is saved cleanly afterwards. So the interpreter writes a signal's number into a pipe the moment that
+it arrives, and a thread of our own, the *watch*, reads it there.
+
+Ordering: the first signal asks a command that drains (``Stopper``), and ends any other at once: each may be killed at any
+time, and what is durable stays. A second one, unless it comes with the first (``timeout`` and shells send it to a process
+and to its group), ends the process, as does time: ``DRAIN_MORE_S`` beyond what draining may take, ``TIDY_S`` where nothing
+drains. A process that is ended so still flushes stdout and runs what is registered with
+``atexit`` (temporary folders, child processes, the cursor of a terminal), in a thread that nobody waits for any longer.
+
+A signal that was ignored when the program began stays so (``nohup``; SIGINT of a shell's background job), but for SIGTERM.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import select
 import signal
+import sys
 import threading
-from typing import TYPE_CHECKING, Any, Self
-
-from tiered.cli.errors import Terminated
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DRAIN_MORE_S = 15.0
+"""For what follows a drain: the index, a checkpoint, the lease, and requests that must meet their deadline."""
+TIDY_S = 10.0
+TOGETHER_S = 0.5
+"""What comes so soon after the first signal is the same request."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
-    """Takes both signals over while a ``with`` block runs (in the main thread; elsewhere it does nothing).
+    """Takes the first signal over while a ``with`` block runs.
 
     Attributes:
         received: The first signal that came; None so far.
-        on_stop: What the first signal does; while it is None a signal cuts the command short at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch, stop: Callable[[], None], *, seconds: float) -> None:
+        """Have a first signal call ``stop``, in another thread, and leave the command ``seconds`` to drain."""
         self.received: signal.Signals | None = None
-        self.on_stop: Callable[[], None] | None = None
-        self._old: dict[signal.Signals, Any] = {}
+        self.seconds = seconds
+        self._watch = watch
+        self._stop = stop
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._old[number] = signal.signal(number, self._handle)
+        self._watch.stopper = self
         return self
 
     def __exit__(
@@ -40,19 +61,91 @@ class Stopper:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, old in self._old.items():
-            signal.signal(number, old)
+        self._watch.stopper = None
+
+    def ask(self, number: signal.Signals) -> None:
+        """Ask the command to stop."""
+        self.received = number
+        self._stop()
 
     @property
     def exit_code(self) -> int:
         """Of a command that the signal cut short: 128 and its number."""
         return 0 if self.received is None else 128 + self.received
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        is_first, self.received = self.received is None, self.received or signal.Signals(number)
-        if is_first and self.on_stop is not None:
-            self.on_stop()
-        elif number == signal.SIGTERM:
-            raise Terminated
-        else:
-            raise KeyboardInterrupt
+
+class Watch:
+    """Reads signals from a pipe; until ``begin`` is called, none come.
+
+    Attributes:
+        stopper: Of the command that drains; None while nothing is in hand.
+    """
+
+    def __init__(
+        self,
+        end: Callable[[int], object] = os._exit,
+        tidy: Callable[[], object] = atexit._run_exitfuncs,  # noqa: SLF001 (what temporary folders have registered)
+    ) -> None:
+        """Make a watch; ``end`` ends the process with an exit code, after ``tidy``."""
+        self.stopper: Stopper | None = None
+        self._end = end
+        self._tidy = tidy
+
+    def begin(self) -> None:
+        """Take the signals over, for as long as the process lives. In the main thread."""
+        arrived, noted = os.pipe()
+        os.set_blocking(noted, False)
+        signal.set_wakeup_fd(noted, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _note)
+        threading.Thread(
+            target=self.run, args=(arrived,), name="tiered-signals", daemon=True
+        ).start()
+
+    def run(self, arrived: int) -> None:
+        """Wait for a first signal, answer it in another thread, and wait for a second one or until it is time.
+
+        Args:
+            arrived: Descriptor from which the numbers of signals are read.
+        """
+        first = _next_signal(arrived, None)
+        assert first is not None
+        stopper, code = self.stopper, 128 + first
+        answer = (lambda: stopper.ask(first)) if stopper else (lambda: self._tidy_and_end(code))
+        threading.Thread(target=answer, name="tiered-ending", daemon=True).start()
+        select.select([], [], [], TOGETHER_S)
+        while _next_signal(arrived, 0.0):
+            pass
+        _next_signal(arrived, stopper.seconds + DRAIN_MORE_S if stopper else TIDY_S)
+        self._end(code)
+
+    def _tidy_and_end(self, code: int) -> None:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        with contextlib.suppress(Exception):
+            self._tidy()
+        self._end(code)
+
+
+@contextlib.contextmanager
+def at_end(tidy: Callable[[], object]) -> Iterator[None]:
+    """Have ``tidy`` called should the process be ended within the block, in another thread than the one that works."""
+    atexit.register(tidy)
+    try:
+        yield
+    finally:
+        atexit.unregister(tidy)
+
+
+def _note(_number: int, _frame: object) -> None:
+    """A handler must be there for the interpreter to write to the pipe."""
+
+
+def _next_signal(arrived: int, seconds: float | None) -> signal.Signals | None:
+    """The next of our signals; None once so many seconds have passed without one."""
+    while select.select([arrived], [], [], seconds)[0]:
+        for number in os.read(arrived, 1):
+            if number in _SIGNALS:
+                return signal.Signals(number)
+    return None

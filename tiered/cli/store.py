@@ -14,6 +14,7 @@ import click
 from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, Entry, make_command, make_program
 from tiered.cli.output import Output
+from tiered.cli.signals import at_end
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -59,12 +60,21 @@ def put(call: Call) -> int:
 
     options = StoreOptions(flush=Flush.SYNC if call.flag("sync") else Flush.ASYNC)
     count = 0
+    whole_batches = threading.Lock()
+
+    def close_now() -> None:
+        whole_batches.acquire()  # for good: nothing is put any more
+        store.close()
+
     with contextlib.ExitStack() as stack:
         lines = _lines(call.arguments["file"], stack)
-        store = stack.enter_context(_open(call, options))
+        store = _open(call, options)
+        stack.enter_context(at_end(close_now))
+        stack.enter_context(store)
         writer = _Writer(store, keep_offsets=call.flag("keep-offsets"))
         for batch in _batches(lines):
-            writer.put(batch)
+            with whole_batches:
+                writer.put(batch)
             count += len(batch)
         store.flush()
     return _tell(call, {"store": store.root, "messages": count, "log_end": store.log_end})

@@ -75,6 +75,7 @@ class Attachment:
         clock: Clock,
         rng: random.Random,
         announce: Callable[[LeaseState], None],
+        stopping: threading.Event | None = None,
     ) -> None:
         """Wire a writer over an opened store and tier; ``open`` does it for two names."""
         self.local = local
@@ -85,7 +86,7 @@ class Attachment:
         self._rng = rng
         self._announce = announce
         self._abandon = threading.Event()
-        self._stopping = threading.Event()
+        self._stopping = stopping or threading.Event()
         self.patient = PatientStore(meter, clock)
         self._store = with_retries(self.patient, clock, rng, self._abandon, meter.count_retry)
         self._writer = f"{rng.getrandbits(32):08x}"
@@ -124,6 +125,7 @@ class Attachment:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         announce: Callable[[LeaseState], None] = lambda _state: None,
+        stopping: threading.Event | None = None,
     ) -> Attachment:
         """Open both ends, check that they belong together, take lease and reign.
 
@@ -135,22 +137,25 @@ class Attachment:
             clock: For tests.
             rng: For tests; by default from the system.
             announce: Told of a holder whose lease is waited for.
+            stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
 
         Raises:
+            ClosedError: ``stopping`` was set while the store's names were waited for.
             InvalidError: Not a store, a wrong URL, a tier of another store, a store without put-if-absent.
             StoreUnavailableError: The tier's store cannot be reached or refuses us.
-            FencedError: Another writer holds the tier.
+            FencedError: Another writer holds the tier (or ``stopping`` was set while its lease was waited for).
         """
         clock = clock or SystemClock()
         rng = rng or random.SystemRandom()
+        stopping = stopping or threading.Event()
         with contextlib.ExitStack() as opened:
-            local = open_named(directory, settings, clock)
-            opened.callback(local.close)
             meter = open_metered(url, options or S3Options())
             opened.callback(meter.close)
             require_apart(directory, meter.url)
+            local = open_named(directory, settings, clock, stopping)
+            opened.callback(local.close)
             with backend_errors():
-                retrying = with_retries(meter, clock, rng, threading.Event())
+                retrying = with_retries(meter, clock, rng, stopping)
                 place = place_of(retrying, local.identity, settings)
             attachment = cls(
                 local=local,
@@ -160,6 +165,7 @@ class Attachment:
                 clock=clock,
                 rng=rng,
                 announce=announce,
+                stopping=stopping,
             )
             opened.pop_all()
         try:
@@ -266,7 +272,7 @@ class Attachment:
         return self._result(dict(self.local.queues()))
 
     def stop(self) -> None:
-        """Take no new work. From any thread, or a signal handler."""
+        """Take no new work. From any thread; not from a signal's handler, which may have interrupted the same lock."""
         self._stopping.set()
 
     def close(self) -> bool:
@@ -297,7 +303,7 @@ class Attachment:
         fine = self.fault is None
         try:
             return fine and self._drain_once(dispatcher)
-        finally:  # also when a second signal cuts the draining short: no thread may be left
+        finally:
             self._abandon.set()
             dispatcher.close()
 

@@ -8,17 +8,18 @@ messages is taken as it is.
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.errors import ClosedError, InvalidError, TieredStoreError
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.reader import TierReader
 from tiered.plugin.place import Place, find_places, require_fitting
 
 if TYPE_CHECKING:
+    import threading
+
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.local.face import LocalStore, StoreIdentity
@@ -29,15 +30,19 @@ _LOOK_AGAIN_S = 0.5
 _LOG = logging.getLogger("tiered.attach")
 
 
-def open_named(directory: str, settings: AttachSettings, clock: Clock) -> RocketMQStore:
+def open_named(
+    directory: str, settings: AttachSettings, clock: Clock, stopping: threading.Event
+) -> RocketMQStore:
     """Open a store directory; with ``waits_for_names`` look again while it cannot tell its names yet.
 
     Args:
         directory: The broker's store directory.
         settings: Names that are given, and how to ask the broker.
         clock: Time.
+        stopping: Ends the waiting.
 
     Raises:
+        ClosedError: ``stopping`` was set.
         TieredStoreError: See ``RocketMQStore.open``.
     """
     options = RocketMQOptions(
@@ -58,7 +63,8 @@ def open_named(directory: str, settings: AttachSettings, clock: Clock) -> Rocket
                 directory,
             )
             is_said = True
-        clock.wait(threading.Event(), _LOOK_AGAIN_S)
+        if clock.wait(stopping, _LOOK_AGAIN_S):
+            raise ClosedError("told to stop, before the store had told its names", where=directory)
 
 
 def require_apart(directory: str, url: str) -> None:
