@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import random
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from support.tiers import QUEUE
 
+from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_options import S3Options
-from tests.archive.test_stream_plan import Broker
+from tests.archive.test_stream_plan import OTHER, Broker
 from tests.e2e.harness import here
 from tiered.archive.columns import schema
 from tiered.archive.selection import Selection, selection_of
+from tiered.archive.source import readers, tier_states
+from tiered.archive.source.positions import positions_of
 from tiered.archive.source.readers import ArchiveReader
 from tiered.archive.source.streaming import TierStreamReader
 from tiered.errors import DataError, InvalidError
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from tests.archive.conftest import Sealed
 
 ALL = ReadAllAvailable()
+EVERY = Selection()
 
 
 class Place:
@@ -35,10 +43,25 @@ class Place:
         self.store = open_store(self.url, S3Options())
         self.tier = Broker(self.store)
 
-    def reader(self, **options: str) -> TierStreamReader:
+    def in_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Begin anew in memory, for tests of many steps."""
+        self.tier = Broker(MemoryStore())
+        for module in (tier_states, readers):
+            monkeypatch.setattr(module, "open_place", lambda _options: self.tier.store)
+
+    def reader(self, wanted: Selection = EVERY, **options: str) -> TierStreamReader:
         named = {name.replace("_", "-"): text for name, text in options.items()}
         chosen = {"path": self.url, "cluster": "c", "broker": "b", **named}
-        return TierStreamReader(chosen, schema(), Selection())
+        return TierStreamReader(chosen, schema(), wanted)
+
+    @contextmanager
+    def stream(self, wanted: Selection = EVERY, **options: str) -> Iterator[TierStreamReader]:
+        """A reader, as a query's process has it from its start to its end, or its death."""
+        reader = self.reader(wanted, **options)
+        try:
+            yield reader
+        finally:
+            reader.stop()
 
 
 @pytest.fixture
@@ -110,6 +133,281 @@ def test_what_is_passed_over_is_told(place: Place, caplog: pytest.LogCaptureFixt
     assert "topic-ä/3: 4 messages are not there" in caplog.text
     strict.stop()
     lax.stop()
+
+
+def lost(positions: Any) -> int:
+    """How many messages a stream has left out so far, by its positions."""
+    return sum(at.lost for at in positions_of(positions).values())
+
+
+def ninety(place: Place) -> None:
+    """Nine segments of ten messages."""
+    for number in range(9):
+        place.tier.add([b"%d" % (number * 10 + n) for n in range(10)], roll=True)
+
+
+def test_what_expires_before_a_batch_is_done_again_is_counted(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A crash between the plan of a batch and its end; done again, 60 of its 90 messages are gone."""
+    ninety(place)
+    with place.stream(on_gap="skip") as planner:
+        end = planner.latestOffset(planner.initialOffset(), ALL)
+    place.tier.expire(60)
+    for _ in range(2):  # a second crash: what is lost counts once
+        with place.stream(on_gap="skip") as reader:
+            caplog.clear()
+            assert len(bodies(reader, {}, end)) == 30
+            assert "topic-ä/3: 60 messages of a batch that was planned earlier" in caplog.text
+    with place.stream(on_gap="skip") as reader:
+        assert len(bodies(reader, {}, end)) == 30
+        after = reader.latestOffset(end, ALL)
+        assert (lost(end), lost(after)) == (0, 60)
+        assert bodies(reader, end, after) == []
+        assert reader.latestOffset(after, ALL) is after, "and is said once"
+
+
+def test_a_batch_that_cannot_be_done_again_as_it_was_fails_and_counts_with_skip(
+    place: Place,
+) -> None:
+    ninety(place)
+    with place.stream() as strict:
+        end = strict.latestOffset(strict.initialOffset(), ReadMaxRows(50))
+        place.tier.expire(20)
+        with pytest.raises(DataError, match=r'offset 0 to 50.*"skip"'):
+            strict.partitions({}, end)
+    with place.stream(on_gap="skip") as lax:
+        assert len(bodies(lax, {}, end)) == 30
+        last = lax.latestOffset(end, ALL)
+        assert (len(bodies(lax, end, last)), lost(last)) == (40, 20)
+
+
+def test_what_expires_while_a_pinned_end_is_read_is_counted(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batches of one ``availableNow`` run: what goes after the first one is left out by name."""
+    ninety(place)
+    with place.stream(on_gap="skip") as lax, place.stream() as strict:
+        ends, read = [], []
+        for reader in (lax, strict):
+            reader.prepareForTriggerAvailableNow()
+            start = reader.initialOffset()
+            ends.append(reader.latestOffset(start, ReadMaxRows(30)))
+            read.append(len(bodies(reader, start, ends[-1])))
+        place.tier.expire(60)
+        place.tier.add([b"later"], roll=True)
+        second = lax.latestOffset(ends[0], ReadMaxRows(30))
+        read[0] += len(bodies(lax, ends[0], second))
+        assert (read, lost(second)) == ([60, 30], 30)
+        assert "topic-ä/3: 30 messages are not there" in caplog.text
+        assert lax.latestOffset(second, ReadMaxRows(30)) is second, "the end stays pinned"
+        with pytest.raises(DataError, match="offset 30 to 60"):
+            strict.latestOffset(ends[1], ReadMaxRows(30))
+
+
+def test_a_queue_that_a_stream_meets_late_is_read_from_its_beginning_or_counted(
+    place: Place,
+) -> None:
+    place.tier.add([b"x"], queue=OTHER)
+    with place.stream(on_gap="skip") as reader:
+        start = reader.latestOffset(reader.initialOffset(), ALL)
+        assert bodies(reader, {}, start) == [b"x"]
+    ninety(place)
+    place.tier.expire(60)
+    with place.stream() as strict, pytest.raises(DataError, match=r"topic-ä/3 from offset 0 to 60"):
+        strict.latestOffset(start, ALL)
+    with place.stream(on_gap="skip") as lax:
+        end = lax.latestOffset(start, ALL)
+        assert (len(bodies(lax, start, end)), lost(end)) == (30, 60)
+    with place.stream() as fresh:
+        end = fresh.latestOffset(fresh.initialOffset(), ALL)
+        assert (len(bodies(fresh, {}, end)), lost(end)) == (31, 0), "a new one begins here"
+
+
+def test_a_stream_that_began_before_there_was_a_queue_counts_from_the_first_message(
+    place: Place,
+) -> None:
+    with place.stream() as reader:
+        start = reader.latestOffset(reader.initialOffset(), ALL)
+    ninety(place)
+    place.tier.expire(60)
+    with place.stream() as strict, pytest.raises(DataError, match="offset 0 to 60"):
+        strict.latestOffset(start, ALL)
+
+
+def test_what_another_process_may_have_left_out_is_in_doubt(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It did a batch again, said in its log what was lost, and died before the next plan could say so, too."""
+    ninety(place)
+    with place.stream(on_gap="skip") as planner:
+        end = planner.latestOffset(planner.initialOffset(), ALL)
+    place.tier.expire(60)
+    with place.stream(on_gap="skip") as died:
+        assert len(bodies(died, {}, end)) == 30
+    caplog.clear()
+    with place.stream(on_gap="skip") as reader:
+        after = reader.latestOffset(end, ALL)
+        (at,) = positions_of(after).values()
+        assert (at.lost, at.in_doubt) == (0, 60)
+        assert "60 messages of the batch before" in caplog.text
+        assert reader.latestOffset(after, ALL) is after
+    with place.stream(on_gap="skip") as again:
+        assert again.latestOffset(after, ALL) is after, "what is settled stays so"
+
+
+def test_a_batch_is_not_done_again_without_a_queue_that_it_has(place: Place) -> None:
+    """Its position would go on, and the queue's messages would be nowhere."""
+    place.tier.add([b"a"])
+    place.tier.add([b"x"], queue=OTHER)
+    with place.stream(on_gap="skip") as planner:
+        end = planner.latestOffset(planner.initialOffset(), ALL)
+    narrow = selection_of({"topic": OTHER.topic})
+    with (
+        place.stream(narrow, on_gap="skip") as reader,
+        pytest.raises(InvalidError, match="topic-ä/3 of c/b, which the options leave out now"),
+    ):
+        reader.partitions({}, end)
+    with place.stream(narrow) as after:
+        assert after.latestOffset(end, ALL) is end, "once it is done, the queue is let alone"
+    place.tier.add([b"b"])
+    with place.stream() as wide:
+        assert bodies(wide, end, wide.latestOffset(end, ALL)) == [b"b"]
+
+
+def test_a_checkpoint_of_another_tier_is_refused(place: Place) -> None:
+    place.tier.add([b"a"])
+    place.tier.anew()
+    place.tier.add([b"b"])
+    with place.stream() as reader:
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+    own = end["c"]["b"]["topic-ä"]["3"]
+    elsewhere = {"c": {"b": {"nobody": {"0": own}}}}
+    later = {"c": {"b": {"topic-ä": {"3": own | {"incarnation": 7, "from_incarnation": 7}}}}}
+    for strange in (elsewhere, later):
+        for rule in ("fail", "skip"):
+            with place.stream(on_gap=rule) as reader:
+                with pytest.raises(DataError, match="checkpoint is of another tier"):
+                    reader.latestOffset(strange, ALL)
+                with pytest.raises(DataError, match="checkpoint is of another tier"):
+                    reader.partitions({}, strange)
+    other_broker = {"c": {"x": {"nobody": {"0": own}}}}
+    with place.stream() as reader:
+        kept = reader.latestOffset(other_broker, ALL)
+        assert kept["c"]["x"], "of a broker that the options leave out nothing is said"
+
+
+class Spark:
+    """What Spark does with a stream: ends of batches and which are done outlive it, all else dies with a process.
+
+    Attributes:
+        offsets: Ends of batches, in the checkpoint.
+        done: How many batches are.
+        sink: Rows by batch; a batch that is done again takes the place of what it had written.
+        is_untold: A process died that had left something out, and no plan of its own had come after.
+    """
+
+    def __init__(self, place: Place, rng: random.Random, events: Callable[[], None]) -> None:
+        self.place, self.rng, self.events = place, rng, events
+        self.offsets: list[Any] = []
+        self.done = 0
+        self.sink: dict[int, list[tuple[Any, ...]]] = {}
+        self.is_untold = False
+
+    def dies(self, chance: float) -> bool:
+        return self.rng.random() < chance
+
+    def run(self, crash: float) -> None:
+        """From a start to a death, or until nothing is left to do."""
+        with self.place.stream(on_gap="skip") as reader:
+            if self.rng.random() < 0.5:
+                reader.prepareForTriggerAvailableNow()
+            start = json.loads(json.dumps(reader.initialOffset()))
+            while True:
+                if self.done == len(self.offsets):
+                    before = self.offsets[-1] if self.offsets else start
+                    limit = ReadMaxRows(self.rng.randrange(1, 9))
+                    end = json.loads(json.dumps(reader.latestOffset(before, limit)))
+                    if self.offsets and end == before:
+                        return
+                    if self.dies(crash):
+                        self.is_untold |= has_left_out(reader)
+                        return
+                    self.offsets.append(end)
+                self.events()
+                if self.dies(crash) or not self.batch(reader, crash):
+                    return
+                self.events()
+
+    def batch(self, reader: TierStreamReader, crash: float) -> bool:
+        before = self.offsets[-2] if len(self.offsets) > 1 else {}
+        rows = rows_of(reader, before, self.offsets[-1])
+        self.events()
+        assert rows_of(reader, before, self.offsets[-1]) == rows, "asked again"
+        if self.dies(crash):
+            return False
+        self.sink[len(self.offsets)] = rows
+        if self.dies(crash):
+            return False
+        self.done += 1
+        if self.dies(crash):
+            self.is_untold |= has_left_out(reader)
+            return False
+        return True
+
+
+def has_left_out(reader: TierStreamReader) -> bool:
+    """Whether the batch that a process began last had less than was planned."""
+    return reader._planned is not None and bool(reader._planned.short)
+
+
+def rows_of(reader: TierStreamReader, start: Any, end: Any) -> list[tuple[Any, ...]]:
+    return [
+        tuple(row.values())
+        for partition in reader.partitions(start, end)
+        for rows in reader.read(partition)
+        for row in rows.select(["topic", "incarnation", "queue_offset"]).to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_each_message_is_read_once_or_counted_whatever_dies(
+    seed: int, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tier grows, has gaps, expires and begins anew, at any moment of a stream whose processes die at any moment."""
+    rng = random.Random(seed)
+    place.in_memory(monkeypatch)
+    place.tier.add([b"x"], queue=OTHER)
+    expires = rng.choice([0.1, 0.4])
+
+    def event() -> None:
+        life = place.tier.journal.state.life(QUEUE)
+        what = rng.random()
+        if life is None or what < 0.3:
+            place.tier.add([b"y"] * rng.randrange(1, 6), roll=rng.random() < 0.7)
+        elif what < 0.3 + expires and len(life.segments) > 1:
+            place.tier.expire(life.segments[rng.randrange(1, len(life.segments))].base_queue_offset)
+        elif what > 0.97:
+            place.tier.anew()
+        elif what > 0.9:
+            place.tier.gap(rng.randrange(1, 4))
+
+    spark = Spark(place, rng, lambda: event() if rng.random() < 0.6 else None)
+    spark.run(0)
+    for _ in range(12):
+        event()
+        spark.run(crash=0.15)
+    spark.events = lambda: None
+    for _ in range(3):
+        spark.run(crash=0)
+    told = [row for rows in spark.sink.values() for row in rows]
+    assert len(set(told)) == len(told)
+    lives = place.tier.journal.state.queues[QUEUE]
+    all_there_was = 1 + sum(life.commit_offset for life in lives)
+    positions = positions_of(spark.offsets[-1]).values()
+    missed = all_there_was - len(told) - sum(at.lost for at in positions)
+    assert 0 <= missed <= sum(at.in_doubt for at in positions)
+    assert not missed or spark.is_untold
 
 
 def test_options(place: Place) -> None:

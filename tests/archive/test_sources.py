@@ -238,13 +238,14 @@ def test_small_stretches_share_a_partition() -> None:
     assert packed([], 1) == []
 
 
-def test_what_cannot_be_unpacked() -> None:
+def test_what_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
     tier = Broker()
     tier.add([b"a", (2, b"this is no batch"), b"b"])
     (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
     with pytest.raises(DataError, match=r"offset 1 cannot be unpacked.*on-bad"):
         list(read_stretch(tier.store, stretch, ALL))
     rows = list(read_stretch(tier.store, stretch, ALL, on_bad="skip"))
+    assert "1 messages cannot be unpacked and are left out, the first at offset 1" in caplog.text
     assert [body for some in rows for body in some.column("body").to_pylist()] == [b"a", b"b"]
 
 

@@ -78,7 +78,7 @@ class Query:
     def again(self) -> list[Row]:
         end = positions_of(json.loads(json.dumps(self.log[-1])))
         found: list[Row] = []
-        for stretch in batch_of(self.states, end, ALL, self.rules):
+        for stretch in batch_of(self.states, end, ALL, self.rules).stretches:
             for rows in read_stretch(self.tier.store, stretch, ALL):
                 table = rows.select(["topic", "incarnation", "queue_offset", "body"])
                 found += [tuple(row.values()) for row in table.to_pylist()]

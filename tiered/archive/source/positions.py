@@ -7,6 +7,11 @@ that is done again still has the old ones, as long as the tier has them.
 
 Offsets that have expired, or never came into the tier, are counted: those of the batch in ``missing``, those of the whole
 stream in ``lost``. Whether a stream may go on over them is the caller's to say; it never does so in silence.
+
+Spark writes a position down before its batch is read, so what expires in between is in the next position. Only a process
+that dies after such a batch was done, and before the next one was planned, takes the number along (its log has it). Its
+successor cannot know whether there was one: what has gone by now of a batch that somebody else has done is ``in_doubt``. So
+what a stream has left out is never less than ``lost``, and never more than ``lost`` and ``in_doubt`` together.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.log.wellformed import check_ints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tiered.log.parts import QueueLife, TierState
     from tiered.plugin.place import Place
@@ -49,6 +54,9 @@ class Position:
         tails: Ends of ``incarnation`` that had been taken back, as the batch was planned.
         missing: Offsets of the batch without anything to read: expired, or never in the tier.
         lost: All that the stream has gone over so far.
+        in_doubt: Offsets of batches done by a process that is no more, expired since they were planned: read, unless
+            they went before that process came to them.
+        through: Incarnations behind the first that the batch comes into, each with the offset at which it begins.
     """
 
     incarnation: int
@@ -58,6 +66,21 @@ class Position:
     tails: int = 0
     missing: int = 0
     lost: int = 0
+    in_doubt: int = 0
+    through: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Position:
+        """Undo ``asdict``, after JSON.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        through = tuple((number, start) for number, start in fields.get("through", ()))
+        found = cls(**{**fields, "through": through})
+        numbers = [value for name, value in asdict(found).items() if name != "through"]
+        check_ints([*numbers, *(n for pair in through for n in pair)], "a position")
+        return found
 
     @classmethod
     def at(cls, incarnation: int, offset: int, tails: int) -> Position:
@@ -67,8 +90,13 @@ class Position:
     @property
     def settled(self) -> Position:
         """The same with nothing in its batch."""
-        own = {"from_incarnation": self.incarnation, "from_offset": self.offset}
-        return replace(self, **own, missing=0)
+        return replace(
+            self,
+            from_incarnation=self.incarnation,
+            from_offset=self.offset,
+            missing=0,
+            through=(),
+        )
 
 
 Positions = dict[Key, Position]
@@ -91,17 +119,15 @@ def positions_of(document: Any) -> Positions:  # noqa: ANN401 (JSON values)
         DataError: It is none.
     """
     try:
-        found = {
-            Key(cluster, broker, topic, int(queue)): Position(**fields)
+        return {
+            Key(cluster, broker, topic, int(queue)): Position.of(fields)
             for cluster, brokers in document.items()
             for broker, topics in brokers.items()
             for topic, queues in topics.items()
             for queue, fields in queues.items()
         }
-        check_ints((n for one in found.values() for n in asdict(one).values()), "a position")
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"the checkpoint has no positions of ours: {error}") from error
-    return found
 
 
 def queues_of(
@@ -115,9 +141,27 @@ def queues_of(
 
 
 def earliest(lives: Mapping[int, list[QueueLife]]) -> Position:
-    """Before all that a queue has."""
+    """Before the first message that a queue has; behind all of it when it has none."""
+    for number in sorted(lives):
+        life = lives[number][-1]
+        for part in life.parts():
+            if part.queue_end > life.min_offset:
+                first = max(part.queue_offset, life.min_offset)
+                return Position.at(number, first, len(lives[number]) - 1)
+    return latest(lives)
+
+
+def beginning(lives: Mapping[int, list[QueueLife]]) -> Position:
+    """Where a queue began, with all that has expired of it ahead: for one that came after the stream had begun."""
     first = min(lives)
-    return Position.at(first, lives[first][-1].min_offset, len(lives[first]) - 1)
+    return Position.at(first, began(lives[first][-1]), len(lives[first]) - 1)
+
+
+def began(life: QueueLife) -> int:
+    """Where a life began, a gap before its first message included; 0 unless it is certain that nothing has expired."""
+    parts = life.parts()
+    is_whole = parts[0].log_offset == 0 if parts else life.log_end == 0
+    return min([life.min_offset, *(gap.start for gap in life.gaps)]) if is_whole else 0
 
 
 def latest(lives: Mapping[int, list[QueueLife]]) -> Position:
@@ -126,27 +170,33 @@ def latest(lives: Mapping[int, list[QueueLife]]) -> Position:
     return Position.at(last, lives[last][-1].commit_offset, len(lives[last]) - 1)
 
 
-def start_of(states: Mapping[Place, TierState], start: Any) -> Positions:  # noqa: ANN401 (JSON values)
+def start_of(
+    states: Mapping[Place, TierState],
+    start: Any,  # noqa: ANN401 (JSON values)
+    takes: Callable[[Key], bool] = lambda _key: True,
+) -> Positions:
     """Where a new stream begins; queues that are not named begin at their earliest message.
+
+    It has every queue that is there: one that it has not came later, and is read from its own beginning.
 
     Args:
         states: Of the brokers.
         start: ``earliest``, ``latest``, or by topic and queue an offset or one of these.
+        takes: Whether a queue is read.
 
     Raises:
         InvalidError: It is none of these, or names several brokers' queues, or one that is not there.
     """
-    if start == EARLIEST:
-        return {}
-    if start == LATEST:
-        return {key: latest(lives) for key, lives in queues_of(states)}
+    if isinstance(start, str) and start in {EARLIEST, LATEST}:
+        find = latest if start == LATEST else earliest
+        return {key: find(lives) for key, lives in queues_of(states) if takes(key)}
     if not isinstance(start, dict) or len(states) > 1:
         raise InvalidError(
             f"a stream cannot start at {start!r:.80}" + (" of several brokers" * (len(states) > 1)),
             do='say earliest, latest, or {"topic": {"0": offset}} of one broker',
         )
     known = {(key.topic, key.queue_id): (key, lives) for key, lives in queues_of(states)}
-    found: Positions = {}
+    found = {key: earliest(lives) for key, lives in known.values() if takes(key)}
     for topic, queues in start.items():
         for queue, where in queues.items() if isinstance(queues, dict) else [("", queues)]:
             number = int(queue) if queue.isascii() and queue.isdigit() else -1

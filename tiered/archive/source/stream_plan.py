@@ -1,7 +1,8 @@
 """What a stream reads next of a tier, and what a batch of it is, now or done again. Pure.
 
 ``advance`` decides where a batch ends, from where the last one ended; ``batch_of`` turns the end of a batch, which knows its
-beginning too, into what is to be read. In between a crash may lie, and whatever the tier goes through meanwhile.
+beginning too, into what is to be read. In between a crash may lie, and whatever the tier goes through meanwhile: what has
+expired by then is ``Batch.short``, and ``charged`` brings it into the positions that the next batch starts from.
 """
 
 from __future__ import annotations
@@ -10,9 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tiered.archive.model import Lane
-from tiered.archive.source.positions import Key, Position, Positions, earliest, queues_of
+from tiered.archive.source.positions import (
+    Key,
+    Position,
+    Positions,
+    began,
+    beginning,
+    latest,
+    queues_of,
+)
 from tiered.archive.source.stretches import FAIL, SKIP, History, cut, owner
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,8 +73,10 @@ def base_of(
         DataError: Messages that were read already have been taken back, and the rules say to fail.
     """
     if at is None:
-        return earliest(lives)
+        return beginning(lives)
     at = at.settled
+    if at.incarnation not in lives:
+        raise _stranger(key, f"incarnation {at.incarnation}")
     mine = lives[at.incarnation]
     main, tails = mine[-1], len(mine) - 1
     cuts = [life.min_offset if life.parts() else main.min_offset for life in mine[at.tails : -1]]
@@ -84,21 +95,16 @@ def base_of(
     return replace(at, offset=end, from_offset=end, tails=tails, lost=at.lost + max(0, end - low))
 
 
-def runs_of(lives: Mapping[int, list[QueueLife]], at: Position) -> list[Run]:
-    """All that lies ahead of a position, in order."""
+def runs_of(lives: Mapping[int, list[QueueLife]], at: Position, until: Position) -> list[Run]:
+    """All that lies ahead of a position, in order, up to another."""
     found: list[Run] = []
-    for number in sorted(number for number in lives if number >= at.incarnation):
+    for number in sorted(n for n in lives if at.incarnation <= n <= until.incarnation):
         life = lives[number][-1]
         start = at.offset if number == at.incarnation else began(life)
-        found += runs_of_life(life, start, life.commit_offset)
+        is_last = number == until.incarnation
+        end = min(life.commit_offset, until.offset) if is_last else life.commit_offset
+        found += runs_of_life(life, start, end)
     return found
-
-
-def began(life: QueueLife) -> int:
-    """Where a life that a stream comes to began; 0 unless it is certain that nothing has expired."""
-    parts = life.parts()
-    is_whole = parts[0].log_offset == 0 if parts else life.log_end == 0
-    return life.min_offset if is_whole else 0
 
 
 def runs_of_life(life: QueueLife, start: int, end: int) -> Iterator[Run]:
@@ -138,6 +144,7 @@ def advance(
     rules: Rules,
     *,
     takes: Callable[[Key], bool] = lambda _key: True,
+    until: Mapping[Key, Position] | None = None,
     rows_max: int | None = None,
     bytes_max: int | None = None,
 ) -> Positions:
@@ -148,18 +155,23 @@ def advance(
         start: Where the last batch ended.
         rules: See ``Rules``.
         takes: Whether a queue is read.
+        until: Where the stream is to end, by queue; others are not read. None: at what there is.
         rows_max: Messages at most; divided among queues by what each has.
         bytes_max: Bytes of the commit log, about; one message at least.
 
     Raises:
-        DataError: The rules say to fail.
+        DataError: The rules say to fail; or the positions are of another tier.
     """
     ahead: dict[Key, tuple[Position, list[Run]]] = {}
     queues = dict(queues_of(states))
+    gone = next((key for key in start if key not in queues and takes(key)), None)
+    if gone is not None:
+        raise _stranger(gone, "such queue")
+    ends = until if until is not None else {key: latest(lives) for key, lives in queues.items()}
     for key, lives in queues.items():
-        if takes(key):
+        if key in ends and takes(key):
             base = base_of(key, lives, start.get(key), rules)
-            ahead[key] = base, runs_of(lives, base)
+            ahead[key] = base, runs_of(lives, base, ends[key])
     weights = [_weight(runs, by_bytes=bytes_max is not None) for _, runs in ahead.values()]
     limit = rows_max if bytes_max is None else bytes_max
     parts = weights if limit is None else shares(weights, limit)
@@ -217,6 +229,8 @@ def _end(
     tails = base.tails
     if last.incarnation != base.incarnation:
         tails = len(lives[last.incarnation]) - 1
+    starts = {run.incarnation: run.start for run in reversed(taken)}
+    through = sorted((n, start) for n, start in starts.items() if n != base.incarnation)
     return replace(
         base,
         incarnation=last.incarnation,
@@ -224,6 +238,7 @@ def _end(
         tails=tails,
         missing=missing,
         lost=base.lost + missing,
+        through=tuple(through),
     )
 
 
@@ -240,32 +255,94 @@ def _is_same(before: Position, after: Position) -> bool:
     return before.settled == after.settled
 
 
+def _stranger(key: Key, what: str) -> DataError:
+    """Positions that are none of this tier's."""
+    return DataError(
+        f"the checkpoint has a position of {key.topic}/{key.queue_id} of {key.cluster}/{key.broker}, and the tier has"
+        f" no {what}: the checkpoint is of another tier, or this one was made anew",
+        do="give the URL that the checkpoint was made with, or a new checkpoint",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a batch reads.
+
+    Attributes:
+        stretches: By queue and offset.
+        short: Offsets that were there when it was planned, and are no more, by queue.
+    """
+
+    stretches: list[Stretch]
+    short: dict[Key, int]
+
+
 def batch_of(
-    states: Mapping[Place, TierState], end: Positions, wanted: Selection, rules: Rules
-) -> list[Stretch]:
+    states: Mapping[Place, TierState],
+    end: Positions,
+    wanted: Selection,
+    rules: Rules,
+    takes: Callable[[Key], bool] = lambda _key: True,
+) -> Batch:
     """What the batch that ends at some positions reads, by the tier as it is now.
 
     Raises:
-        DataError: Less is there than when the batch was planned, and the rules say to fail; or a broker is gone.
+        DataError: Less is there than when the batch was planned, and the rules say to fail; or a queue is gone.
+        InvalidError: The batch has messages of a queue that is not read any more: they would be left out for good.
     """
     queues = dict(queues_of(states))
     prefixes = {(place.cluster, place.broker): place.prefix for place in states}
     found: list[Stretch] = []
+    short: dict[Key, int] = {}
     for key, at in sorted(end.items()):
         if at == at.settled:
             continue
-        if key not in queues:
-            raise DataError(f"the tier has no queue {key.topic}/{key.queue_id} any more")
+        if not takes(key):
+            raise InvalidError(
+                f"the batch that is to be done again has messages of {key.topic}/{key.queue_id} of {key.cluster}/"
+                f"{key.broker}, which the options leave out now",
+                do="start the stream once with the options that it had, until that batch is done",
+            )
+        begins = {at.from_incarnation: at.from_offset, **dict(at.through)}
+        if key not in queues or begins.keys() - queues[key].keys():
+            raise _stranger(key, "such queue, or not the incarnation that is to be read")
         missing = 0
-        for number in sorted(n for n in queues[key] if at.from_incarnation <= n <= at.incarnation):
+        for number, begin in sorted(begins.items()):
             lives = queues[key][number]
             history = _history(prefixes[key.cluster, key.broker], key, lives, at)
-            made, count = _stretches(history, lives, at, wanted)
+            made, count = _stretches(history, lives, (begin, at), wanted)
             found += made
             missing += count
-        if missing > at.missing and rules.on_gap != SKIP:
-            raise gap_error(key, at.from_offset, at.offset)
-    return found
+        if missing > at.missing:
+            short[key] = missing - at.missing
+            if rules.on_gap != SKIP:
+                raise _short_error(key, at, short[key])
+    return Batch(found, short)
+
+
+def charged(
+    positions: Positions, *, lost: Mapping[Key, int], in_doubt: Mapping[Key, int]
+) -> Positions:
+    """Positions with more left out than they say; the same object if there is nothing."""
+    if not lost and not in_doubt:
+        return positions
+    return {
+        key: replace(
+            at,
+            lost=at.lost + lost.get(key, 0),
+            in_doubt=at.in_doubt + in_doubt.get(key, 0),
+        )
+        for key, at in positions.items()
+    }
+
+
+def _short_error(key: Key, at: Position, count: int) -> DataError:
+    """A batch that cannot be done as it was planned."""
+    return DataError(
+        f"the batch of {key.topic}/{key.queue_id} from offset {at.from_offset} to {at.offset} cannot be read as it was"
+        f" planned: {count} of its messages have expired since",
+        do='.option("on-gap", "skip") reads what is left of it, and counts them',
+    )
 
 
 def _history(prefix: str, key: Key, lives: list[QueueLife], at: Position) -> History:
@@ -275,12 +352,11 @@ def _history(prefix: str, key: Key, lives: list[QueueLife], at: Position) -> His
 
 
 def _stretches(
-    history: History, lives: list[QueueLife], at: Position, wanted: Selection
+    history: History, lives: list[QueueLife], batch: tuple[int, Position], wanted: Selection
 ) -> tuple[list[Stretch], int]:
     """Those of one incarnation, and how many offsets are in none."""
-    main, number = lives[-1], lives[-1].incarnation
-    begin = at.from_offset if number == at.from_incarnation else began(main)
-    end = at.offset if number == at.incarnation else int(main.commit_offset)
+    main, (begin, at) = lives[-1], batch
+    end = at.offset if main.incarnation == at.incarnation else int(main.commit_offset)
     found: list[Stretch] = []
     missing = 0
     for life, low, high in _owned(lives, history.tails, begin, end):

@@ -7,7 +7,12 @@ before the batch begins, so after a crash the same batch is done again with the 
 
 Order: within a queue by offset, one partition after another; between queues none.
 
-With ``availableNow`` the end is pinned when the query starts, and limits divide the way there into batches.
+With ``availableNow`` the end is pinned when the query starts, and limits divide the way there into batches. Each is planned
+from the tier as it is then, so what has expired meanwhile is seen.
+
+What a stream leaves out is in its positions, and in this log. What goes between the plan of a batch and its reading is said
+when the batch is begun and counted with the next plan, at once: nothing else has to come (``positions.py`` has the one case
+in which a number stays in doubt). What goes while workers read is an error, and the batch is done again by the next start.
 
 Threads: Spark calls from one at a time.
 """
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -39,7 +45,7 @@ from tiered.archive.source.positions import (
     start_of,
 )
 from tiered.archive.source.readers import TierPartition, read_partition
-from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of
+from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of, charged
 from tiered.archive.source.stretches import FAIL, SKIP, packed
 from tiered.archive.source.tier_states import TierStates
 from tiered.errors import InvalidError
@@ -56,6 +62,15 @@ if TYPE_CHECKING:
     from tiered.plugin.place import Place
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The batch that was begun last: where it ends, its partitions, and what had gone since it was planned."""
+
+    end: Positions
+    partitions: list[InputPartition]
+    short: dict[Key, int]
 
 
 class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -82,17 +97,17 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = _start_option(options.get("start", EARLIEST))
         self._limit = _limit_option(options)
         self._states: TierStates | None = None
-        self._seen: dict[Place, TierState] = {}
-        self._is_pinned = False
+        self._seen: Positions = {}
+        self._until: Positions | None = None
+        self._planned: _Planned | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the stream begins when there is no checkpoint."""
-        return document_of(start_of(self._states_to_see(), self._start))
+        return document_of(start_of(self._read(), self._start, self._takes))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on nothing new is seen."""
-        self._seen = self._read()
-        self._is_pinned = True
+        """From now on nothing new is read."""
+        self._until = self._seen = self._ends(self._read())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """By the options ``max-messages`` or ``max-bytes``."""
@@ -100,30 +115,42 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the batch ends that begins at ``start``; the same when there is nothing to read."""
-        before = positions_of(start)
+        states, before = self._read(), positions_of(start)
+        if self._until is None:
+            self._seen = self._ends(states)
+        base = self._charged(states, before)
         end = advance(
-            self._states_to_see(),
-            before,
+            states,
+            base,
             self._rules,
             takes=self._takes,
+            until=self._until,
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
             bytes_max=limit.max_bytes if isinstance(limit, ReadMaxBytes) else None,
         )
-        _tell(before, end)
-        return start if end is before else document_of(end)
+        for key, at in end.items():
+            count = at.lost - (base[key].lost if key in base else 0)
+            _say(key, count, "messages are not there and left out")
+        if end is before:
+            return start
+        return document_of({k: at.settled for k, at in end.items()} if end is base else end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Where the tier ends, as last seen."""
-        found = {k: latest(lives) for k, lives in queues_of(self._seen) if self._takes(k)}
-        return document_of(found) or None
+        return document_of(self._seen) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What a batch reads."""
+        """What a batch reads. Asked again, a process says the same."""
         if start == end:
             return []
-        stretches = batch_of(self._read(), positions_of(end), self._wanted, self._rules)
-        groups = packed(stretches, partition_bytes(self._options))
-        return [TierPartition(group) for group in groups]
+        positions = positions_of(end)
+        if self._planned is None or self._planned.end != positions:
+            batch = batch_of(self._read(), positions, self._wanted, self._rules, self._takes)
+            for key, count in batch.short.items():
+                _say(key, count, "messages of a batch that was planned earlier are left out")
+            groups = packed(batch.stretches, partition_bytes(self._options))
+            self._planned = _Planned(positions, [TierPartition(g) for g in groups], batch.short)
+        return self._planned.partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
@@ -139,11 +166,21 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._states.close()
             self._states = None
 
-    def _states_to_see(self) -> dict[Place, TierState]:
-        """As of now, or as of the moment at which they were pinned."""
-        if not self._is_pinned:
-            self._seen = self._read()
-        return self._seen
+    def _charged(self, states: dict[Place, TierState], before: Positions) -> Positions:
+        """Positions with what was left out of their batch beyond what they say, as far as that is known."""
+        if self._planned is not None and self._planned.end == before:
+            return charged(before, lost=self._planned.short, in_doubt={})
+        if self._rules.on_gap != SKIP:
+            return before
+        mine = {key: at for key, at in before.items() if self._takes(key)}
+        short = batch_of(states, mine, self._wanted, self._rules).short
+        for key, count in short.items():
+            text = "messages of the batch before, done by a process that is no more, have expired: if they had gone when it"
+            _say(key, count, f"{text} came to them, its log says that they were left out")
+        return charged(before, lost={}, in_doubt=short)
+
+    def _ends(self, states: dict[Place, TierState]) -> Positions:
+        return {key: latest(lives) for key, lives in queues_of(states) if self._takes(key)}
 
     def _read(self) -> dict[Place, TierState]:
         with backend_errors():
@@ -152,17 +189,16 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._states.read()
 
     def _takes(self, key: Key) -> bool:
+        names = {"cluster": key.cluster, "broker": key.broker}
+        if any(self._options.get(name) not in {None, text} for name, text in names.items()):
+            return False
         return not self._wanted.refuses(Lane(*key, 0))
 
 
-def _tell(before: Positions, end: Positions) -> None:
-    """Say what was gone over."""
-    for key, at in end.items():
-        lost = at.lost - (before[key].lost if key in before else 0)
-        if lost:
-            _log.warning(
-                "%s/%s: %s messages are not there and left out", key.topic, key.queue_id, lost
-            )
+def _say(key: Key, count: int, what: str) -> None:
+    """Log what was gone over."""
+    if count:
+        _log.warning("%s/%s: %s %s", key.topic, key.queue_id, count, what)
 
 
 def _start_option(text: str) -> Any:  # noqa: ANN401 (JSON values)

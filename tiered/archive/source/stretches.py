@@ -11,6 +11,7 @@ others.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 SKIP = "skip"
 FAIL = "fail"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +251,11 @@ def read_stretch(
                 f"{task.lane}: the message with offset {bad[0].queue_offset} cannot be unpacked: {bad[0].reason}",
                 where=stretch.prefix,
                 do='.option("on-bad", "skip") leaves such messages out',
+            )
+        if bad:
+            _log.warning(
+                "%s: %s messages cannot be unpacked and are left out, the first at offset %s",
+                *(task.lane, len(bad), bad[0].queue_offset),
             )
         yield from (wanted.rows_of(some) for some in rows)
         at = batch.end_offset
