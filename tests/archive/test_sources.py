@@ -245,7 +245,7 @@ def test_what_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match=r"offset 1 cannot be unpacked.*on-bad"):
         list(read_stretch(tier.store, stretch, ALL))
     rows = list(read_stretch(tier.store, stretch, ALL, on_bad="skip"))
-    assert "1 messages cannot be unpacked and are left out, the first at offset 1" in caplog.text
+    assert "2 messages cannot be unpacked and are left out, the first at offset 1" in caplog.text
     assert [body for some in rows for body in some.column("body").to_pylist()] == [b"a", b"b"]
 
 

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import use_server
+from support import tiers
+from support.tiers import QUEUE
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
 from tests.archive.reading import rows_of, said_by_archive
 from tests.archive.test_spark import java_rows
+from tests.archive.test_stream_plan import Broker
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.archive.datasource import register
 from tiered.archive.query.native import file_uris
 from tiered.archive.selection import Selection
+from tiered.keys import broker_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,6 +150,73 @@ def test_a_stream_over_many_starts(
     assert found.num_rows == dump.count
     wanted = [m["queue_offset"] for topic in sorted(dump.messages) for m in dump.messages[topic]]
     assert found.column("queue_offset").to_pylist() == wanted
+
+
+class OwnTier:
+    """A tier under a broker's own prefix, which Spark's processes find by its URL alone; and streams of it."""
+
+    def __init__(self, session: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tiers, "PREFIX", broker_prefix("c", "b"))
+        register(session)
+        self.session, self.folder, self.url = session, folder, f"file://{folder}/tier"
+        self.tier = Broker(open_store(self.url, S3Options()))
+
+    def run(self, sink: Callable[[Any, int], None], **options: str) -> Any:
+        """A run of the stream to what there is; the query."""
+        reader = self.session.readStream.format("rmq_tier").option("cluster", "c")
+        for name, text in options.items():
+            reader = reader.option(name.replace("_", "-"), text)
+        writer = reader.load(self.url).writeStream.foreachBatch(sink)
+        writer = writer.option("checkpointLocation", f"{self.folder}/checkpoint")
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    def rows(self, **options: str) -> tuple[list[int], Any]:
+        """Offsets that a run reads, and the position behind it."""
+        read: list[int] = []
+        query = self.run(
+            lambda frame, _: read.extend(row[0] for row in frame.select("queue_offset").collect()),
+            **options,
+        )
+        end = json.loads(query.lastProgress["sources"][0]["endOffset"])
+        return read, end["c"]["b"][QUEUE.topic][str(QUEUE.queue_id)]
+
+
+def test_a_batch_done_again_counts_what_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: Any
+) -> None:
+    """A sink fails in the first batch; meanwhile 60 of its 90 messages expire, and the next run says so by itself."""
+    own = OwnTier(session, tmp_path, monkeypatch)
+    for number in range(9):
+        own.tier.add([b"%d" % (number * 10 + n) for n in range(10)], roll=True)
+
+    def fails(_frame: Any, _number: int) -> None:
+        raise RuntimeError("the sink is full")
+
+    with pytest.raises(Exception, match="the sink is full"):
+        own.run(fails, on_gap="skip")
+    own.tier.expire(60)
+    with pytest.raises(Exception, match="60 of its messages have expired since"):
+        own.rows(on_gap="fail")
+    read, position = own.rows(on_gap="skip")
+    assert sorted(read) == list(range(60, 90))
+    assert (position["offset"], position["lost"], position["in_doubt"]) == (90, 60, 0)
+    own.tier.add([b"90"])
+    read, position = own.rows(on_gap="skip")
+    assert (read, position["lost"]) == ([90], 60)
+
+
+def test_where_a_stream_began_is_kept_when_nothing_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: Any
+) -> None:
+    own = OwnTier(session, tmp_path, monkeypatch)
+    own.tier.add([b"before"])
+    read, _ = own.rows(start="latest")
+    assert read == []
+    own.tier.add([b"a", b"b"])
+    read, position = own.rows(start="latest")
+    assert (sorted(read), position["lost"]) == ([1, 2], 0)
 
 
 def test_an_archive_is_no_stream(
