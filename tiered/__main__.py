@@ -46,7 +46,7 @@ def run(arguments: Sequence[str], surroundings: Surroundings | None = None) -> i
 
     around = surroundings or Surroundings(os.environ)
     around.debug = "--debug" in arguments
-    return ending(lambda: invoke(arguments, around), debug=lambda: around.debug)
+    return ending(lambda: invoke(arguments, around), around, arguments)
 
 
 if __name__ == "__main__":

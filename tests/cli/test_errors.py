@@ -34,7 +34,7 @@ def test_code_and_line(error: Exception, code: int, line: str, capfd: pytest.Cap
     def body() -> int:
         raise error
 
-    assert ending(body, debug=lambda: False) == code
+    assert ending(body, Surroundings({})) == code
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith(f"tiered: error: {line}")
@@ -49,7 +49,7 @@ def test_silent_ends(error: BaseException, code: int, capfd: pytest.CaptureFixtu
     def body() -> int:
         raise error
 
-    assert ending(body, debug=lambda: False) == code
+    assert ending(body, Surroundings({})) == code
     assert capfd.readouterr() == ("", "")
 
 

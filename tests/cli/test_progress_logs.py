@@ -5,20 +5,28 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import re
+import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tiered.cli.call import Call
+import pytest
+
+from tiered.cli import frame
 from tiered.cli.logs import logging_to_stderr
 from tiered.cli.progress import Progress, Progressed
-from tiered.cli.settings import all_settings
 from tiered.clock import ManualClock, SystemClock
-from tiered.config import resolve
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable
+    from pathlib import Path
 
+    from cli.program import CommandLine
+
+    from tiered.cli.call import Call
     from tiered.model import TimestampMs
 
 
@@ -45,10 +53,12 @@ class Steps:
         return event.is_set()
 
 
-def shown(texts: list[str], *, is_quiet: bool = False) -> list[float]:
+def shown(texts: list[str], *, is_quiet: bool = False, form: str = "text") -> list[float]:
     clock = Steps(len(texts))
     rest = iter(texts)
-    with Progress("working", lambda: Progressed(next(rest)), clock=clock, is_quiet=is_quiet):
+    with Progress(
+        "working", lambda: Progressed(next(rest)), clock=clock, is_quiet=is_quiet, form=form
+    ):
         if not is_quiet:
             assert clock.is_over.wait(10)
     return clock.waits
@@ -74,7 +84,7 @@ def test_a_terminal_gets_a_bar_after_two_seconds(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", Terminal())
     clock = Steps(4)
     asked = Progressed("half", 50, 100)
-    with Progress("working", lambda: asked, clock=clock, is_quiet=False):
+    with Progress("working", lambda: asked, clock=clock, is_quiet=False, form="text"):
         assert clock.is_over.wait(10)
     assert clock.waits[:2] == [2.0, 0.2]
     assert "working" in sys.stderr.getvalue()
@@ -83,33 +93,110 @@ def test_a_terminal_gets_a_bar_after_two_seconds(monkeypatch: pytest.MonkeyPatch
 
 def test_work_shorter_than_two_seconds_shows_no_bar(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Progress("working", lambda: Progressed(""), clock=SystemClock(), is_quiet=False):
+    with Progress(
+        "working", lambda: Progressed(""), clock=SystemClock(), is_quiet=False, form="text"
+    ):
         pass
     assert sys.stderr.getvalue() == ""
 
 
-def call(**given: object) -> Call:
-    settings = all_settings()
-    chosen = resolve(settings, file={}, file_name="", environment={}, given=given)
-    return Call("tiered attach", "attach", {}, chosen, ManualClock())
+def objects(err: str) -> list[dict[str, Any]]:
+    """Every line, which must be an object with a time and a level."""
+    found = [json.loads(line) for line in err.splitlines()]
+    for one in found:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one["time"])
+        assert one["level"] in {"debug", "info", "warning", "error"}
+        assert not one["message"].startswith("tiered: ")
+    return found
 
 
-def test_logs_as_text_and_as_json(capsys: pytest.CaptureFixture[str]):
+def test_progress_as_json_also_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert shown(["a", "a"], form="json") == [10.0] * 3
+    (one,) = objects(sys.stderr.getvalue())
+    assert (one["level"], one["message"], one["done"]) == ("info", "working: a", 0)
+
+
+JSON = ("--log-format", "json")
+
+
+def test_every_line_of_a_run_is_json(tiered: CommandLine, batches: Path, tmp_path: Path):
+    """The summary, what is left out, notes: with text they are lines for people."""
+    to = ("--to", f"file://{tmp_path}/tier", "--once")
+    found = objects(tiered.good("attach", batches, *to, *JSON).err)
+    assert any(" messages, " in one["message"] for one in found)
+    assert any(one["message"].startswith("left out (light queue") for one in found)
+    broken = objects(tiered.good("lease", to[1], "--break", *JSON).err)
+    assert [one["level"] for one in broken] in ([], ["warning"])
+
+
+@pytest.mark.parametrize("how", ["option", "joined", "variable", "file", "variable of a file"])
+@pytest.mark.parametrize("words", [("attach",), ("ls", "nowhere"), ("frob",), ("ls", "--frob")])
+def test_an_error_is_json_wherever_the_format_is_said(
+    words: tuple[str, ...], how: str, tiered: CommandLine, tmp_path: Path
+):
+    config = tmp_path / "c.toml"
+    config.write_text('log-format = "json"\n')
+    more = {"option": JSON, "joined": ("--log-format=json",), "file": ("--config", str(config))}
+    variables = {
+        "variable": {"TIERED_LOG_FORMAT": "json"},
+        "variable of a file": {"TIERED_CONFIG": str(config)},
+    }
+    tiered.environment |= variables.get(how, {})
+    ran = tiered(*words, *more.get(how, ()))
+    (one,) = objects(ran.err)
+    assert (ran.code, one["level"], one["exit_code"]) == (2, "error", 2)
+
+
+def test_the_traceback_of_an_error_is_a_field(tiered: CommandLine):
+    (one,) = objects(tiered("ls", "nowhere", "--debug", *JSON).err)
+    assert "Traceback" in one["traceback"]
+
+
+def test_what_others_write_to_stderr_becomes_json(
+    tiered: CommandLine, monkeypatch: pytest.MonkeyPatch
+):
+    """Libraries, child processes, and Python itself."""
+
+    def runs(_call: Call) -> int:
+        os.write(2, b"Setting default log level\n\nto WARN \xff\n")
+        subprocess.run([sys.executable, "-c", "raise SystemExit('of a child')"], check=False)
+        logging.getLogger("tiered.x").warning("of ours")
+        os.write(2, b'{"time" is no object\n')
+        return 0
+
+    monkeypatch.setattr(frame, "_run", partial(run_with, runs, frame._run))
+    found = objects(tiered.good("config", "show", *JSON).err)
+    said = [(one["logger"], one["message"]) for one in found]
+    assert sorted(said) == [
+        ("stderr", "Setting default log level"),
+        ("stderr", "of a child"),
+        ("stderr", "to WARN \\xff"),
+        ("stderr", '{"time" is no object'),
+        ("tiered.x", "of ours"),
+    ]
+
+
+def run_with(runs: frame.Run, run: Callable[..., int], _: frame.Run, call: Call) -> int:
+    return run(runs, call)
+
+
+def test_logs_as_text_and_as_json(capfd: pytest.CaptureFixture[str]):
     log = logging.getLogger("tiered.attach")
     before = log.getEffectiveLevel()
-    with logging_to_stderr(call()):
+    with logging_to_stderr("text", logging.INFO, ManualClock().now_ms):
         log.warning("two\nlines of %s", "it")
         log.debug("not shown")
         logging.getLogger("other").info("not shown")
-    line = capsys.readouterr().err
+    line = capfd.readouterr().err
     assert line.endswith("Z WARNING tiered.attach: two lines of it\n")
-    with logging_to_stderr(call(**{"log-format": "json", "debug": True})):
+    with logging_to_stderr("json", logging.DEBUG, ManualClock().now_ms):
         log.debug("shown")
         try:
             {}["k"]
         except KeyError:
             log.exception("why")
-    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    first, second = map(json.loads, capfd.readouterr().err.splitlines())
     assert (first["level"], first["logger"], first["message"]) == (
         "debug",
         "tiered.attach",
@@ -117,5 +204,5 @@ def test_logs_as_text_and_as_json(capsys: pytest.CaptureFixture[str]):
     )
     assert "KeyError" in second["traceback"]
     log.warning("after")
-    assert "after" not in capsys.readouterr().err
+    assert "after" not in capfd.readouterr().err
     assert log.getEffectiveLevel() == before

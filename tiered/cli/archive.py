@@ -13,7 +13,6 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.progress import Progress
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
@@ -146,9 +145,7 @@ def _archive(call: Call, at: Workshop) -> int:
 
     with contextlib.ExitStack() as stack:
         engine = watch.over(_engine(call, at, watch, stack))
-        stack.enter_context(
-            Progress("archive", lambda: progressed(watch), clock=call.clock, is_quiet=call.is_quiet)
-        )
+        stack.enter_context(call.progress("archive", lambda: progressed(watch)))
         small_bytes = call.whole("pack-below")
         limits = _limits(call)
         result = run_job(at, engine, told=told, limits=limits, small_bytes=small_bytes, kind=kind)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tiered.cli.errors import DONE
 from tiered.cli.output import Output
 from tiered.cli.planned import Document, ending_code, get_plan, show_result
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count, format_size
 from tiered.cli.times import format_duration
 from tiered.errors import TieredStoreError
@@ -36,7 +36,7 @@ def publish_tables(call: Call, at: Workshop) -> tuple[dict[str, Any], TieredStor
     place = Destination.of(call.words("publish"))
     now = Progressed("opening the catalog")
     tables = []
-    with Progress("publish", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
+    with call.progress("publish", lambda: now):
         try:
             for one in publish(at.archive, place, call.s3_options()):
                 tables.append(asdict(one))
@@ -76,7 +76,7 @@ def run_merge(call: Call, at: Workshop) -> int:
         text = f"{result.new_files} of {result.planned} files, {format_size(result.new_bytes)}"
         now = Progressed(text, result.new_files, result.planned)
 
-    with Progress("merge", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
+    with call.progress("merge", lambda: now):
         jobs = call.whole_or_none("jobs") or os.cpu_count() or 1
         result = merge(at, log, plan, jobs=jobs, told=told)
     published, refused = publish_tables(call, at)

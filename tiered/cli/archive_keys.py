@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tiered.cli.errors import DONE
 from tiered.cli.output import Output
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def run_key_index(call: Call, at: Workshop) -> int:
         nonlocal now
         now = Progressed(f"{format_count(built.files)} files, {format_size(built.size_bytes)}")
 
-    with Progress("key index", lambda: now, clock=call.clock, is_quiet=call.is_quiet):
+    with call.progress("key index", lambda: now):
         built = build(at.archive, read_archive(at.archive), told=told)
     document = {
         "format": 1,

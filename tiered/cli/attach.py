@@ -12,10 +12,9 @@ import click
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
-from tiered.cli.logs import logging_to_stderr
 from tiered.cli.output import Output
 from tiered.cli.parsers import compression_level, split_address
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.signals import Stopper
 from tiered.cli.sizes import format_count, format_size
 from tiered.errors import InvalidError, TieredStoreError
@@ -63,7 +62,7 @@ def run(call: Call) -> int:
     output = Output(call)
     stopping = threading.Event()
     stopper = Stopper(call.watch, stopping.set, seconds=settings.drain_s)
-    with logging_to_stderr(call), stopper:
+    with stopper:
         try:
             attachment = Attachment.open(
                 call.argument("store"),
@@ -109,11 +108,9 @@ def follow(call: Call, attachment: Attachment) -> Ending:
     """
     began_s = call.clock.monotonic_s()
     is_once = call.flag("once")
-    progress = Progress(
+    progress = call.progress(
         "tiering",
         lambda: progressed(attachment, call.clock.monotonic_s() - began_s if is_once else None),
-        clock=call.clock,
-        is_quiet=call.is_quiet,
     )
     if not is_once:
         call.say(

@@ -11,10 +11,11 @@ from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import BinaryIO
 
     from backends.s3_options import S3Options
+    from tiered.cli.progress import Progress, Progressed
     from tiered.config import Chosen
 
 
@@ -27,12 +28,14 @@ class Surroundings:
         clock: Time.
         watch: Takes signals over.
         debug: Whether a defect shows its traceback; set once the settings are known.
+        log_format: Of what goes to stderr; "" until the settings are known.
     """
 
     environment: Mapping[str, str]
     clock: Clock = field(default_factory=SystemClock)
     watch: Watch = field(default_factory=Watch)
     debug: bool = False
+    log_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,19 @@ class Call:
         """No progress and no summary."""
         return self.flag("quiet")
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, level: str = "info") -> None:
         """A line for people on stderr, unless ``--quiet``."""
+        from tiered.cli.logs import write_line
+
         if not self.is_quiet:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            write_line(self.words("log-format"), self.clock.now_ms(), level, text)
+
+    def progress(self, what: str, ask: Callable[[], Progressed]) -> Progress:
+        """Shows how far ``what`` is while a ``with`` block runs, unless ``--quiet``; ``ask`` comes from another thread."""
+        from tiered.cli.progress import Progress
+
+        form = self.words("log-format")
+        return Progress(what, ask, clock=self.clock, is_quiet=self.is_quiet, form=form)
 
     def s3_options(self) -> S3Options:
         """How to reach S3."""

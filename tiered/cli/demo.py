@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count, format_size
 from tiered.errors import InvalidError
 
@@ -39,7 +39,7 @@ def run(call: Call) -> int:
     store, tier = folder / "store", folder / "tier"
     url = tier.as_uri()
     step = "making a store"
-    with Progress("demo", lambda: Progressed(step), clock=call.clock, is_quiet=call.is_quiet):
+    with call.progress("demo", lambda: Progressed(step)):
         made = make(call, store)
         step = "tiering it"
         tiered = tier_all(call, store, url)

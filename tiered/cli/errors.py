@@ -28,8 +28,10 @@ import click
 from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
+
+    from tiered.cli.call import Surroundings
 
 DONE = 0
 NEEDS_A_PERSON = 1
@@ -39,12 +41,13 @@ DEFECT = 70
 INTERRUPTED = 130
 
 
-def ending(body: Callable[[], int], *, debug: Callable[[], bool]) -> int:
+def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[str] = ()) -> int:
     """Run a command and turn whatever ends it into an exit code, with at most one line on stderr.
 
     Args:
         body: The command.
-        debug: Whether to show the traceback too; asked after an error.
+        around: Says how errors are shown, once the settings are known.
+        arguments: Of the command line, which say it until then.
     """
     try:
         code = body()
@@ -56,9 +59,8 @@ def ending(body: Callable[[], int], *, debug: Callable[[], bool]) -> int:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 (the last line of defence: what is not known is a defect)
         line, code = explain(error)
-        if debug():
-            traceback.print_exception(error)
-        complain(line)
+        trace = "".join(traceback.format_exception(error)) if around.debug else ""
+        _complain(around, arguments, line, code, trace)
     return code
 
 
@@ -84,10 +86,18 @@ def explain(error: Exception) -> tuple[str, int]:
     return f"{what} ({place}); please report it with what --debug shows", DEFECT
 
 
-def complain(line: str) -> None:
+def _complain(
+    around: Surroundings, arguments: Sequence[str], line: str, code: int, trace: str
+) -> None:
     """One error line."""
-    sys.stderr.write(f"tiered: error: {' '.join(line.split())}\n")
-    sys.stderr.flush()
+    from tiered.cli.logs import guess_format, write_line
+
+    form = around.log_format or guess_format(arguments, around.environment)
+    if trace and form != "json":
+        sys.stderr.write(trace)
+    fields = {"exit_code": code, **({"traceback": trace} if trace else {})}
+    text = f"tiered: error: {' '.join(line.split())}"
+    write_line(form, around.clock.now_ms(), "error", text, fields)
 
 
 def _usage(error: click.ClickException) -> str:

@@ -235,7 +235,7 @@ def make_program(
         context = click.get_current_context()
         if run is None or context.invoked_subcommand is not None:
             return None
-        return run(make_call(context, name, {}))
+        return _run(run, make_call(context, name, {}))
 
     program = Program(
         name,
@@ -275,7 +275,7 @@ def make_command(
     def callback(**parameters: str | None) -> int:
         context = click.get_current_context()
         chosen_arguments = {key: parameters[key] for key in names if key}
-        return run(make_call(context, section, chosen_arguments))
+        return _run(run, make_call(context, section, chosen_arguments))
 
     return Command(
         name,
@@ -286,6 +286,17 @@ def make_command(
         params=[*arguments, *map(_option, settings_of(section)), *_common_options()],
         context_settings=_CONTEXT,
     )
+
+
+def _run(run: Run, call: Call) -> int:
+    import logging
+
+    from tiered.cli.logs import logging_to_stderr
+
+    level = logging.INFO if call.section == "attach" else logging.WARNING
+    level = logging.DEBUG if call.flag("debug") else level
+    with logging_to_stderr(call.words("log-format"), level, call.clock.now_ms):
+        return run(call)
 
 
 def make_call(context: click.Context, section: str, arguments: Mapping[str, str | None]) -> Call:
@@ -308,7 +319,7 @@ def make_call(context: click.Context, section: str, arguments: Mapping[str, str 
     call = Call(
         context.command_path, section, arguments, chosen, surroundings.clock, surroundings.watch
     )
-    surroundings.debug = call.flag("debug")
+    surroundings.debug, surroundings.log_format = call.flag("debug"), call.words("log-format")
     return call
 
 

@@ -17,7 +17,7 @@ from tiered.cli.planned import (
     require_within,
     show_result,
 )
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count, format_size
 from tiered.cli.times import format_duration
 
@@ -54,7 +54,7 @@ def run(call: Call) -> int:
 
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, call.argument("url"), stack)
-        stack.enter_context(Progress("gc", lambda: done, clock=call.clock, is_quiet=call.is_quiet))
+        stack.enter_context(call.progress("gc", lambda: done))
         executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-gc"))
         journal = JournalBytes(executor)
         grace_ms = call.whole("grace")

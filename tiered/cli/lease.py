@@ -50,7 +50,7 @@ def run(call: Call) -> int:
         document = before.document(place, store.url)
     document["is_broken"] = is_broken
     if is_broken:
-        call.say(_WARNING)
+        call.say(_WARNING, level="warning")
     if output.form == "table":
         _show(output, document)
     else:

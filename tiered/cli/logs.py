@@ -1,19 +1,74 @@
-"""Log lines on stderr, as text or as JSON, for as long as a command runs."""
+"""What goes to stderr, as text or as JSON: logs, what commands say, errors; with JSON whatever else is written there."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
+from tiered.cli.signals import at_end
 from tiered.cli.times import format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tiered.cli.call import Call
+_OURS = ("tiered", "backends", "fetcher", "timer")
+_PREFIXES = ("tiered: ", "error: ", "warning: ")
+_END = b"\0\n"
+"""Written into the pipe behind the last line; nobody else writes it."""
+
+
+def write_line(
+    form: str, now_ms: int, level: str, text: str, fields: Mapping[str, object] | None = None
+) -> None:
+    """Write one line for people, or one object.
+
+    Args:
+        form: ``text`` or ``json``.
+        now_ms: For JSON, as the level.
+        level: In lower case.
+        text: As people read it, ``tiered: `` included.
+        fields: More, for JSON.
+    """
+    if form == "json":
+        for prefix in _PREFIXES:
+            text = text.removeprefix(prefix)
+        text = _json_line(now_ms, level, "tiered", text, fields or {})
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def guess_format(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The form of an error that is met before the settings are known."""
+    names = ("--log-format", "--config")
+    given = {"--config": environment.get("TIERED_CONFIG", "")}
+    given["--log-format"] = environment.get("TIERED_LOG_FORMAT", "")
+    for number, argument in enumerate(arguments):
+        name, has_value, value = argument.partition("=")
+        if name in names:
+            given[name] = value if has_value else "".join(arguments[number + 1 : number + 2])
+    return given["--log-format"] or _format_of_file(given["--config"]) or "text"
+
+
+def _format_of_file(name: str) -> str:
+    import tomllib
+    from pathlib import Path
+
+    if name:
+        with contextlib.suppress(OSError, ValueError):
+            return str(tomllib.loads(Path(name).read_text("utf-8")).get("log-format", ""))
+    return ""
+
+
+def _json_line(
+    now_ms: int, level: str, logger: str, message: str, more: Mapping[str, object]
+) -> str:
+    named = {"time": format_time(now_ms), "level": level, "logger": logger, "message": message}
+    return json.dumps({**named, **more})
 
 
 class _Text(logging.Formatter):
@@ -30,31 +85,75 @@ class _Text(logging.Formatter):
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One object a line."""
-        fields = {
-            "time": format_time(round(record.created * 1000)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields)
+        trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        level, now_ms = record.levelname.lower(), round(record.created * 1000)
+        return _json_line(now_ms, level, record.name, record.getMessage(), trace)
 
 
 @contextlib.contextmanager
-def logging_to_stderr(call: Call) -> Iterator[None]:
-    """Show logs: warnings and worse; all of ours with ``--debug``."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if call.words("log-format") == "json" else _Text())
-    ours = [logging.getLogger(name) for name in ("tiered", "backends", "fetcher", "timer")]
-    levels = [logger.level for logger in ours]
-    root = logging.getLogger()
-    root.addHandler(handler)
-    for logger in ours:
-        logger.setLevel(logging.DEBUG if call.flag("debug") else logging.INFO)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        for logger, level in zip(ours, levels, strict=True):
+def logging_to_stderr(form: str, level: int, now_ms: Callable[[], int]) -> Iterator[None]:
+    """Show logs, of ours from a level on, of others warnings and worse."""
+    is_json = form == "json"
+    with _lines_of_others(now_ms) if is_json else contextlib.nullcontext():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Json() if is_json else _Text())
+        ours = [logging.getLogger(name) for name in _OURS]
+        levels = [logger.level for logger in ours]
+        root = logging.getLogger()
+        root.addHandler(handler)
+        for logger in ours:
             logger.setLevel(level)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            for logger, before in zip(ours, levels, strict=True):
+                logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _lines_of_others(now_ms: Callable[[], int]) -> Iterator[None]:
+    """Make an object of each line on stderr that is none: of libraries, and of child processes as Spark's.
+
+    A pipe takes the place of the descriptor, and a thread copies from it. It ends at a mark, not at the pipe's end, which a
+    child may keep open.
+    """
+    sys.stderr.flush()
+    real, (read, written) = os.dup(2), os.pipe()
+    os.dup2(written, 2)
+
+    def copy() -> None:
+        with os.fdopen(read, "rb") as lines:
+            for line in lines:
+                if line == _END:
+                    return
+                os.write(real, line if _is_object(line) else _wrapped(line, now_ms()))
+
+    thread = threading.Thread(target=copy, name="tiered-stderr", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        os.dup2(real, 2)
+        os.write(written, _END)
+        thread.join()
+
+    with at_end(end):
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            end()
+            os.close(written)
+            os.close(real)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return line.startswith(b'{"time"') and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _wrapped(line: bytes, now_ms: int) -> bytes:
+    text = line.decode("utf-8", "backslashreplace").rstrip()
+    return f"{_json_line(now_ms, 'warning', 'stderr', text, {})}\n".encode() if text else b""

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal once two seconds have passed, else a line every ten seconds.
+"""Progress on stderr: a bar on a terminal once two seconds have passed, else (as with JSON) a line every ten seconds.
 
 A thread of its own asks how far things are; it ends with the block. Nothing here may delay or fail the work. A line that
 would say what the last one said is left out.
@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tiered.cli.logs import write_line
 from tiered.cli.signals import at_end
 
 if TYPE_CHECKING:
@@ -43,19 +44,21 @@ class Progress:
     """Shows progress while a ``with`` block runs."""
 
     def __init__(
-        self, what: str, ask: Callable[[], Progressed], *, clock: Clock, is_quiet: bool
+        self, what: str, ask: Callable[[], Progressed], *, clock: Clock, is_quiet: bool, form: str
     ) -> None:
-        """Show the progress of ``what``, asking ``ask`` from another thread."""
+        """Show the progress of ``what``, asking ``ask`` from another thread; ``form`` is that of log lines."""
         self._what = what
         self._ask = ask
         self._clock = clock
         self._is_quiet = is_quiet
+        self._form = form
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
         if not self._is_quiet:
-            body = self._draw if sys.stderr.isatty() else self._write
+            is_drawn = sys.stderr.isatty() and self._form == "text"
+            body = self._draw if is_drawn else self._write
             self._thread = threading.Thread(target=body, name="tiered-progress", daemon=True)
             self._thread.start()
 
@@ -72,11 +75,14 @@ class Progress:
     def _write(self) -> None:
         said = ""
         while not self._clock.wait(self._done, LINE_EVERY_S):
-            text = self._ask().text
-            if text != said:
-                sys.stderr.write(f"tiered: {self._what}: {text}\n")
-                sys.stderr.flush()
-            said = text
+            now = self._ask()
+            if now.text != said:
+                text, fields = (
+                    f"tiered: {self._what}: {now.text}",
+                    {"done": now.done, "total": now.total},
+                )
+                write_line(self._form, self._clock.now_ms(), "info", text, fields)
+            said = now.text
 
     def _draw(self) -> None:
         if self._clock.wait(self._done, BAR_AFTER_S):

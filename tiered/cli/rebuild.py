@@ -13,7 +13,7 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count
 from tiered.errors import InvalidError
 
@@ -86,7 +86,7 @@ def _planned(
         done = Progressed(text, count, total)
 
     executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-rebuild"))
-    with Progress("planning", lambda: done, clock=call.clock, is_quiet=call.is_quiet):
+    with call.progress("planning", lambda: done):
         return plan_rebuild(store, place.prefix, executor, told)
 
 

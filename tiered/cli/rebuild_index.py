@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tiered.cli.errors import NEEDS_A_PERSON
 from tiered.cli.planned import Document, ending_code, get_plan, open_workplace, show_result
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def run(call: Call) -> int:
     applied = None
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, call.argument("url"), stack)
-        stack.enter_context(
-            Progress("rebuilding", lambda: done, clock=call.clock, is_quiet=call.is_quiet)
-        )
+        stack.enter_context(call.progress("rebuilding", lambda: done))
         plan = get_plan(call, WHAT, at, lambda: plan_rebuild_index(at, told))
         if call.text("apply") and has_work(plan):
             applied = apply_rebuild_index(at, plan, items_max=1 << 20, told=told)

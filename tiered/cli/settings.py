@@ -123,7 +123,7 @@ COMMON: tuple[Setting, ...] = (
     Setting(
         section="",
         name="log-format",
-        help="form of the log lines on stderr",
+        help="form of every line on stderr",
         default="text",
         metavar="FORM",
         choices=("text", "json"),

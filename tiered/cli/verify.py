@@ -14,7 +14,7 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count, format_size
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def run(call: Call) -> int:
         local = open_local(call, directory, stack) if directory else None
         place = choose_place(store, call.text("cluster"), call.text("broker"))
         executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-verify"))
-        stack.enter_context(
-            Progress("verifying", lambda: done, clock=call.clock, is_quiet=call.is_quiet)
-        )
+        stack.enter_context(call.progress("verifying", lambda: done))
 
         def verified() -> VerifyReport:
             is_deep = call.flag("deep")
