@@ -100,7 +100,11 @@ class Broker(SyntheticStore):
         self._take_time()
         return batch
 
-    def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> Any:
+    def follow(
+        self,
+        starts: Mapping[MessageQueue, QueueOffset],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Any:
         follower = super().follow(starts)
         poll, take_fallen = follower.poll, follower.take_fallen
 

@@ -22,7 +22,7 @@ from tiered.local.face import (
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 PLAIN_PROPERTIES = b"TAGS\x01a\x02KEYS\x01k%d\x02"
@@ -239,7 +239,11 @@ class SyntheticStore:
                 size += len(raw)
             return row.batch(queue, start, end)
 
-    def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> _Follower:
+    def follow(
+        self,
+        starts: Mapping[MessageQueue, QueueOffset],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> _Follower:
         return _Follower(self, dict(starts))
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:

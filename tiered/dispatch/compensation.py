@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue, QueueOffset
 
 _LOG = logging.getLogger("tiered.dispatch")
+NOTHING_THERE = "the local store has neither entries nor records of these"
 _COUNT_MAX = 1 << 16
 """Items read at once; bounds the arrays of a queue of tiny messages."""
 
@@ -163,7 +164,12 @@ class Compensation:
             with self._lock:
                 self._gaps.discard(file.queue)
             self._counters.gaps += 1
-            _LOG.warning("%s: [%d, %d) was gone before it was tiered", file.queue, start, end)
+            _LOG.warning(
+                "%s: [%d, %d) was gone before it was tiered: %s", file.queue, start, end, reason
+            )
 
-        gap = {"start": start, "end": end, "reason": "local retention overtook dispatch"}
+        bounds = self._local.queues().get(file.queue)
+        is_expired = bounds is None or end <= bounds.min
+        reason = "local retention overtook dispatch" if is_expired else NOTHING_THERE
+        gap = {"start": start, "end": end, "reason": reason}
         self._state_fact(Fact(queue_action("gap", file.queue, file.incarnation, **gap), done))

@@ -260,6 +260,7 @@ class TieredDispatcher:
             compensation=self._compensation,
             dispatch=self.dispatch,
             throttle=self._read_throttle,
+            stop=stop,
         )
         try:
             while not stop() and self.fault is None:

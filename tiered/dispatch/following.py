@@ -38,6 +38,7 @@ class Following:
         compensation: Compensation,
         dispatch: Callable[[RecordBatch], bool],
         throttle: Throttle,
+        stop: Callable[[], bool],
     ) -> None:
         """Begin.
 
@@ -49,8 +50,9 @@ class Following:
             compensation: Told of queues that are suspect.
             dispatch: Offers a batch.
             throttle: Of bytes read.
+            stop: Ends a long poll early.
         """
-        self._follower: Follower = local.follow(starts)
+        self._follower: Follower = local.follow(starts, stop)
         self._files = files
         self._continuity = continuity
         self._compensation = compensation

@@ -19,6 +19,7 @@ from tiered.local.layout import (
     list_topics,
 )
 from tiered.local.topics import LIGHT_PREFIX, reason_left_out
+from tiered.local.verdicts import OFFSET_MAX, is_queue_name
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Catalog:
         states: The tiered queues.
         topics: What the topic tables say.
         log_min: The log's minimum that the queues' minima go with.
+        others: Indexes of the queues that are left out, as of the last ``load``; light queues are not among them.
     """
 
     def __init__(
@@ -77,14 +79,12 @@ class Catalog:
         self._left_out: dict[str, str] = {}
         self._reasons: dict[str, str | None] = {}
         self.log_min = -1
+        self.others: list[QueueIndex] = []
 
-    def load(self) -> list[QueueIndex]:
+    def load(self) -> None:
         """Take in every queue that has a directory, and open the indexes of those that are left out.
 
         Light queues are only named.
-
-        Returns:
-            The indexes of queues that are left out, in no order.
         """
         others: list[QueueIndex] = []
         light = []
@@ -104,14 +104,14 @@ class Catalog:
             self.leave_out(
                 f"{LIGHT_PREFIX}*", f"{len(light)} light queues in all; not all are named"
             )
-        return others
+        self.others = others
 
     def find(self, queue: MessageQueue) -> QueueState | None:
-        """The state of a queue, made when it is new; None when its topic is left out."""
+        """The state of a queue, made when it is new; None when its topic is left out, or there can be no such queue."""
         state = self.states.get(queue)
         if state is not None and state.index.row.bases:
             return state
-        if self.reason(queue.topic) is not None:
+        if not is_queue_name(queue) or self.reason(queue.topic) is not None:
             return None
         if state is None:
             state = self.states[queue] = QueueState(queue, self._index(queue, self._kind(queue)))
@@ -150,11 +150,11 @@ class Catalog:
         """Whether a queue lists the record at ``physical_offset``; of a queue that is left out it is believed."""
         state = self.states.get(queue)
         if state is None:
-            return self.reason(queue.topic) is not None
-        if queue_offset < 0:
+            return is_queue_name(queue) and self.reason(queue.topic) is not None
+        if not 0 <= queue_offset < OFFSET_MAX:
             return False
         entries = state.index.entries(queue_offset, queue_offset + 1)
-        return int(entries.physical_offsets[0]) == physical_offset
+        return bool(entries.is_written[0]) and int(entries.physical_offsets[0]) == physical_offset
 
     def follow_expiry(self, log_min: int) -> None:
         """Bring the queues' minima up to date when the log begins later than at the last call."""

@@ -64,6 +64,10 @@ class QueueIndex(Protocol):
         """What is known of ``[start, end)``."""
         ...
 
+    def next_written_file(self, start: int, end: int) -> int:
+        """The first of ``[start, end)`` of which a file, or what was rebuilt, could say something; ``end`` without one."""
+        ...
+
     def span(self) -> tuple[int, int]:
         """Queue offsets ``[first, last)`` that the files could hold, written or not."""
         ...
@@ -136,6 +140,15 @@ class PlainQueue(Units):
             found.tag_codes[place] = items["tag_code"]
             at = next_at
         return found
+
+    def next_written_file(self, start: int, end: int) -> int:
+        """See ``QueueIndex``."""
+        position = start * self.unit_bytes
+        following = self.row.next_base(position)
+        if self.row.base_of(position) is not None:
+            following = position
+        in_files = end if following is None else -(-following // self.unit_bytes)
+        return min(end, in_files, self.rebuilt.next_claimed(start, end))
 
     def span(self) -> tuple[int, int]:
         """See ``QueueIndex``."""
@@ -217,6 +230,14 @@ class BatchQueue(Units):
         if hinted == offset and unit:
             return unit
         return self.split(*self.unit_span(), lambda units: _ends(units) <= offset)
+
+    def next_written_file(self, start: int, end: int) -> int:
+        """See ``QueueIndex``. Units have offsets of their own, so the next unit tells."""
+        unit = self.split(*self.unit_span(), lambda units: _ends(units) <= start)
+        found = self.units(unit, unit + 1)
+        is_there = bool(len(found)) and bool(self.is_valid(found)[0])
+        in_files = max(start, int(found["base_offset"][0])) if is_there else end
+        return min(end, in_files, self.rebuilt.next_claimed(start, end))
 
     def span(self) -> tuple[int, int]:
         """See ``QueueIndex``. The end is that of the written units."""

@@ -7,7 +7,7 @@ log in memory. What is walked at opening: the part that a start walks; the whole
 record later has it claimed here as well, so that nothing is passed over in silence.
 
 A record whose queue offset is taken by another entry, or that a start would not list, is dropped and counted: a broker
-started on the store would not serve it.
+started on the store would not serve it. ``tiered.local.verdicts`` decides; here are the facts gathered.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered.format.block import RecordBlock, group_by_queue, tag_hashes
 from tiered.format.record import RecordFault
@@ -23,11 +24,13 @@ from tiered.format.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
-from tiered.local.consumequeues import QueueIndex, Tail
+from tiered.local.consumequeues import Tail
+from tiered.local.fetch import Bounds, fetch
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import find_log_end, plan_start, read_heads
 from tiered.local.resync import Resync
+from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
 
 if TYPE_CHECKING:
     from tiered.format.checkpoint import Checkpoint
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 _PIECE_BYTES: Final = 8 << 20
+_NEAR: Final = 8
+"""Entries of a queue that are looked at to know what lies before or behind a record; one of them may be damaged."""
+_LOST_MAX: Final = 100_000
+"""Lost places that are remembered; those behind them count as sound, so that less is believed."""
 
 
 class DeadView:
@@ -72,6 +79,9 @@ class DeadView:
         self._tails: dict[MessageQueue, Tail] = {}
         self._listed: dict[MessageQueue, int] = {}
         """One past the last queue offset of which a record was seen that counts."""
+        self._lost: dict[int, int] = {}
+        """Where the log cannot be read, from and to, as far as it was walked."""
+        self._resync = Resync(log, catalog)
         self._decided_from = 2**63 - 1
         """Of the log from here on it has been decided what counts."""
         self._open(checkpoint, whole_log_bytes_max)
@@ -94,28 +104,28 @@ class DeadView:
         """
         if found.is_all_listed:
             return
-        unlisted = ~found.is_listed & is_message(block, found.indices)
-        if not unlisted.any():
-            return
-        if not replayed:
-            unlisted &= block.physical_offsets[found.indices] < self._decided_from
-            if not unlisted.any():
-                return
-        wanted = unlisted & self._is_open(found, replayed) & self._is_known(state.queue, replayed)
-        if replayed:
-            wanted &= self._is_replayed(state.queue, block, found)
-        self._sightings.count("dropped_records", int((unlisted & ~wanted).sum()))
-        if not wanted.any():
-            return
-        self._rebuild(state, block, found, wanted)
-        found.is_listed |= wanted
-        found.is_all_listed = bool(found.is_listed.all())
-        found.entries = None
+        verdicts, offsets = self._judge(state, block, found, replayed=replayed)
+        decided = block.physical_offsets[found.indices] >= self._decided_from
+        dropped = (verdicts == Verdict.DROPPED) & (replayed | ~decided)
+        self._sightings.count("dropped_records", int(dropped.sum()))
+        claims, misplaced = verdicts == Verdict.CLAIMS, verdicts == Verdict.MISPLACED
+        self._sightings.count("misplaced_records", int(misplaced.sum()))
+        if (wanted := claims | misplaced).any():
+            self._rebuild(state, block, found, wanted, offsets[wanted])
+        if claims.any():
+            found.is_listed |= claims
+            found.is_all_listed = bool(found.is_listed.all())
+            found.entries = None
+
+    def note_lost(self, start: int, end: int) -> None:
+        """Part of the log cannot be read: so many records may be missing between their neighbours."""
+        if start < end and len(self._lost) < _LOST_MAX:
+            self._lost[start] = end
 
     # -- opening ---------------------------------------------------------------------------------
 
     def _open(self, checkpoint: Checkpoint, whole_log_bytes_max: int) -> None:
-        others = self.catalog.load()
+        self.catalog.load()
         if not self.log.bases:
             return
         for queue, state in self.catalog.states.items():
@@ -124,7 +134,7 @@ class DeadView:
             read_heads(self.log, self._pieces),
             is_clean=self._is_clean,
             checkpoint=checkpoint,
-            listed_end=self._listed_end(others),
+            listed_end=self._listed_end(),
         )
         end = find_log_end(self.log, self._pieces, start, self._visit_replayed)
         self.log_end, self.torn_bytes = end.end, end.torn_bytes
@@ -136,9 +146,9 @@ class DeadView:
             self._set_bounds(state)
         self.catalog.log_min = self.log_min
 
-    def _listed_end(self, others: list[QueueIndex]) -> int:
+    def _listed_end(self) -> int:
         ends = [tail.max_physical for tail in self._tails.values()]
-        ends += [index.tail().max_physical for index in others]
+        ends += [index.tail().max_physical for index in self.catalog.others]
         return max(ends, default=-1)
 
     def _visit_replayed(self, piece: Piece, count: int) -> None:
@@ -165,7 +175,6 @@ class DeadView:
 
     def _scan(self, position: int, limit: int) -> None:
         """Walk the log below recovery's start for records that no consume queue lists."""
-        resync = Resync(self.log, self.catalog)
         while position < limit:
             piece = self._pieces.read(position, limit, _PIECE_BYTES, check_crc=False)
             self._take(piece.block, piece.block.faults == RecordFault.OK, replayed=False)
@@ -173,7 +182,8 @@ class DeadView:
             if piece.follows is Next.FILE:
                 position = piece.next_file if piece.next_file is not None else limit
             elif piece.follows in {Next.NOTHING, Next.BROKEN}:
-                position = resync.behind(position, limit)
+                position = self._resync.behind(position, limit)
+                self.note_lost(piece.end, position)
 
     def _needs_whole_scan(self, start: int, whole_log_bytes_max: int) -> bool:
         """Whether the log is small, or a record that begins a file is not listed where it should be."""
@@ -193,16 +203,13 @@ class DeadView:
     def _has_unlisted(self, block: RecordBlock) -> bool:
         for queue, indices in group_by_queue(block):
             state = self.catalog.find(queue)
-            if state is None or not self._is_known(queue, replayed=False):
+            if state is None:
                 continue
             found = match(state.index, block, indices)
-            if (
-                not found.is_all_listed
-                and (
-                    ~found.is_listed & self._is_open(found, False) & is_message(block, indices)
-                ).any()
-            ):
-                return True
+            if not found.is_all_listed:
+                verdicts, _ = self._judge(state, block, found, replayed=False)
+                if (verdicts == Verdict.CLAIMS).any():
+                    return True
         return False
 
     def _set_bounds(self, state: QueueState) -> None:
@@ -222,34 +229,138 @@ class DeadView:
 
     # -- claims ----------------------------------------------------------------------------------
 
-    def _is_known(self, queue: MessageQueue, replayed: bool) -> bool:
-        """Whether records of a queue without entries count: not those of a topic that was deleted."""
-        names = self.catalog.topics.names
-        if replayed or names is None or queue.topic in names:
-            return True
-        self.catalog.leave_out(queue.topic, "deleted topic: records are left in the log")
-        return False
-
-    def _is_open(self, found: Match, replayed: bool) -> Flags:
-        """At which queue offsets the queue lists nothing, or (unless a start decides) nothing that can be."""
-        places = found.listed_at
-        nowhere: Flags = places < 0
+    def _judge(
+        self, state: QueueState, block: RecordBlock, found: Match, *, replayed: bool
+    ) -> tuple[npt.NDArray[np.int8], Longs]:
+        """The verdict on each record, and the queue offset at which it belongs (of claims and misplaced ones)."""
+        places = block.physical_offsets[found.indices]
+        messages = is_message(block, found.indices)
+        asked = ~found.is_listed & messages
         if not replayed:
-            nowhere |= (places < self.log_min) | (places >= self.log.end)
-        return nowhere
+            asked &= places < self._decided_from
+        elsewhere = np.zeros(len(asked), np.bool_)
+        if asked.any():
+            elsewhere[asked] = self._resync.lists(places[asked])
+        counts = self._may_count(state, block, found, replayed)
+        taken = np.zeros(len(asked), np.bool_)
+        asked &= counts
+        if (contested := asked & ~elsewhere & (found.listed_at >= 0)).any():
+            taken = self._is_taken(state, found, contested)
+        offsets = np.full(len(asked), -1, np.int64)
+        chain = found.is_listed | (asked & ~elsewhere)
+        if (asked & chain).any():
+            offsets[chain] = self._places(state, block, found, chain)
+        taken &= offsets == found.offsets  # else its offset is damaged, and it belongs elsewhere
+        taken |= ~found.is_listed & (~asked | (offsets < 0))
+        verdicts = judge(
+            Pair(
+                is_named=found.is_listed,
+                agrees=found.is_listed,
+                is_message=messages,
+                is_other_listed=elsewhere,
+                is_taken=taken,
+                fits=offsets == found.offsets,
+            )
+        )
+        if (lost := (verdicts == Verdict.MISPLACED)).any():  # what is listed where it belongs stays
+            entries = [state.index.entries(int(at), int(at) + 1) for at in offsets[lost].tolist()]
+            verdicts[np.flatnonzero(lost)[[bool(one.is_written[0]) for one in entries]]] = (
+                Verdict.DROPPED
+            )
+        return verdicts, offsets
 
-    def _is_replayed(self, queue: MessageQueue, block: RecordBlock, found: Match) -> Flags:
-        """Which records a start lists again: those above what the queue lists already, in place and in offset.
+    def _may_count(
+        self, state: QueueState, block: RecordBlock, found: Match, replayed: bool
+    ) -> Flags:
+        """Whether a start would look at them: not those of a deleted topic, nor what it takes for listed already.
 
-        Below the end of the queue an entry that says nothing is a lost page, which a start fills too.
+        A start lists again what lies above all that the queue lists. Below the end of the queue an entry that says nothing
+        is a lost page, which it fills too.
         """
-        tail = self._tails.get(queue, Tail(0, -1))
+        if not replayed:
+            return np.full(len(found.indices), self._is_known(state.queue), np.bool_)
+        tail = self._tails.get(state.queue, Tail(0, -1))
         ends = block.physical_offsets[found.indices] + block.sizes[found.indices]
         above: Flags = ends > tail.max_physical
         return above | (found.offsets < tail.end)
 
-    def _rebuild(self, state: QueueState, block: RecordBlock, found: Match, wanted: Flags) -> None:
-        indices, offsets = found.indices[wanted], found.offsets[wanted]
+    def _is_known(self, queue: MessageQueue) -> bool:
+        """Whether records of a queue without entries count: not those of a topic that was deleted."""
+        names = self.catalog.topics.names
+        if names is None or queue.topic in names:
+            return True
+        self.catalog.leave_out(queue.topic, "deleted topic: records are left in the log")
+        return False
+
+    def _is_taken(self, state: QueueState, found: Match, contested: Flags) -> Flags:
+        """Whether what their entries name instead are records that say so themselves."""
+        taken = np.zeros(len(contested), np.bool_)
+        bounds = Bounds(self.log_min, self.log.end)
+        for at in np.flatnonzero(contested).tolist():
+            entry = state.index.entries(int(found.offsets[at]), int(found.offsets[at]) + 1)
+            there = fetch(self.log, state.queue, entry, bounds, is_batch=state.index.is_batch)
+            taken[at] = there.verdicts[0] == Verdict.LISTED
+        return taken
+
+    def _places(self, state: QueueState, block: RecordBlock, found: Match, chain: Flags) -> Longs:
+        """Where the records of a chain belong, by their neighbours in the log."""
+        places = block.physical_offsets[found.indices[chain]]
+        counts = np.ones(len(places), np.int64) if found.counts is None else found.counts[chain]
+        for at in np.flatnonzero(block.faults != RecordFault.OK).tolist():
+            start = int(places[0] - block.positions[found.indices[chain][0]] + block.positions[at])
+            self.note_lost(start, start + int(block.sizes[at]))
+        around, before = self._around(state, int(places[0]), int(places[-1]))
+        lost = self._lost_between(np.concatenate(([before], places)))
+        return place(Chain(found.offsets[chain], counts, found.is_listed[chain], lost), around)
+
+    def _around(self, state: QueueState, first: int, last: int) -> tuple[Around, int]:
+        """What is known before and behind some records, and where the record before them lies."""
+        low, before = self._listed_near(state, first, is_before=True)
+        high, _ = self._listed_near(state, last, is_before=False)
+        claimed_low, claimed_high = state.index.rebuilt.around(first, last)
+        lows = [offset for offset in (low, claimed_low) if offset is not None]
+        highs = [offset for offset in (high, claimed_high) if offset is not None]
+        around = Around(max(lows, default=None), min(highs, default=None), low, high)
+        return around, before
+
+    def _listed_near(
+        self, state: QueueState, at: int, *, is_before: bool
+    ) -> tuple[int | None, int]:
+        """One past the last queue offset whose record lies before ``at`` (or the first behind), and its place.
+
+        By entries that their records bear out; of expired ones nothing can be read, and they are believed.
+        """
+        index = state.index
+        end = index.written_end(at if is_before else at + 1)
+        start, stop = (max(0, end - _NEAR), end) if is_before else (end, end + _NEAR)
+        if start >= stop:
+            return None, -1
+        entries = index.entries(start, stop)
+        bounds = Bounds(self.log_min, self.log.end)
+        found = fetch(self.log, state.queue, entries, bounds, is_batch=index.is_batch)
+        side = entries.physical_offsets < at if is_before else entries.physical_offsets > at
+        good = np.flatnonzero((found.verdicts == Verdict.LISTED) & side)
+        if len(good):
+            chosen = int(good[-1 if is_before else 0])
+            return start + chosen + is_before, int(entries.physical_offsets[chosen])
+        expired = entries.is_written & (entries.physical_offsets < self.log_min)
+        if is_before and expired.any():
+            return start + int(np.flatnonzero(expired)[-1]) + 1, self.log_min
+        return None, -1
+
+    def _lost_between(self, places: Longs) -> Longs:
+        """Bytes that are known to be lost between each place and the next."""
+        if not self._lost:
+            return np.zeros(len(places) - 1, np.int64)
+        starts = np.array(sorted(self._lost), np.int64)
+        sizes = np.array([self._lost[start] for start in starts.tolist()], np.int64) - starts
+        total = np.concatenate(([0], np.cumsum(sizes)))
+        return np.diff(total[np.searchsorted(starts, places)])
+
+    def _rebuild(
+        self, state: QueueState, block: RecordBlock, found: Match, wanted: Flags, offsets: Longs
+    ) -> None:
+        indices = found.indices[wanted]
         physical = block.physical_offsets[indices]
         sizes, tags = block.sizes[indices], tag_hashes(_only(block, indices))
         if found.counts is not None:

@@ -86,6 +86,23 @@ class Rebuilt:
             max(int(chunk[0].max()) for chunk in self._chunks) + 1,
         )
 
+    def around(self, first: int, last: int) -> tuple[int | None, int | None]:
+        """One past the last claimed queue offset before ``first`` in the log, and the first one behind ``last``."""
+        if not self._chunks:
+            return None, None
+        offsets, physical, *_ = self._merge()
+        before, behind = offsets[physical < first], offsets[physical > last]
+        low = int(before.max()) + 1 if len(before) else None
+        return low, int(behind.min()) if len(behind) else None
+
+    def next_claimed(self, start: int, end: int) -> int:
+        """The first claimed queue offset in ``[start, end)``; ``end`` without one."""
+        if not self._chunks:
+            return end
+        offsets = self._merge()[0]
+        at = int(np.searchsorted(offsets, start))
+        return min(end, int(offsets[at])) if at < len(offsets) else end
+
     def places(self, start: int, end: int) -> Longs:
         """Physical offsets in ``[start, end)`` that were claimed, in any order."""
         found = [chunk[1] for chunk in self._chunks]

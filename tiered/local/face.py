@@ -19,7 +19,7 @@ from typing_extensions import Buffer
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -230,12 +230,22 @@ class LocalStore(Protocol):
             count_max: Items at most (> 0); an inner batch is never divided, so it may be exceeded by one batch.
 
         Returns:
-            None when ``start`` is at or above the confirmed end, or the queue is unknown.
+            None when ``start`` is at or above the confirmed end, or the queue is unknown. It begins later than ``start``,
+            too, where thousands of queue offsets in a row have neither an entry nor a record: a range, not items.
         """
         ...
 
-    def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> Follower:
-        """Follow the log from where the given queues go on; a queue that is not named begins at its minimum."""
+    def follow(
+        self,
+        starts: Mapping[MessageQueue, QueueOffset],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Follower:
+        """Follow the log from where the given queues go on.
+
+        Args:
+            starts: A queue that is not named begins at its minimum.
+            stop: Asked within a poll that takes more than one batch of a queue: it then ends with what it has.
+        """
         ...
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:

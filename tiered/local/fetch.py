@@ -17,6 +17,7 @@ from tiered.format.block import (
     check_records,
     inner_counts,
     parse_records,
+    topic_bytes,
     topics_equal,
 )
 from tiered.format.record import (
@@ -28,11 +29,17 @@ from tiered.format.record import (
 )
 from tiered.local.face import HoleReason
 from tiered.local.pieces import RECORD_BYTES_MAX
+from tiered.local.verdicts import Pair, judge
+from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tiered.local.entries import Entries, Flags, Ints, Longs
     from tiered.local.files import FileRow
-    from tiered.model import MessageQueue
+
+    Lists = Callable[[MessageQueue, int, int], bool]
+    """(queue, queue offset, local physical offset) -> whether the queue lists that record."""
 
 GAP_BYTES_MAX: Final = 64 << 10
 GAP_BYTES_MIN: Final = 512
@@ -123,18 +130,33 @@ def distinct_records(entries: Entries, wanted: Flags) -> tuple[Longs, Longs]:
 
 
 def fetch(
-    log: FileRow, queue: MessageQueue, entries: Entries, bounds: Bounds, *, is_batch: bool
+    log: FileRow,
+    queue: MessageQueue,
+    entries: Entries,
+    bounds: Bounds,
+    *,
+    is_batch: bool,
+    lists: Lists = lambda _queue, _offset, _place: True,
 ) -> Fetched:
     """Read and judge the records that ``entries`` of ``queue`` name.
 
     An entry whose size alone is wrong gets the size that its record has, in ``entries`` too.
 
+    Args:
+        log: The commit log.
+        queue: Whose entries.
+        entries: Of queue offsets that follow each other.
+        bounds: Which part of the log counts.
+        is_batch: The queue is a batch queue.
+        lists: Whether another queue lists a record. If what a record says of itself is listed nowhere, the record is
+            damaged, not the entry.
+
     Raises:
         InvalidError: A file may not be read.
     """
-    found = _fetch(log, queue, entries, bounds, is_batch=is_batch)
+    found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
     if found.verdicts.any() and _mend_sizes(log, entries, found.verdicts, bounds):
-        return _fetch(log, queue, entries, bounds, is_batch=is_batch)
+        return _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
     return found
 
 
@@ -145,6 +167,7 @@ def _mend_sizes(
     inside = (entries.physical_offsets >= bounds.log_min) & (
         entries.physical_offsets < bounds.log_end
     )
+    inside &= (entries.physical_offsets > 0) | (entries.sizes != 0)  # zeros name no record
     changed = False
     for at in np.flatnonzero((verdicts != 0) & inside & (verdicts != HoleReason.FOREIGN)).tolist():
         place = int(entries.physical_offsets[at])
@@ -163,7 +186,13 @@ def _mend_sizes(
 
 
 def _fetch(
-    log: FileRow, queue: MessageQueue, entries: Entries, bounds: Bounds, *, is_batch: bool
+    log: FileRow,
+    queue: MessageQueue,
+    entries: Entries,
+    bounds: Bounds,
+    *,
+    is_batch: bool,
+    lists: Lists,
 ) -> Fetched:
     wanted = readable(entries, bounds, log.file_bytes)
     firsts, record_of = distinct_records(entries, wanted)
@@ -171,21 +200,47 @@ def _fetch(
     buffer, positions, is_whole = _read(log, physical, sizes)
     block = parse_records(buffer, positions, sizes)
     check_records(block, expected_physical=physical)
-    of_queue = _is_of_queue(block, queue)
-    verdicts = np.zeros(len(entries), np.int8)
-    verdicts[~entries.is_written] = HoleReason.MISSING
-    verdicts[entries.is_written & ~wanted] = HoleReason.DANGLING
     at = np.flatnonzero(wanted)
     numbers = record_of[at]
     offsets = entries.start + at - block.queue_offsets[numbers]
     counts = inner_counts(block)[numbers] if is_batch else 1
-    is_foreign = ~of_queue[numbers] | (offsets < 0) | (offsets >= counts)
-    verdicts[at[is_foreign]] = HoleReason.FOREIGN
-    faulty = block.faults[numbers] != RecordFault.OK
-    verdicts[at[faulty]] = np.where(
-        _has_traces(block, physical)[numbers[faulty]], HoleReason.DAMAGED, HoleReason.DANGLING
+    agrees = np.zeros(len(entries), np.bool_)
+    agrees[at] = _is_of_queue(block, queue)[numbers] & (offsets >= 0) & (offsets < counts)
+    sound, traces = np.zeros(len(entries), np.bool_), np.zeros(len(entries), np.bool_)
+    sound[at] = block.faults[numbers] == RecordFault.OK
+    if not sound[at].all():
+        traces[at] = _has_traces(block, physical)[numbers]
+    others = np.zeros(len(entries), np.bool_)
+    for odd in np.flatnonzero(sound & ~agrees).tolist():
+        owner, offset = _named(block, int(record_of[odd]))
+        others[odd] = not _is_one_unit(entries, odd, owner == queue, offset) and lists(
+            owner, offset, int(entries.physical_offsets[odd])
+        )
+    verdicts = judge(
+        Pair(
+            is_written=entries.is_written,
+            is_within=wanted,
+            is_sound=sound,
+            is_trace=traces,
+            agrees=agrees,
+            is_other_listed=others,
+        )
     )
     return Fetched(block, record_of, verdicts, is_whole)
+
+
+def _named(block: RecordBlock, number: int) -> tuple[MessageQueue, int]:
+    """The queue and queue offset that a record says are its own."""
+    topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
+    return MessageQueue(topic, int(block.queue_ids[number])), int(block.queue_offsets[number])
+
+
+def _is_one_unit(entries: Entries, at: int, is_own: bool, offset: int) -> bool:
+    """Whether an entry, and the one that its record names, are of one unit of a batch queue: its count is damaged."""
+    first = offset - entries.start
+    if not is_own or not 0 <= first < at:
+        return False
+    return bool((entries.physical_offsets[first:at] == entries.physical_offsets[at]).all())
 
 
 def _read(log: FileRow, physical: Longs, sizes: Ints) -> tuple[bytearray, Longs, bool]:

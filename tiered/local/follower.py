@@ -18,13 +18,14 @@ from tiered.errors import ClosedError
 from tiered.format.block import RecordBlock, group_by_queue, tag_hashes
 from tiered.format.consume_queue import is_ext_address
 from tiered.local.batches import sound_batch
+from tiered.local.deadview import DeadView
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.matching import Match, match, runs
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.resync import Resync
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tiered.local.catalog import QueueState
     from tiered.local.entries import Entries, Longs
@@ -33,13 +34,21 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue, QueueOffset
 
 _START_LOOKAHEAD: Final = 64
+_ITEM_BYTES: Final = 32
+"""What an item costs without its record: holes are not for nothing."""
 
 
 class RocketMQFollower:
     """See ``tiered.local.face.Follower``."""
 
-    def __init__(self, store: FollowedStore, starts: Mapping[MessageQueue, QueueOffset]) -> None:
+    def __init__(
+        self,
+        store: FollowedStore,
+        starts: Mapping[MessageQueue, QueueOffset],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store = store
+        self._stop = stop
         self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
         self._last: dict[MessageQueue, int] = {}  # local physical offset of the record before it
         self._fallen: set[MessageQueue] = set()
@@ -198,6 +207,8 @@ class RocketMQFollower:
                 return
             self._must_sweep = True
             self._position = self._resync.behind(piece.end, view.log_end)
+            if isinstance(view, DeadView):
+                view.note_lost(piece.end, self._position)
         else:
             self._position = piece.end
 
@@ -268,7 +279,7 @@ class RocketMQFollower:
 
     def _fill(self, state: QueueState, end: int) -> Iterator[RecordBatch]:
         """Take a queue's offsets up to ``end`` through its consume queue."""
-        while (start := self._next_of(state)) < end:
+        while (start := self._next_of(state)) < end and not self._stop():
             batch = self._store.read_until(self._view, state, start, end)
             if batch is None:
                 return
@@ -285,12 +296,12 @@ class RocketMQFollower:
             for state in list(view.catalog.states.values()):
                 for batch in self._fill(state, state.end):
                     batches.append(batch)
-                    size += memoryview(batch.data).nbytes
+                    size += memoryview(batch.data).nbytes + batch.count * _ITEM_BYTES
                     if size >= window_bytes:
                         self._is_idle = False
                         return batches
-            self._must_sweep = False
-        self._is_idle = self._is_at_end = not batches
+            self._must_sweep = self._stop()
+        self._is_idle = self._is_at_end = not batches and not self._must_sweep
         return batches
 
 

@@ -30,11 +30,10 @@ from tiered.format.block import RecordBlock, group_by_queue
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.deadview import is_message
 from tiered.local.face import HoleReason, Waiting
-from tiered.local.fetch import Bounds
+from tiered.local.fetch import Bounds, fetch
 from tiered.local.lookahead import Ahead, find_new
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
-from tiered.local.reader import judge
 from tiered.local.recovery import count_sound, read_head
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class LiveView:
         while end > first_offset:
             first = max(first_offset, end - step)
             entries = state.index.entries(first, end)
-            found = judge(self.log, state.queue, entries, bounds, is_batch=state.index.is_batch)
+            found = fetch(self.log, state.queue, entries, bounds, is_batch=state.index.is_batch)
             there = np.flatnonzero((found.verdicts == 0) | (found.verdicts == HoleReason.DAMAGED))
             if len(there):
                 state.end = first + int(there[-1]) + 1
@@ -344,7 +343,7 @@ class LiveView:
         entries = state.index.entries(state.end, state.end + _LOOKED_AT)
         if not (entries.is_written & (entries.physical_offsets > self.log_end)).any():
             return _FAR
-        found = judge(
+        found = fetch(
             self.log,
             state.queue,
             entries,

@@ -6,12 +6,11 @@ give (damaged records, stale entries). Every queue offset asked for comes back, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import tag_hashes, topic_bytes
+from tiered.format.block import tag_hashes
 from tiered.format.consume_queue import is_ext_address
 from tiered.format.record import RecordFault
 from tiered.local.batches import cut_records, fill_times
@@ -22,13 +21,15 @@ from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 if TYPE_CHECKING:
     from tiered.local.consumequeues import QueueIndex
     from tiered.local.entries import Entries, Longs
+    from tiered.local.fetch import Lists
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
 
-Lists = Callable[[MessageQueue, int, int], bool]
-"""(queue, queue offset, local physical offset) -> whether the queue lists that record."""
 BATCH_COUNT_MAX: Final = 0x7FFF
 """Messages of one inner batch at most."""
+HOLES_MAX: Final = 4096
+"""Queue offsets in a row of which nothing is listed: so many are holes, item by item; more are a gap, which is a range."""
+_SILENCE_READ: Final = 1 << 16
 
 
 def read_batch(
@@ -51,8 +52,7 @@ def read_batch(
         sightings: Where holes are counted.
         queue: Whose.
         index: Its consume queue.
-        lists: Whether another queue lists a record. If the record that an entry names says that it is another queue's,
-            and that queue does not list it, the record is damaged, not the entry.
+        lists: Whether another queue lists a record.
         start: First queue offset, inclusive.
         end: Exclusive, above ``start``.
         bounds: Which part of the log counts.
@@ -60,8 +60,9 @@ def read_batch(
         count_max: Items at most, but an inner batch is not divided.
 
     Returns:
-        None when bytes that should be there could not be read: look whether the log's minimum has moved, and ask
-        again (``bounds.log_min`` must then be the new one).
+        A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
+        bytes that should be there could not be read: look whether the log's minimum has moved, and ask again
+        (``bounds.log_min`` must then be the new one).
 
     Raises:
         InvalidError: A file may not be read.
@@ -69,24 +70,34 @@ def read_batch(
     slack = BATCH_COUNT_MAX if index.is_batch else 0
     entries = index.entries(start, min(end, start + count_max + slack))
     entries = entries.head(whole_records(entries, count_max))
+    entries = entries.head(before_silence(entries))
     entries = entries.head(plan_count(entries, bounds, log.file_bytes, bytes_max))
-    found = fetch(log, queue, entries, bounds, is_batch=index.is_batch)
+    found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
     if not found.is_whole:
         log.rescan()
         if log.bases and log.bases[0] > bounds.log_min:
             return None
-    _find_damaged_heads(entries, found, lists)
     return _compose(queue, entries, found, sightings)
 
 
-def _find_damaged_heads(entries: Entries, found: Fetched, lists: Lists) -> None:
-    """Turn the verdict FOREIGN to DAMAGED where the queue that the record names does not list it."""
-    for at in np.flatnonzero(found.verdicts == HoleReason.FOREIGN).tolist():
-        block, number = found.block, int(found.record_of[at])
-        topic = topic_bytes(block, number).decode("utf-8", "surrogateescape")
-        owner = MessageQueue(topic, int(block.queue_ids[number]))
-        if not lists(owner, int(block.queue_offsets[number]), int(entries.physical_offsets[at])):
-            found.verdicts[at] = HoleReason.DAMAGED
+def first_said(index: QueueIndex, start: int, end: int) -> int:
+    """Where to begin: at ``start``, or behind a long run of queue offsets of which nothing is listed, at most at ``end``."""
+    at, count = start, 1
+    while at < end:
+        stop = min(end, at + count)
+        written = index.entries(at, stop).is_written
+        if written.any():
+            at += int(np.argmax(written))
+            break
+        at, count = index.next_written_file(stop, end), _SILENCE_READ
+    return at if at - start > HOLES_MAX else start
+
+
+def before_silence(entries: Entries) -> int:
+    """How many entries stand before the first long run of those that say nothing; all of them when they begin with it."""
+    written = np.flatnonzero(np.concatenate(([True], entries.is_written, [True])))
+    long = np.flatnonzero(np.diff(written) - 1 > HOLES_MAX)
+    return int(written[long[0]]) or len(entries) if len(long) else len(entries)
 
 
 def whole_records(entries: Entries, count_max: int) -> int:
@@ -112,13 +123,6 @@ def plan_count(entries: Entries, bounds: Bounds, file_bytes: int, bytes_max: int
     if count and total[count - 1]:
         return count
     return int(firsts[1]) if len(firsts) > 1 else len(entries)
-
-
-def judge(
-    log: FileRow, queue: MessageQueue, entries: Entries, bounds: Bounds, *, is_batch: bool
-) -> Fetched:
-    """What became of each entry, without making a batch of it."""
-    return fetch(log, queue, entries, bounds, is_batch=is_batch)
 
 
 def _compose(

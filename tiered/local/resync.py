@@ -1,4 +1,4 @@
-"""Finding the next record behind damage: where a consume queue says that one begins, else the next file."""
+"""Where in a log file records begin, by all consume queues: the next one behind damage, and whether any is listed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from tiered.local.catalog import Catalog, QueueState
-    from tiered.local.entries import Longs
+    from tiered.local.catalog import Catalog
+    from tiered.local.consumequeues import QueueIndex
+    from tiered.local.entries import Flags, Longs
     from tiered.local.files import FileRow
 
 _READ_MAX: Final = 4_000
@@ -39,24 +40,33 @@ class Resync:
         if base is None:
             following = self._log.next_base(position)
             return min(limit, following) if following is not None else limit
-        if base != self._base:
-            self._base, self._known = base, self._places(base, base + self._log.file_bytes)
+        self._look_at(base)
         at = bisect_right(self._known, position)
         if at < len(self._known):
             return min(limit, self._known[at])
         following = self._log.next_base(base)
         return min(limit, following) if following is not None else limit
 
+    def lists(self, places: Longs) -> Flags:
+        """Whether each place (all of one file, at least one) is listed by any queue at any offset."""
+        base = self._log.base_of(int(places[0]))
+        if base is None:
+            return np.zeros(len(places), np.bool_)
+        self._look_at(base)
+        return np.isin(places, np.array(self._known, np.int64))
+
+    def _look_at(self, base: int) -> None:
+        if base != self._base:
+            self._base, self._known = base, self._places(base, base + self._log.file_bytes)
+
     def _places(self, start: int, end: int) -> list[int]:
         """Physical offsets in ``[start, end)`` that any consume queue lists."""
-        found = [
-            self._places_of(state, start, end) for state in list(self._catalog.states.values())
-        ]
+        tiered = [state.index for state in list(self._catalog.states.values())]
+        found = [self._places_of(index, start, end) for index in (*tiered, *self._catalog.others)]
         return np.unique(np.concatenate(found)).tolist() if found else []
 
-    def _places_of(self, state: QueueState, start: int, end: int) -> Longs:
+    def _places_of(self, index: QueueIndex, start: int, end: int) -> Longs:
         """Those of one queue. Bisection finds where to begin; entries that break the order only cost a place."""
-        index = state.index
         _, last = index.span()
         first = index.first_not_below(start, last)
         pieces = [index.rebuilt.places(start, end)]

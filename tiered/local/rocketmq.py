@@ -41,7 +41,7 @@ from tiered.local.layout import check_contiguous, inspect, log_file_bytes
 from tiered.local.liveness import Liveness, abort_mark, is_locked, look
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.pieces import LogPieces
-from tiered.local.reader import read_batch
+from tiered.local.reader import first_said, read_batch
 from tiered.local.sightings import Sightings, hole_counter
 from tiered.local.times import first_at_or_after
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
@@ -165,9 +165,13 @@ class RocketMQStore:
             view, state, int(start), state.end, bytes_max=bytes_max, count_max=count_max
         )
 
-    def follow(self, starts: Mapping[MessageQueue, QueueOffset]) -> RocketMQFollower:
+    def follow(
+        self,
+        starts: Mapping[MessageQueue, QueueOffset],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> RocketMQFollower:
         """See ``LocalStore``."""
-        return RocketMQFollower(self, starts)
+        return RocketMQFollower(self, starts, stop)
 
     def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
         """See ``LocalStore``. Store times are taken to be in order, as a broker's own search takes them."""
@@ -270,7 +274,7 @@ class RocketMQStore:
         while True:
             self.follow_expiry(view)
             low = max(start, state.min)
-            if low >= end:
+            if low >= end or (low := first_said(state.index, low, end)) >= end:
                 return None
             batch = read_batch(
                 view.log,

@@ -1,0 +1,336 @@
+"""Flipped bits in what no checksum covers, a record's queue, offset and flags, an entry's place: one message at most."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.local import harness
+from tests.local.fakebroker import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
+from tiered.local.face import HoleReason
+from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
+from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUEUES, EACH = 3, 20
+QUEUE_ID, FLAG, OFFSET, SYS_FLAG, BORN, STORED = (
+    (12, 4),
+    (16, 4),
+    (20, 8),
+    (36, 4),
+    (40, 8),
+    (56, 8),
+)
+TOPIC_AT = (189, 1)
+
+
+@dataclass(frozen=True)
+class Put:
+    """A record as it was written."""
+
+    queue: MessageQueue
+    offset: int
+    place: int
+    raw: bytes
+
+
+@pytest.fixture
+def puts(tmp_path: Path) -> list[Put]:
+    """A stopped store, its records in log order; queues in turn."""
+    return fill(FakeBroker(tmp_path / "store"))
+
+
+def fill(broker: FakeBroker) -> list[Put]:
+    broker.start()
+    found = []
+    for number in range(QUEUES * EACH):
+        queue = MessageQueue(TOPIC, number % QUEUES)
+        offset = broker.offsets.get(queue, 0)
+        raw = broker.append(queue.queue_id)
+        found.append(Put(queue, offset, broker.position - len(raw), raw))
+    broker.dispatch()
+    broker.stop()
+    return found
+
+
+def flip(store: Path, put: Put, field: tuple[int, int], bit: int) -> bytes:
+    """Flip one bit of a big-endian field of a record; the record as it is then."""
+    start, size = field
+    file = store / "commitlog" / f"{put.place // LOG_FILE_BYTES * LOG_FILE_BYTES:020d}"
+    data = bytearray(file.read_bytes())
+    at = put.place % LOG_FILE_BYTES
+    data[at + start + size - 1 - bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+    return bytes(data[at : at + len(put.raw)])
+
+
+def unlist(store: Path, first: int) -> None:
+    """Lose all entries from queue offset ``first`` on, as a power failure does."""
+    for file in (path for path in (store / "consumequeue").rglob("0*") if path.is_file()):
+        base = int(file.name) // 20
+        kept = max(0, min(first - base, QUEUE_FILE_BYTES // 20)) * 20
+        file.write_bytes(file.read_bytes()[:kept].ljust(QUEUE_FILE_BYTES, b"\0"))
+
+
+def take(
+    store: Path, **options: object
+) -> tuple[harness.Taken, dict[MessageQueue, tuple[int, int]]]:
+    """Everything, both ways; what they give is the same."""
+    opened = harness.open_store(store, **options)
+    followed, read = harness.follow_all(opened, 5_000), harness.read_all(opened)
+    assert followed.raw == read.raw
+    assert followed.holes == read.holes
+    bounds = harness.bounds_of(opened)
+    opened.close()
+    return followed, bounds
+
+
+def check_only_lost(store: Path, puts: list[Put], lost: Put, raw: bytes) -> None:
+    """One message is a hole with its bytes in quarantine; every other is there, and no queue is longer."""
+    taken, bounds = take(store)
+    assert bounds == {MessageQueue(TOPIC, number): (0, EACH) for number in range(QUEUES)}
+    assert taken.holes == {lost.queue: {lost.offset: HoleReason.DAMAGED}}
+    assert taken.quarantined == {(lost.queue, lost.offset): raw}
+    for put in puts:
+        if put is not lost:
+            assert taken.raw[put.queue][put.offset] == put.raw
+
+
+@pytest.mark.parametrize("which", [10, QUEUES * EACH - 1], ids=["middle", "last"])
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize(
+    "blow",
+    [(OFFSET, bit) for bit in (0, 1, 2, 5, 8, 20, 40, 62, 63)]
+    + [(QUEUE_ID, bit) for bit in (0, 1, 2, 20, 31)]
+    + [(TOPIC_AT, bit) for bit in (0, 2, 6, 7)],
+)
+def test_an_intact_entry_rules_over_a_flipped_record(
+    tmp_path: Path, puts: list[Put], which: int, is_clean: bool, blow: tuple[tuple[int, int], int]
+):
+    """No other queue or offset comes into being, however far the bit reaches; the record is damaged where it is listed."""
+    store = tmp_path / "store"
+    if not is_clean:
+        (store / "abort").write_text("1")
+    raw = flip(store, puts[which], *blow)
+    check_only_lost(store, puts, puts[which], raw)
+
+
+@pytest.mark.parametrize("which", [33, 45, QUEUES * EACH - 1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("bit", [0, 1, 2, 5, 8, 20, 40, 62, 63])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_record_that_nothing_lists_is_bounded_by_its_neighbours(
+    tmp_path: Path, puts: list[Put], which: int, bit: int, is_clean: bool
+):
+    """Entries were lost: the records that agree with each other are listed again, a flipped one is damaged among them."""
+    store = tmp_path / "store"
+    if not is_clean:
+        (store / "abort").write_text("1")
+    unlist(store, 11)
+    raw = flip(store, puts[which], OFFSET, bit)
+    check_only_lost(store, puts, puts[which], raw)
+
+
+@pytest.mark.parametrize("bit", [0, 1, 5, 20, 62, 63])
+def test_without_consume_queues_a_flipped_offset_costs_one_message(
+    tmp_path: Path, puts: list[Put], bit: int
+):
+    store = tmp_path / "store"
+    shutil.rmtree(store / "consumequeue")
+    raw = flip(store, puts[30], OFFSET, bit)
+    check_only_lost(store, puts, puts[30], raw)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("bit", [1, 5, 20, 62, 63])
+def test_the_first_record_of_a_queue_is_bounded_by_those_behind_it(
+    tmp_path: Path, puts: list[Put], which: int, bit: int
+):
+    store = tmp_path / "store"
+    shutil.rmtree(store / "consumequeue")
+    raw = flip(store, puts[which], OFFSET, bit)
+    check_only_lost(store, puts, puts[which], raw)
+
+
+@pytest.mark.parametrize("field", [FLAG, BORN, STORED])
+@pytest.mark.parametrize("bit", [0, 3, 31])
+def test_flags_and_times_cost_nothing(
+    tmp_path: Path, puts: list[Put], field: tuple[int, int], bit: int
+):
+    """They are the message's own: nothing here depends on them."""
+    store = tmp_path / "store"
+    raw = flip(store, puts[10], field, bit)
+    taken, _ = take(store)
+    assert not taken.holes
+    assert taken.raw[puts[10].queue][puts[10].offset] == raw
+
+
+def test_a_transaction_flag_of_a_listed_record_costs_nothing(tmp_path: Path, puts: list[Put]):
+    """Flipped, it says that the record gets no entry. It has one."""
+    store = tmp_path / "store"
+    flip(store, puts[10], SYS_FLAG, 2)
+    taken, _ = take(store)
+    assert not taken.holes
+    assert sum(map(len, taken.raw.values())) == len(puts)
+
+
+@pytest.mark.parametrize("bit", [0, 3, 7, 11, 12, 20, 62, 63])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_flipped_place_in_an_entry_is_mended_from_the_log(
+    tmp_path: Path, puts: list[Put], bit: int, is_clean: bool
+):
+    """Also when it names bytes within the log: they are no record of this queue and offset."""
+    store = tmp_path / "store"
+    if not is_clean:
+        (store / "abort").write_text("1")
+    put = puts[31]
+    at = put.offset * 20
+    file = (
+        store / "consumequeue" / TOPIC / "1" / f"{at // QUEUE_FILE_BYTES * QUEUE_FILE_BYTES:020d}"
+    )
+    data = bytearray(file.read_bytes())
+    data[at % QUEUE_FILE_BYTES + 7 - bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+    taken, bounds = take(store)
+    if is_clean:
+        assert not taken.holes
+        assert taken.raw[put.queue][put.offset] == put.raw
+    assert set(taken.holes) <= {put.queue}  # a start after a crash does not look at it again
+    assert bounds == {MessageQueue(TOPIC, number): (0, EACH) for number in range(QUEUES)}
+
+
+def test_a_far_jump_on_which_two_records_agree_is_a_range(tmp_path: Path):
+    """Of very many offsets nothing is listed: the next batch begins behind them, and no item stands for any."""
+    broker = FakeBroker(tmp_path / "store")
+    broker.start()
+    broker.put(5)
+    queue = MessageQueue(TOPIC, 0)
+    far = broker.offsets[queue] = 1 << 40
+    for _ in range(3):
+        broker.append()
+    broker.stop()
+    taken, bounds = take(broker.store)
+    assert bounds == {queue: (0, far + 3)}
+    assert taken.gaps == [(queue, 5, far)]
+    assert not taken.holes
+    assert sorted(taken.raw[queue]) == [*range(5), far, far + 1, far + 2]
+
+
+def test_a_topic_deleted_and_made_again_does_not_get_its_old_records_back(tmp_path: Path):
+    """What no entry lists and lies before all that the queue lists is of another life."""
+    broker = FakeBroker(tmp_path / "store")
+    broker.start()
+    broker.put(12)
+    shutil.rmtree(broker.store / "consumequeue" / TOPIC)
+    broker.offsets.clear()
+    broker.put(4)
+    broker.stop()
+    taken, bounds = take(broker.store)
+    queue = MessageQueue(TOPIC, 0)
+    assert bounds == {queue: (0, 4)}
+    assert sorted(taken.raw[queue]) == [0, 1, 2, 3]
+
+
+def test_told_to_stop_a_follower_ends_in_the_middle_of_a_long_stretch(tmp_path: Path):
+    """What the log's order does not give is taken batch by batch: it stops between two of them."""
+    broker = FakeBroker(tmp_path / "store")
+    fill(broker)
+    store = harness.open_store(broker.store)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    follower = store.follow({}, stop)
+    queue = MessageQueue(TOPIC, 0)
+    follower.seek(queue, QueueOffset(0))
+    for _ in range(3):
+        follower.poll(1 << 20)
+    assert asked
+    follower.close()
+    store.close()
+
+
+# -- the pure functions ---------------------------------------------------------------------------
+
+
+@given(
+    start=st.integers(0, 1 << 40),
+    count=st.integers(2, 30),
+    blow=st.tuples(st.integers(0, 29), st.integers(0, 63)),
+    listed=st.sets(st.integers(0, 29)),
+    knows=st.tuples(st.booleans(), st.booleans()),
+)
+def test_one_flipped_offset_is_found_and_put_where_it_belongs(
+    start: int,
+    count: int,
+    blow: tuple[int, int],
+    listed: set[int],
+    knows: tuple[bool, bool],
+):
+    """All others stay where they are, whatever the bit, unless nothing at all is there to compare."""
+    which, bit = blow[0] % count, blow[1]
+    knows_low, knows_high = knows
+    if count == 2 and not (knows_low or knows_high or (listed & {0, 1}) - {which}):
+        return  # one says this, one says that
+    offsets = np.arange(start, start + count, dtype=np.int64)
+    true = offsets.copy()
+    offsets[which] = struct.unpack(">q", (int(true[which]) ^ 1 << bit).to_bytes(8, "big"))[0]
+    is_listed = np.array([at in listed and at != which for at in range(count)])
+    low = start if knows_low else None
+    high = start + count if knows_high else None
+    chain = Chain(offsets, np.ones(count, np.int64), is_listed, np.zeros(count, np.int64))
+    found = place(chain, Around(low, high, low, high))
+    assert found[np.arange(count) != which].tolist() == true[np.arange(count) != which].tolist()
+    if which or knows_low or count > 2:
+        assert found[which] == true[which]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(0, 1 << 40))
+def test_a_sound_chain_stays_as_it_is(counts: list[int], start: int):
+    """Batches of any size, listed or not."""
+    sizes = np.array(counts, np.int64)
+    offsets = start + np.cumsum(sizes) - sizes
+    chain = Chain(offsets, sizes, np.zeros(len(sizes), np.bool_), np.zeros(len(sizes), np.int64))
+    assert place(chain, Around()).tolist() == offsets.tolist()
+    assert place(chain, Around(start, None, start, None)).tolist() == offsets.tolist()
+
+
+@pytest.mark.parametrize(("lost", "at"), [(0, 4), (90, 4), (91 * 5, 9)])
+def test_offsets_are_left_out_only_where_the_log_lost_as_much(lost: int, at: int):
+    """Queue offsets 0 to 3, then one that says 9."""
+    offsets = np.array([0, 1, 2, 3, 9], np.int64)
+    between = np.array([0, 0, 0, 0, lost], np.int64)
+    chain = Chain(offsets, np.ones(5, np.int64), np.zeros(5, np.bool_), between)
+    assert place(chain, Around(0, None, 0, None)).tolist() == [0, 1, 2, 3, at]
+
+
+@pytest.mark.parametrize(
+    ("pair", "verdict"),
+    [
+        (Pair(is_written=False), Verdict.MISSING),
+        (Pair(is_within=False), Verdict.DANGLING),
+        (Pair(is_sound=False, is_trace=False), Verdict.DANGLING),
+        (Pair(is_sound=False), Verdict.DAMAGED),
+        (Pair(agrees=True), Verdict.LISTED),
+        (Pair(is_other_listed=True), Verdict.FOREIGN),
+        (Pair(), Verdict.DAMAGED),
+        (Pair(is_named=False, is_message=False), Verdict.NO_MESSAGE),
+        (Pair(is_named=False, is_other_listed=True), Verdict.DROPPED),
+        (Pair(is_named=False, is_taken=True), Verdict.DROPPED),
+        (Pair(is_named=False), Verdict.CLAIMS),
+        (Pair(is_named=False, fits=False), Verdict.MISPLACED),
+    ],
+)
+def test_the_table(pair: Pair, verdict: Verdict):
+    assert judge(pair).tolist() == verdict

@@ -1,0 +1,234 @@
+"""What an entry of a consume queue and a record of the log are to each other: one table for every reader.
+
+No checksum covers a record's queue, queue offset, flags or times, nor anything of an entry. So neither is believed alone:
+``judge`` takes what is known of a pair, an entry and a record that it names or that names it, and of what surrounds
+them, and says what becomes of it. The readers of stopped and running stores, the follower and verification gather those
+facts, each in its own way, and decide nothing by themselves.
+
+1. An intact entry rules, as it does for a broker: a record that another entry lists never founds a claim.
+2. A record that no entry lists is bounded by its neighbours: in the log a queue's offsets go up one by one, so ``place``
+   knows between which of them a record may stand. One that says something else is damaged in its offset. It takes the
+   place that its neighbours leave for it, as a broker's start would have it, and is read there as damaged.
+
+Pure; arrays in, arrays out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.format.record import RECORD_BYTES_MIN
+from tiered.local.face import HoleReason
+
+if TYPE_CHECKING:
+    from tiered.local.entries import Flags, Longs
+    from tiered.model import MessageQueue
+
+OFFSET_MAX: Final = 2**63 // 64
+"""No queue offset is as large: its entry would have no address."""
+_FAR: Final = 2**63 - 1
+TOPIC_BYTES_MAX: Final = 255
+
+
+class Verdict(IntEnum):
+    """What becomes of a pair. The holes have the numbers of their ``HoleReason``."""
+
+    LISTED = 0
+    """Entry and record agree: a message."""
+    DAMAGED = HoleReason.DAMAGED
+    DANGLING = HoleReason.DANGLING
+    FOREIGN = HoleReason.FOREIGN
+    MISSING = HoleReason.MISSING
+    CLAIMS = 5
+    """Nothing of use is listed at the record's offset, and it may well stand there: it is listed from now on."""
+    MISPLACED = 6
+    """The record's offset cannot be its own."""
+    DROPPED = 7
+    """A broker's start would not list the record: its place in the queue is taken, or it is listed elsewhere."""
+    NO_MESSAGE = 8
+    """The record of a prepared or rolled-back transaction, which gets no entry."""
+
+
+Facts = npt.NDArray[np.bool_] | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What is known of pairs of an entry and a record; bool[n], or one for all.
+
+    Attributes:
+        is_written: The entry says something.
+        is_within: It names bytes within the readable log.
+        is_sound: The record passes its own checks.
+        is_trace: If not: something says that a record once stood there.
+        agrees: The entry names the record's place, and the record this queue and offset.
+        is_named: The entry names the record's place. If not, the record names the entry.
+        is_other_listed: Another entry names the record: what the record itself says (``is_named``), or any.
+        is_message: The record gets an entry at all.
+        is_taken: The entry names another record, which is its own; or a broker's start would not look at this one.
+        fits: The record's offset goes with its neighbours'.
+    """
+
+    is_written: Facts = True
+    is_within: Facts = True
+    is_sound: Facts = True
+    is_trace: Facts = True
+    agrees: Facts = False
+    is_named: Facts = True
+    is_other_listed: Facts = False
+    is_message: Facts = True
+    is_taken: Facts = False
+    fits: Facts = True
+
+
+def judge(pair: Pair) -> npt.NDArray[np.int8]:
+    """The verdict on each pair, int8[n]: the first line of the table that holds."""
+    named, sound = np.asarray(pair.is_named), np.asarray(pair.is_sound)
+    unnamed = ~named
+    table: list[tuple[npt.NDArray[np.bool_], Verdict]] = [
+        (named & ~np.asarray(pair.is_written), Verdict.MISSING),
+        (named & ~np.asarray(pair.is_within), Verdict.DANGLING),
+        (named & ~sound & ~np.asarray(pair.is_trace), Verdict.DANGLING),
+        (named & ~sound, Verdict.DAMAGED),
+        (np.asarray(pair.agrees), Verdict.LISTED),
+        (named & np.asarray(pair.is_other_listed), Verdict.FOREIGN),
+        (named, Verdict.DAMAGED),
+        (unnamed & ~np.asarray(pair.is_message), Verdict.NO_MESSAGE),
+        (unnamed & np.asarray(pair.is_other_listed), Verdict.DROPPED),
+        (unnamed & np.asarray(pair.is_taken), Verdict.DROPPED),
+        (unnamed & np.asarray(pair.fits), Verdict.CLAIMS),
+    ]
+    lines = np.broadcast_arrays(*(line for line, _ in table))
+    found: npt.NDArray[np.int8] = np.select(
+        lines, [np.int8(verdict) for _, verdict in table], np.int8(Verdict.MISPLACED)
+    ).astype(np.int8)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is known of a queue before and behind some of its records in the log.
+
+    Attributes:
+        low: One past the last queue offset that lies before them in the log, listed or claimed; None: none is known.
+        high: The first queue offset that lies behind them; None: none is known.
+        listed_low: As ``low``, of what the consume queue's files list.
+        listed_high: As ``high``, likewise.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    listed_low: int | None = None
+    listed_high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Records of one queue in log order that count, or may: listed ones, and those that nothing lists.
+
+    Attributes:
+        offsets: int64[n], what each says that its first queue offset is.
+        counts: int64[n], how many queue offsets each takes.
+        is_listed: bool[n], an entry agrees.
+        lost: int64[n], bytes of the log between the record before and this one that cannot be read.
+    """
+
+    offsets: Longs
+    counts: Longs
+    is_listed: Flags
+    lost: Longs
+
+
+def place(chain: Chain, around: Around) -> Longs:
+    """The queue offset at which each record of a chain belongs, by its neighbours; -1 where there is no room for it.
+
+    A record that goes on where the one before ends, or ends where the next one begins, is right: two of them agree. Any
+    other is right if it lies between those, and leaves out no more offsets than what was lost of the log could hold.
+    Where nothing can be compared it is believed.
+    """
+    offsets, counts = chain.offsets, chain.counts
+    fine = (offsets >= 0) & (offsets < OFFSET_MAX)
+    ends = np.where(fine, offsets + counts, -1)
+    links = fine[:-1] & fine[1:] & (ends[:-1] == offsets[1:])
+    firm = chain.is_listed.copy()
+    firm[1:] |= links
+    firm[:-1] |= links
+    if around.low is not None and len(firm):
+        firm[0] |= bool(fine[0]) and int(offsets[0]) == around.low
+    if around.high is not None and len(firm):
+        firm[-1] |= bool(fine[-1]) and int(ends[-1]) == around.high
+    firm &= chain.is_listed | _is_between(chain, ends, around)
+    found = np.where(firm, offsets, -1)
+    if firm.all():
+        return found
+    return _place_others(chain, around, firm, found)
+
+
+def _is_between(chain: Chain, ends: Longs, around: Around) -> Flags:
+    """Which records lie between what is listed before and behind them."""
+    lows = np.where(chain.is_listed, ends, -1)
+    lows = np.maximum.accumulate(np.concatenate(([around.listed_low or 0], lows)))[:-1]
+    highs = np.where(chain.is_listed, chain.offsets, _FAR)
+    last = _FAR if around.listed_high is None else around.listed_high
+    highs = np.minimum.accumulate(np.concatenate((highs, [last]))[::-1])[::-1][1:]
+    found: Flags = (chain.offsets >= lows) & (ends <= highs)
+    return found
+
+
+def _place_others(chain: Chain, around: Around, firm: Flags, found: Longs) -> Longs:
+    """Place the records on which nobody else agrees, one by one."""
+    size = len(firm)
+    behind = np.where(firm, np.arange(size), size)
+    behind = np.minimum.accumulate(behind[::-1])[::-1]
+    low, lost = around.low, np.cumsum(chain.lost)
+    taken = np.concatenate((np.cumsum(chain.counts), [int(chain.counts.sum())]))
+    before = 0
+    for at in range(size):
+        count, offset = int(chain.counts[at]), int(chain.offsets[at])
+        if not firm[at]:
+            following = int(behind[at])
+            high = int(chain.offsets[following]) if following < size else around.high
+            if high is not None:  # those between need room as well
+                high -= int(taken[following - 1] - taken[at])
+            room = (int(lost[at]) - before, int(lost[min(following, size - 1)] - lost[at]))
+            found[at] = offset = _slot(offset, count, low, high, room)
+            if offset < 0:
+                continue
+        low, before = offset + count, int(lost[at])
+    return found
+
+
+def _slot(offset: int, count: int, low: int | None, high: int | None, room: tuple[int, int]) -> int:
+    """Where one record belongs that nobody agrees with: what it says, or next to its neighbours, or nowhere (-1).
+
+    Args:
+        offset: What it says.
+        count: Queue offsets that it takes.
+        low: Not below it.
+        high: Its end is not above it.
+        room: Bytes of the log that were lost before it, and behind it.
+    """
+    if 0 <= offset < OFFSET_MAX and (high is None or offset + count <= high):
+        before, after = (lost // RECORD_BYTES_MIN * count for lost in room)
+        if low is not None and low <= offset <= low + before:
+            return offset
+        if low is None and (high is None or offset + count + after >= high):
+            return offset
+    slot = low if low is not None else high - count if high is not None else -1
+    return slot if slot >= 0 and (high is None or slot + count <= high) else -1
+
+
+def is_queue_name(queue: MessageQueue) -> bool:
+    """Whether there can be a queue of this name: what a flipped bit made of one may have no directory and no key."""
+    topic = queue.topic
+    if queue.queue_id < 0 or topic in {"", ".", ".."} or "/" in topic or not topic.isprintable():
+        return False
+    try:
+        return len(topic.encode()) <= TOPIC_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
