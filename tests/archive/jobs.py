@@ -51,11 +51,11 @@ def check(at: Workshop) -> Report:
     return report
 
 
-def keys(at: Workshop, prefix: str = "topic=") -> list[str]:
+def keys(at: Workshop, prefix: str = "data/") -> list[str]:
     return [info.key for info in at.archive.list(prefix)]
 
 
-def rows(at: Workshop, prefix: str = "topic=") -> list[dict[str, Any]]:
+def rows(at: Workshop, prefix: str = "data/") -> list[dict[str, Any]]:
     """Of all files that lie there, in order of key."""
     found = []
     for key in keys(at, prefix):

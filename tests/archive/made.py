@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tiered.archive.columns import schema
-from tiered.archive.keys import DAY_MS, partition_value
+from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine, archive_action
 from tiered.archive.model import LOG, Archived, Lane, ParquetFile
 from tiered.archive.parquet import FileWriter
@@ -84,7 +84,7 @@ def _write(
             writer._write_group(writer._waiting_rows)  # smaller groups than the writer's own
     written = writer.finish({"tiered.schema": "1"})
     day = written.store_min_ms // DAY_MS
-    key = f"topic={partition_value(lane.topic)}/date={day}/queue=0/{low:020d}-{written.high:020d}.parquet"
+    key = f"{folder_key(lane.topic, day)}0-{low:020d}-{written.high:020d}.parquet"
     archive.put_if_absent(key, written.data)
     size = len(memoryview(written.data))
     counts = (written.rows, size, written.crc, written.store_min_ms, written.store_max_ms)

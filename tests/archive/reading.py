@@ -20,7 +20,7 @@ def folder(url: str) -> Path:
 
 def files(url: str) -> list[Path]:
     """What a reader of directories would find."""
-    return sorted(folder(url).glob("topic=*/**/*.parquet"))
+    return sorted(folder(url).glob("**/*.parquet"))
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:

@@ -78,11 +78,11 @@ def test_a_segment_is_divided_at_midnight() -> None:
     tier = sealed([b"%d" % n for n in range(6)], first=MIDNIGHT - 2)
     at = workshop(tier.store)
     archive(at)
-    days = [(key.split("/")[1], key.split("/")[3][:41]) for key in keys(at)]
+    days = [(key.split("/")[2], key.split("/")[3][:43]) for key in keys(at)]
     low, middle, high = MIDNIGHT - 2, MIDNIGHT, MIDNIGHT + 4
     assert days == [
-        ("date=2023-11-14", f"{low:020}-{middle:020}"),
-        ("date=2023-11-15", f"{middle:020}-{high:020}"),
+        ("date=2023-11-14", f"3-{low:020}-{middle:020}"),
+        ("date=2023-11-15", f"3-{middle:020}-{high:020}"),
     ]
     assert [row["store_ts"].date().isoformat() for row in rows(at)].count("2023-11-15") == 4
     check(at)

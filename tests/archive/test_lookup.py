@@ -102,7 +102,7 @@ class Counting(WrappingStore):
 
     def get(self, key, byte_range=None):
         data = self._inner.get(key, byte_range)
-        if key.startswith("topic="):
+        if key.startswith("data/"):
             self.requests += 1
             self.size_bytes += len(data)
         return data
@@ -186,7 +186,7 @@ def test_foreign_shapes_of_filters_are_not_asked() -> None:
 
 def test_the_blocks_are_where_the_filters_say(made: tuple[Counting, list[str]]) -> None:
     store, _ = made
-    key = next(info.key for info in store.list("topic="))
+    key = next(info.key for info in store.list("data/"))
     data = store.get(key)
     file = open_parquet(ObjectFile(store, key, len(data)))
     group = file.metadata.row_group(0)

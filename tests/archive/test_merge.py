@@ -75,9 +75,8 @@ def test_rows_and_proofs_stay_what_they_were() -> None:
     assert (result.new_files, result.old_files, result.rows, result.entries) == (1, 6, 12, 1)
     assert seen(at) == before
     alone, new = named(at)
-    assert new.startswith("merged/topic=")
-    assert "/queue=-1/" in new
-    assert alone.startswith("topic=other/")
+    assert "/merged-" in new
+    assert alone.startswith("data/topic_dir=other/")
     assert check(at).rows == len(before)
     for lane, found in log_writer(at).state.lanes.items():
         for one, old in zip(found, stretches[lane], strict=True):
@@ -240,7 +239,7 @@ def test_replaced_files_are_deleted_last_and_after_a_grace() -> None:
     before = seen(at)
     assert merged(at).old_files == 6
     log = log_writer(at)
-    stray = "topic=other/date=2023-11-14/queue=0/of-a-killed-job.parquet"
+    stray = "data/topic_dir=other/date=2023-11-14/of-a-killed-job.parquet"
     at.archive.put_if_absent(stray, b"123")
     young = plan_clean(at, log.state, grace_ms=1000, limit=99)
     assert (young["young"], young["unnamed"], young["unnamed_bytes"]) == (6, [stray], 3)

@@ -115,9 +115,12 @@ def test_files_are_chosen_by_what_the_log_says() -> None:
 def test_names_of_partitions() -> None:
     assert partition_value("%RETRY%group") == "%25RETRY%25group"
     assert partition_value("plain-name_1.x") == "plain-name_1.x"
+    assert partition_value("007") == "007~"
+    assert partition_value("-1") == "-1~"
+    assert partition_value("NULL") == "NULL~"
     long = [partition_value("ä" * 100 + end) for end in "ab"]
     assert len(set(long)) == 2
-    assert all(len(f"topic={value}") <= 255 for value in long)
+    assert all(len(f"topic_dir={value}") <= 255 for value in long)
     assert [date_text(day) for day in (0, 19_676, 10**9)] == [
         "1970-01-01",
         "2023-11-15",

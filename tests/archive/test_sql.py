@@ -166,7 +166,7 @@ class Counting(WrappingStore):
         self.read: set[str] = set()
 
     def get(self, key, byte_range=None):
-        if key.startswith("topic="):
+        if key.startswith("data/"):
             self.read.add(key)
         return self._inner.get(key, byte_range)
 

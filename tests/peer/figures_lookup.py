@@ -164,7 +164,7 @@ def _told(number: int) -> None:
 
 
 def _size(store: Counting) -> int:
-    return sum(info.size_bytes for info in store.list("topic="))
+    return sum(info.size_bytes for info in store.list("data/"))
 
 
 def of_tier(folder: Path, messages: int, lookups: int) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Overview: the log names each file that a merge (or a taken-back end) has taken o
 end.
 
 Ordering: deletion is last. The log is read again right before it; a file that it names, or one that is not as large as the
-log said, stops the run before anything is deleted. So does a merged file that is gone, or has another size than the log
-says: what it replaced may be all that is left of its rows. Then an entry says that they are gone.
+log said, stops the run before anything is deleted. So does a file of messages that the log names and that is gone, or has
+another size than it says: what was replaced may be all that is left of its rows. Then an entry says that they are gone.
 
 After a crash: some are gone; the log still names them as replaced, and the next run goes on.
 
@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
+from tiered.archive.keys import DATA, SIDE
 from tiered.archive.machine import clean_action
 from tiered.archive.moves import Replaced
-from tiered.archive.rewrite import MERGED
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.plugin.plans import FORMAT, Plan, moved_on
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WHAT = "archive"
 ENTRY = 1000
-ROOTS = ("topic=", f"{MERGED}topic=", "_bad/")
+ROOTS = (DATA, SIDE)
 LISTED = 1000
 """Of the files that no entry names, in a plan."""
 
@@ -141,11 +141,11 @@ def _sizes(state: ArchiveState) -> dict[str, int]:
 
 
 def _harmed(at: Workshop, state: ArchiveState) -> list[str]:
-    """What is wrong with files that took the place of others, so far as a listing tells."""
-    there = {info.key: info.size_bytes for info in at.archive.list(MERGED)}
-    merged = {key: size for key, size in _sizes(state).items() if key.startswith(MERGED)}
+    """What is wrong with the files of messages that count, so far as a listing tells."""
+    there = {info.key: info.size_bytes for info in at.archive.list(DATA)}
+    known = {key: size for key, size in _sizes(state).items() if key.startswith(DATA)}
     return [
-        f"{key}: the file is {'of another size' if key in there else 'gone'}, so what it replaced stays"
-        for key, size in sorted(merged.items())
+        f"{key}: the file is {'of another size' if key in there else 'gone'}, so what was replaced stays"
+        for key, size in sorted(known.items())
         if there.get(key) != size
     ]

@@ -133,17 +133,17 @@ def _groups(files: Iterable[_File], merged_bytes: int) -> Iterator[list[_File]]:
         yield group
 
 
-def together(root: str, files: Iterable[_File]) -> Together:
+def together(kind: str, files: Iterable[_File]) -> Together:
     """One file of all that is in some."""
     pieces = [piece for file in files for piece in file.pieces]
-    return of_pieces(root, pieces)
+    return of_pieces(kind, pieces)
 
 
-def of_pieces(root: str, pieces: Iterable[Piece]) -> Together:
-    """One file of pieces of one topic and day, below a root."""
+def of_pieces(kind: str, pieces: Iterable[Piece]) -> Together:
+    """One file of pieces of one topic and day, ``PACKED`` or ``MERGED``."""
     ordered = tuple(sorted(pieces, key=lambda piece: (piece.lane, piece.file.low)))
     day = ordered[0].file.store_min_ms // DAY_MS
-    return Together(key_of(root, day, ordered), ordered)
+    return Together(key_of(kind, day, ordered), ordered)
 
 
 def plan_division(state: ArchiveState, lane: Lane, starts: Iterable[int]) -> list[Together]:

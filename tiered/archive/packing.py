@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from tiered.archive.keys import DAY_MS
+from tiered.archive.keys import DATA, DAY_MS
 from tiered.archive.moves import Piece
 from tiered.archive.plan import Task
 from tiered.archive.rewrite import PACKED, Together, copy, key_of, write_together
@@ -157,4 +157,4 @@ class _Held(WrappingStore):
         return self._of(key).get(key, byte_range)
 
     def _of(self, key: str) -> ObjectStore:
-        return self._held if key.startswith("topic=") else self._inner
+        return self._held if key.startswith(DATA) else self._inner

@@ -23,7 +23,7 @@ from zlib_ng import zlib_ng
 from backends.errors import AlreadyExistsError
 from tiered import __version__
 from tiered.archive.digest import Digest
-from tiered.archive.keys import date_text, partition_value
+from tiered.archive.keys import folder_key
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.moves import NewFile
 from tiered.archive.parquet import (
@@ -48,11 +48,10 @@ if TYPE_CHECKING:
     from tiered.archive.model import Lane, ParquetFile
     from tiered.archive.moves import Piece
 
-PACKED = ""
-MERGED = "merged/"
-"""Root of files that took the place of others: who reads the directory of the first ones does not meet rows twice."""
+PACKED = "packed"
+MERGED = "merged"
+"""What names of files begin with that several segments share, and of those that took the place of others."""
 _PROOF = ("rows", "store_min_ms", "store_max_ms", "body_crc_sum", "body_bytes")
-_OFFSET_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +67,17 @@ class Together:
     pieces: tuple[Piece, ...]
 
 
-def key_of(root: str, day: int, pieces: Sequence[Piece]) -> str:
+def key_of(kind: str, day: int, pieces: Sequence[Piece]) -> str:
     """Key of a file of these pieces, all of one topic: a function of what they are and where they lie.
 
     Args:
-        root: ``PACKED`` or ``MERGED``.
+        kind: ``PACKED`` or ``MERGED``.
         day: Of store time, UTC, since 1970.
         pieces: In order.
     """
-    lanes = {piece.lane for piece in pieces}
-    queue = min(lanes).queue_id if len(lanes) == 1 else -1
     known = [(*astuple(piece.lane), *piece.file.row()) for piece in pieces]
     digest = hashlib.sha256(repr((SCHEMA_VERSION, known)).encode("utf-8", "surrogateescape"))
-    leaf = digest.hexdigest()[:16]
-    if len(lanes) == 1:
-        low, high = pieces[0].file.low, pieces[-1].file.high
-        leaf = f"{low:0{_OFFSET_DIGITS}d}-{high:0{_OFFSET_DIGITS}d}-{leaf}"
-    folder = f"topic={partition_value(pieces[0].lane.topic)}/date={date_text(day)}"
-    return f"{root}{folder}/queue={queue}/{leaf}.parquet"
+    return f"{folder_key(pieces[0].lane.topic, day)}{kind}-{digest.hexdigest()[:16]}.parquet"
 
 
 def write_together(source: ObjectStore, archive: ObjectStore, together: Together) -> NewFile:

@@ -17,7 +17,7 @@ from zlib_ng import zlib_ng
 from backends.errors import ObjectNotFoundError
 from tiered.archive.columns import BODY_REASON, Columns, layout_of
 from tiered.archive.harm import reading_log
-from tiered.archive.keys import DAY_MS, date_text
+from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, Archived, Lane, ParquetFile, SideFile
 from tiered.archive.moves import Piece, pieces_of
@@ -210,8 +210,10 @@ def _wrong_with(table: pa.Table, said: dict[str, str], piece: Piece) -> Iterator
         yield "the sum of the bodies' checksums is not the one that the log says"
     if not says(said, piece):
         yield "the file says another sum of checksums than the log"
-    if len(np.unique(days)) > 1 or f"date={date_text(int(days[0]))}/" not in file.key:
-        yield "rows are not of the day that the key says"
+    if len(np.unique(days)) > 1 or not file.key.startswith(
+        folder_key(piece.lane.topic, int(days[0]))
+    ):
+        yield "rows are not of the topic and day that the key says"
 
 
 def _read_side(at: Workshop, side: SideFile | None) -> tuple[list[int], str]:
