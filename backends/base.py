@@ -4,7 +4,8 @@ Rules that hold for every implementation and are checked by ``backends.testing``
 
 * An object appears whole or not at all; a reader never sees part of one.
 * ``put_if_absent`` is atomic among all writers on all machines. It is the only way to create an object.
-* A listing is in byte order of the UTF-8 keys, and sees every finished write and delete.
+* A listing is in byte order of the UTF-8 keys, and sees every finished write and delete. What others have put there under
+  names that are no keys (``check_key``) it leaves out; ``backends.foreign`` tells of it.
 * Every call has a deadline (``timeout_s`` of the store, from its options). A write that missed it raises
   ``UnknownOutcomeError``; a read ``UnavailableError``.
 * All methods may be called from any thread at once.

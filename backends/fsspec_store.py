@@ -34,6 +34,7 @@ from backends.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from backends.foreign import ForeignNames
 from backends.prefixes import is_key
 from backends.ranges import check_range
 from backends.versions import content_version
@@ -98,6 +99,7 @@ class FsspecStore:
         self._fs: AbstractFileSystem = file_system
         self._root = root.rstrip("/")
         self._single_writer = single_writer
+        self.foreign = ForeignNames()
         kind = type(file_system)
         self._atomic = f"{kind.__module__}.{kind.__qualname__}" in CREATES_ATOMICALLY
         protocol = file_system.protocol
@@ -178,9 +180,12 @@ class FsspecStore:
         cut = len(self._root) + 1 if self._root else 0
         keys = {path[cut:]: info for path, info in found.items() if info["type"] == "file"}
         for key in sorted(keys):  # code points sort like UTF-8
-            wanted = key.startswith(prefix) and key > start_after
-            if wanted and is_key(key) and TEMPORARY not in key:
+            if not (key.startswith(prefix) and key > start_after) or TEMPORARY in key:
+                continue
+            if is_key(key):
                 yield _info(key, keys[key])
+            else:
+                self.foreign.note(key)
 
     def delete(self, key: str) -> None:
         """See ``ObjectStore``."""

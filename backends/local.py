@@ -18,6 +18,8 @@ Contract
     Deletion is not forced to disk: after a power loss a deleted object may be back. Folders that
     became empty are removed.
 
+    What is no regular file, or has a name that no key can have, is left out of listings and noted.
+
     A crash leaves at most files in ``.tiered-tmp``, which no listing shows; the first writer that
     needs a named file removes those that are a day old.
 
@@ -52,6 +54,7 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from backends.foreign import ForeignNames
 from backends.local_batch import NewObject, create_all
 from backends.local_errors import from_os, mapped
 from backends.local_files import ExclusiveWriter, open_object, read_into, read_range
@@ -65,6 +68,9 @@ if TYPE_CHECKING:
 
 HIDDEN = ".tiered-tmp"
 _HIDDEN = HIDDEN.encode()
+LOST_AND_FOUND = "lost+found"
+"""In the root of many file systems, and mostly for root's eyes only: reading it would fail each listing."""
+_RESERVED = frozenset({_HIDDEN, LOST_AND_FOUND.encode()})
 _FOLDER_TRIES_MAX = 20  # each lost only when another process removes the folder just then
 _LOCK_POLL_S = 0.005
 _OBJECTS_PER_PUT_MAX = 16
@@ -95,6 +101,7 @@ class LocalFolderStore:
         self._folders = FolderCache(self._root)
         self._writer = ExclusiveWriter(self._root, self._folders, _HIDDEN)
         self._change = threading.Lock()
+        self.foreign = ForeignNames()
 
     @property
     def url(self) -> str:
@@ -161,7 +168,7 @@ class LocalFolderStore:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """See ``ObjectStore``. A folder is read when it is reached, and if it matters."""
         with mapped(f"listing {self._url} {prefix!r}"):
-            yield from walk(self._root, _HIDDEN, prefix, start_after)
+            yield from walk(self._root, _RESERVED, prefix, start_after, self.foreign.note)
 
     def delete(self, key: str) -> None:
         """See ``ObjectStore``. Not forced to disk."""
@@ -194,8 +201,8 @@ class LocalFolderStore:
         """Folder and name of a key."""
         check_key(key)
         folder, _, name = key.encode().rpartition(b"/")
-        if key == HIDDEN or key.startswith(HIDDEN + "/"):
-            raise InvalidKeyError(f"key is kept for temporary files: {key!r}")
+        if key.partition("/")[0].encode() in _RESERVED:
+            raise InvalidKeyError(f"key is kept for temporary files and the like: {key!r}")
         return folder, name
 
     def _path(self, key: str) -> bytes:

@@ -10,45 +10,83 @@ from backends.base import ObjectInfo, check_key
 from backends.errors import InvalidKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from collections.abc import Set as AbstractSet
 
 _NS_PER_MS = 1_000_000
 
 
-def walk(root: bytes, hidden: bytes, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+def walk(
+    root: bytes,
+    hidden: AbstractSet[bytes],
+    prefix: str,
+    start_after: str,
+    foreign: Callable[[bytes], None],
+) -> Iterator[ObjectInfo]:
     """Objects below ``root`` whose key begins with ``prefix`` and is greater than ``start_after``.
 
     Each folder is read when the walk reaches it: O(names of the folder) memory. Files and folders
-    that vanish meanwhile are left out. So are links, devices and names that are no keys.
+    that vanish meanwhile are left out. So are links, devices and names that are no keys, which are noted.
 
     Args:
         root: Absolute path; a missing one has no objects.
-        hidden: Name of the one folder in the root that is not part of the store.
+        hidden: Names of the folders in the root that are not part of the store.
         prefix: What keys begin with.
         start_after: The key after which to begin.
+        foreign: Told of what is no object: its name below the root.
 
     Raises:
         OSError: A folder cannot be read.
     """
     wanted, after = prefix.encode(), start_after.encode()
     begin = wanted.rpartition(b"/")[0]
-    if begin == hidden or begin.startswith(hidden + b"/"):
+    if begin.partition(b"/")[0] in hidden:
         return
-    yield from _walk(root, begin + b"/" if begin else b"", hidden, wanted, after)
+    yield from _Walk(root, hidden, wanted, after, foreign).below(begin + b"/" if begin else b"")
 
 
-def _walk(
-    root: bytes, base: bytes, hidden: bytes, wanted: bytes, after: bytes
-) -> Iterator[ObjectInfo]:
-    for name, is_folder in _entries(root + b"/" + base):
-        key = base + name
-        if is_folder:
-            if key != hidden + b"/" and _may_hold(key, wanted, after):
-                yield from _walk(root, key, hidden, wanted, after)
-        elif key > after and key.startswith(wanted):
-            info = _info(root, key)
-            if info is not None:
-                yield info
+class _Walk:
+    def __init__(
+        self,
+        root: bytes,
+        hidden: AbstractSet[bytes],
+        wanted: bytes,
+        after: bytes,
+        foreign: Callable[[bytes], None],
+    ) -> None:
+        self._root = root
+        self._hidden = {name + b"/" for name in hidden}
+        self._wanted = wanted
+        self._after = after
+        self._foreign = foreign
+
+    def below(self, base: bytes) -> Iterator[ObjectInfo]:
+        """What lies below a folder, "" or ending in a slash."""
+        for name, is_folder in _entries(self._root + b"/" + base):
+            key = base + name
+            if is_folder:
+                if key not in self._hidden and _may_hold(key, self._wanted, self._after):
+                    yield from self.below(key)
+            elif key > self._after and key.startswith(self._wanted):
+                info = self._info(key)
+                if info is not None:
+                    yield info
+
+    def _info(self, key: bytes) -> ObjectInfo | None:
+        """What is told of a file; None: it has gone, or it is no object, which is noted."""
+        try:
+            text = key.decode()
+            check_key(text)
+            found = os.lstat(self._root + b"/" + key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (UnicodeDecodeError, InvalidKeyError):
+            self._foreign(key)
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            self._foreign(key)
+            return None
+        return ObjectInfo(text, found.st_size, found.st_mtime_ns // _NS_PER_MS)
 
 
 def _entries(path: bytes) -> list[tuple[bytes, bool]]:
@@ -76,15 +114,3 @@ def _may_hold(folder: bytes, wanted: bytes, after: bytes) -> bool:
     if not (folder.startswith(wanted) or wanted.startswith(folder)):
         return False
     return folder > after or after.startswith(folder)
-
-
-def _info(root: bytes, key: bytes) -> ObjectInfo | None:
-    try:
-        text = key.decode()
-        check_key(text)
-        found = os.lstat(root + b"/" + key)
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, InvalidKeyError):
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    return ObjectInfo(text, found.st_size, found.st_mtime_ns // _NS_PER_MS)

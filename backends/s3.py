@@ -10,8 +10,9 @@ Contract
     met, also when neither is stored.
 
     Listings go by plain prefixes; the server is asked for the folder of the prefix, from just
-    before the prefix on. The client is made at the first request, so that opening asks nothing of
-    the network. Any thread may call anything at any time; nothing here has to survive a crash.
+    before the prefix on. Whatever keys others have put there are left out and noted. The client is
+    made at the first request, so that opening asks nothing of the network. Any thread may call
+    anything at any time; nothing here has to survive a crash.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from backends.errors import (
     PreconditionFailedError,
     ShortReadError,
 )
+from backends.foreign import ForeignNames
 from backends.prefixes import is_key, keys_from
 from backends.s3_errors import DELETE, GET, LIST, PUT, to_error
 from backends.s3_settings import check_options, resolve, split_location
@@ -90,6 +92,7 @@ class S3Store:
         self._lock = threading.Lock()
         self._connected: tuple[S3Wire, str] | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self.foreign = ForeignNames()
 
     @property
     def url(self) -> str:
@@ -184,6 +187,9 @@ class S3Store:
                             return
                     elif found.key > after:
                         key = found.key.removeprefix(self._prefix)
+                        if not is_key(key):
+                            self.foreign.note(key)
+                            continue
                         yield ObjectInfo(key, found.size_bytes, found.modified_ms, found.version)
         except S3Failure as failure:
             raise self._error(failure, prefix, LIST) from failure

@@ -6,10 +6,15 @@ the structured tail is read, refines it. Should a later version word it otherwis
 become unknown outcomes and failed reads unavailable, which is safe.
 
 ``get_ranges`` of obstore is not used: it panics when a range reaches behind the end.
+
+obstore cannot list keys with an empty segment, ``.``, ``..`` or a control character, and takes a slash at either end away. A
+page on which somebody has put such a key is asked for again through ``backends.s3_control``, which gives keys as they are.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import re
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,7 +26,7 @@ from obstore.store import S3Store as Client
 
 from backends.base import ObjectInfo, Version
 from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
-from backends.s3_wire import NO_CREDENTIALS, Condition, S3Failure, no_credentials
+from backends.s3_wire import NO_CREDENTIALS, Condition, S3Failure, S3Wire, no_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +43,7 @@ _PAGE_KEYS = 1000
 # lines of their own, so that no key can be mistaken for a status.
 _STATUS = re.compile(r"^\s+status: (\d{3}),$", re.MULTILINE)
 _BODY = re.compile(r'^\s+body: Some\(\n\s+"(.*)",$', re.MULTILINE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _KIND = re.compile(r"HttpError \{\n\s+kind: (\w+),$", re.MULTILINE)
 # A connection that took too long is of kind Timeout; that it never came about stands only here.
@@ -66,6 +72,10 @@ _STATUS_OF_CLASS: list[tuple[type[BaseException], int]] = [
 ]
 
 
+class _OddKeysError(Exception):
+    """A page of a listing has keys that obstore cannot give as they are."""
+
+
 class ObstoreWire:
     """An ``S3Wire`` over obstore."""
 
@@ -80,6 +90,8 @@ class ObstoreWire:
             client["default_headers"] = dict(settings.headers)
         if settings.ca_bundle is not None and not settings.is_plain_http:
             client["root_certificate"] = read_ca_bundle(settings.ca_bundle)
+        self._settings = settings
+        self._careful: S3Wire | None = None
         self._client = Client(
             settings.bucket,
             config=_config(settings),
@@ -123,15 +135,50 @@ class ObstoreWire:
 
     def list(self, folder: str, start_after: str) -> Iterator[Sequence[ObjectInfo]]:
         """See ``S3Wire``."""
+        after = start_after
+        while True:
+            try:
+                for page in self._pages(folder, after):
+                    if page:
+                        after = page[-1].key
+                        yield page
+            except _OddKeysError:
+                page = next(iter(self._slow_wire().list(folder, after)), [])
+                if not page:
+                    return
+                after = page[-1].key
+                yield page
+            else:
+                return
+
+    def _pages(self, folder: str, after: str) -> Iterator[Sequence[ObjectInfo]]:
+        """What obstore gives of what lies behind ``after``.
+
+        Raises:
+            _OddKeysError: The next page has a key that it cannot give, or has given as another one.
+            S3Failure: As of any request.
+        """
         with _failures():
             pages = obstore.list(
                 self._client,
                 folder.rstrip("/") or None,
-                offset=_plain_key(start_after) or None,
+                offset=_plain_key(after) or None,
                 chunk_size=_PAGE_KEYS,
             )
-            for page in pages:
-                yield [_info(meta) for meta in page]
+            try:
+                for page in pages:
+                    found = [_info(meta) for meta in page]
+                    if any(one.key >= two.key for one, two in itertools.pairwise(found)):
+                        raise _OddKeysError  # a key lost its first or last slash, and its place
+                    yield [info for info in found if info.key > after]
+            except exceptions.InvalidPathError as error:
+                raise _OddKeysError from error
+
+    def _slow_wire(self) -> S3Wire:
+        if self._careful is None:
+            module = importlib.import_module("backends.s3_control")
+            self._careful = cast("S3Wire", module.BotoWire(self._settings))
+        return self._careful
 
     def delete(self, key: str) -> None:
         """See ``S3Wire``."""
@@ -141,6 +188,8 @@ class ObstoreWire:
     def close(self) -> None:
         """See ``S3Wire``. Idle connections are closed with the client, which an error's traceback might hold on to."""
         del self._client
+        if self._careful is not None:
+            self._careful.close()
 
 
 def _config(settings: S3Settings) -> S3Config:
@@ -164,8 +213,10 @@ def _plain_key(key: str) -> str:
     """The longest beginning of ``key`` that obstore takes as a path; it sorts no later."""
     segments = key.split("/")
     for count, segment in enumerate(segments):
-        if segment in {"", ".", ".."}:
-            return "/".join(segments[:count])
+        plain = _CONTROL.split(segment, maxsplit=1)[0]
+        if segment in {"", ".", ".."} or plain != segment:
+            rest = [] if plain in {"", ".", ".."} else [plain]
+            return "/".join([*segments[:count], *rest])
     return key
 
 

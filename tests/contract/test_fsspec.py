@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fsspec
 import pytest
 
 from backends.errors import ConfigurationError, ObjectNotFoundError, UnsupportedError
+from backends.foreign import foreign_below
 from backends.fsspec_store import FsspecStore, open_fsspec
 from backends.registry import open_store
 from backends.testing.contract import ObjectStoreContract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from support.servers import S3Server
 
@@ -62,6 +64,14 @@ def test_what_is_not_atomic_is_refused(tmp_path: Path):
         store.compare_and_set("b", b"", None)
     assert store.get("a") == b"1"
     assert [found.key for found in store.list("")] == ["a"]
+
+
+def test_names_that_are_no_keys_are_left_out_and_noted(tmp_path: Path):
+    for name in (b"a", b"line\nbreak", b"\xff\xfe"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"")
+    store = open_store(f"fsspec+file://{tmp_path}")
+    assert [found.key for found in store.list("")] == ["a"]
+    assert foreign_below(store, "") == ["\\udcff\\udcfe", "line\\nbreak"]
 
 
 def test_urls(tmp_path: Path):

@@ -26,6 +26,7 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from backends.foreign import foreign_below
 from backends.local import HIDDEN, LocalFolderStore
 from backends.testing.contract import ObjectStoreContract
 
@@ -99,7 +100,13 @@ def test_foreign_things_in_the_folder_are_no_objects(store: LocalFolderStore, tm
     os.mkfifo(root / "fifo")
     Path(os.fsdecode(os.fsencode(root) + b"/\xff\xfe")).write_bytes(b"")
     (root / "line\nbreak").write_bytes(b"")
+    (root / "lost+found").mkdir(mode=0)
+    (root / "lost+found" / "#1").write_bytes(b"")
     assert [found.key for found in store.list("")] == ["a"]
+    assert foreign_below(store, "") == ["\\xff\\xfe", "fifo", "line\\nbreak", "link"]
+    assert foreign_below(store, "l") == ["line\\nbreak", "link"]
+    with pytest.raises(InvalidKeyError):
+        store.put_if_absent("lost+found/x", b"")
     for key in ("folder", "fifo"):
         with pytest.raises(ObjectNotFoundError):
             store.get(key)

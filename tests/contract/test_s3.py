@@ -7,10 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore.exceptions import ClientError
 from support.faultproxy import FaultProxy
 from support.servers import free_port
 
@@ -31,6 +34,8 @@ from backends.errors import (
     UnreachableError,
     UnsupportedError,
 )
+from backends.foreign import foreign_below, printable
+from backends.prefixes import is_key
 from backends.probe import probe
 from backends.registry import open_store
 from backends.s3_options import S3Options
@@ -409,6 +414,59 @@ def test_using_s3_with_keys_in_the_environment_loads_no_boto3(s3_environment: S3
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ
     )
     assert run.stdout.strip() == "False"
+
+
+FOREIGN = ["p//a", "p/./b", "p/../c", "p/a\nb", "p/a\x01b", "p/d/", "p/z\x7f", "/lead"]
+
+
+@pytest.mark.parametrize("headers", [{}, BOTO], ids=["obstore", "boto"])
+def test_keys_of_others_stop_no_listing(
+    s3_environment: S3Server, opened: Callable[..., ObjectStore], headers: dict[str, str]
+):
+    """Each server takes other ones; none may hide what is ours, or be given as another key."""
+    bucket = s3_environment.bucket()
+    store = opened(f"s3://{bucket}/p", headers=headers)
+    whole = opened(f"s3://{bucket}", headers=headers)
+    for key in ("-", "aa", "q/1", "q/2", "zz"):
+        store.put_if_absent(key, b"")
+    client, taken = s3_environment.client(), []
+    for key in FOREIGN:
+        with contextlib.suppress(ClientError):
+            client.put_object(Bucket=bucket, Key=key, Body=b"")
+            taken.append(key)
+    listed = [found["Key"] for found in client.list_objects_v2(Bucket=bucket)["Contents"]]
+    client.close()
+    assert len(taken) >= 4
+    ours = ["-", "aa", "q/1", "q/2", "zz"]
+    folder = (
+        "d" if "p/d/" in taken and not headers else None
+    )  # which obstore does not tell from a key
+    assert [found.key for found in store.list("") if found.key != folder] == ours
+    assert [found.key for found in store.list("q/")] == ["q/1", "q/2"]
+    assert [found.key for found in store.list("", start_after="q/1") if found.key != folder] == [
+        "q/2",
+        "zz",
+    ]
+    odd = [key for key in listed if key.startswith("p/") and not is_key(key[2:]) and key != "p/d/"]
+    assert {printable(key[2:]) for key in odd} <= set(foreign_below(store, ""))
+    keys = [found.key for found in whole.list("")]
+    assert [key for key in keys if key.removeprefix("p/") in ours] == [f"p/{key}" for key in ours]
+
+
+def test_more_keys_of_others_than_a_page_has(s3_environment: S3Server):
+    bucket = s3_environment.bucket()
+    store = open_store(f"s3://{bucket}/p")
+    client = s3_environment.client()
+    with ThreadPoolExecutor(8) as pool:
+        put = partial(client.put_object, Bucket=bucket, Body=b"")
+        every = [f"p/{n:04d}{odd}" for n in range(600) for odd in ("\x01", "\x02x", "a")]
+        for future in [pool.submit(put, Key=key) for key in every]:
+            future.result()
+    client.close()
+    assert [found.key for found in store.list("")] == [f"{n:04d}a" for n in range(600)]
+    assert [found.key for found in store.list("", start_after="0597a")] == ["0598a", "0599a"]
+    assert len(foreign_below(store, "")) == 1200
+    store.close()
 
 
 def test_probe_finds_conditions(s3_environment: S3Server):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -26,10 +27,16 @@ from backends.errors import (
     UnknownOutcomeError,
 )
 from backends.memory import MemoryStore
+from backends.wrapping import WrappingStore
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.local.face import RecordBatch
 from tiered.log.reader import TierReader
 from tiered.model import MessageQueue, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backends.base import ObjectInfo
 
 
 def test_everything_committed_is_read_back_byte_for_byte():
@@ -259,3 +266,27 @@ def test_a_batch_polled_before_the_expiry_does_not_slip_in_before_the_gap():
     messages, gaps = read_back(store, queue)
     assert [(gap.start, gap.end) for gap in gaps] == [(30, 50)]
     assert set(messages) == {*range(30), *range(50, 70)}
+
+
+def test_the_log_tells_when_uploads_go_on_and_nothing_can_be_committed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Listings fail, as behind each entry; uploads of data go well all the time."""
+
+    class Unlisted(WrappingStore):
+        fails = False
+
+        def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+            if self.fails:
+                raise UnavailableError("no list today")
+            yield from super().list(prefix, start_after=start_after)
+
+    monkeypatch.setattr("tiered.dispatch.dispatcher._STALL_S_MIN", 0.2)
+    store, local = Unlisted(MemoryStore()), filled(each=5)
+    with dispatching(store, local) as dispatcher:
+        store.fails = True
+        dispatcher.follow(lambda: "nothing could be committed for" in caplog.text)
+        assert dispatcher.is_stalled
+        store.fails = False
+        assert dispatcher.drain(30)
+        assert not dispatcher.is_stalled

@@ -13,6 +13,7 @@ from support.servers import missing
 
 from backends.s3_options import S3Options
 from tests.e2e import harness
+from tiered.plugin.observe import is_well
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +105,12 @@ def test_a_full_disk(disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixtur
         running.growing.grow(running.growing.whole_end)
         running.until(lambda: running.waits_for("full"), "that it says what it waits for")
         assert "waiting (full)" in caplog.text
+        running.until(lambda: "nothing could be committed" in is_well(running.attachment), "health")
+        assert "full: No space left" in is_well(running.attachment)
+        assert "nothing could be committed for" in caplog.text
         disk.resize("64m")
         running.level()
+        running.until(lambda: is_well(running.attachment) == "", "that it is well again")
+        running.until(lambda: "messages are committed again" in caplog.text, "that the log tells")
     running.check_whole()
     assert disk.litter() == []

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from tiered.log.state import Part, TierState
     from tiered.model import MessageQueue, QueueOffset
 
+_STALL_S_MIN = 5.0
+"""One slow upload is no trouble, however short the freshness."""
+_STALL_AGAIN_S = 60.0
 _LOG = logging.getLogger("tiered.dispatch")
 
 
@@ -134,7 +137,8 @@ class TieredDispatcher:
         self._sealing = self._make_sealing(store, prefix)
         self._wake = threading.Event()
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
-        self._last_success_s = clock.monotonic_s()
+        self._last_commit_s = clock.monotonic_s()
+        self._stall_said_s: float | None = None
         self._threads: list[threading.Thread] = []
 
     def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
@@ -304,9 +308,20 @@ class TieredDispatcher:
 
     def seconds_without_success(self) -> float:
         """How long nothing could be uploaded although there was something to upload; else 0."""
+        now_s = self._clock.monotonic_s()
+        return min(self.seconds_without_commit(), now_s - self._commits.last_success_s)
+
+    def seconds_without_commit(self) -> float:
+        """How long nothing became durable and named although there was something; else 0."""
+        now_s = self._clock.monotonic_s()
         if self.is_settled:
-            self._last_success_s = self._clock.monotonic_s()
-        return self._clock.monotonic_s() - max(self._last_success_s, self._commits.last_success_s)
+            self._last_commit_s = now_s
+        return now_s - self._last_commit_s
+
+    @property
+    def is_stalled(self) -> bool:
+        """Nothing could be committed for longer than three times the freshness (and ``_STALL_S_MIN``)."""
+        return self.seconds_without_commit() > max(_STALL_S_MIN, 3 * self._settings.freshness_s)
 
     def seal_all(self) -> int:
         """Seal every segment, also the open ones, of what is settled; what comes next opens new ones. While started.
@@ -381,7 +396,7 @@ class TieredDispatcher:
         counters.parts += 1
         counters.quarantined += quarantined
         counters.rounds = self._rounds.rounds + 1
-        self._last_success_s = self._clock.monotonic_s()
+        self._last_commit_s = self._clock.monotonic_s()
 
     def _wait_for_room(self) -> None:
         self._wake.set()
@@ -391,10 +406,28 @@ class TieredDispatcher:
     def _compensate(self) -> None:
         """Body of the scanner."""
         while not self._stop.is_set():
+            self._say_stall()
             self._commits.scan()
             self._compensation.begin(lambda body: self._index_pool.submit(self._guard, body))
             self._clock.wait(self._wake, min(0.25, self._settings.freshness_s / 4))
             self._wake.clear()
+
+    def _say_stall(self) -> None:
+        """Tell the log when nothing can be committed, once a minute, and when that is over."""
+        now_s, said_s = self._clock.monotonic_s(), self._stall_said_s
+        if self.is_stalled:
+            if said_s is None or now_s - said_s >= _STALL_AGAIN_S:
+                self._stall_said_s = now_s
+                seconds, waiting = self.seconds_without_commit(), self.budget.used_bytes
+                _LOG.warning(
+                    "nothing could be committed for %.0f s; %d bytes wait in memory, the rest in the"
+                    " local store; see to the tier's store",
+                    seconds,
+                    waiting,
+                )
+        elif said_s is not None:
+            self._stall_said_s = None
+            _LOG.warning("messages are committed again")
 
     def _guard(self, body: Callable[[], None]) -> None:
         """Run a thread's body; its error ends the dispatcher instead of vanishing."""

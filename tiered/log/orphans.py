@@ -24,7 +24,7 @@ from tiered.journal.trimming import is_trimmed
 from tiered.log.verify_listing import named_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from backends.base import ObjectInfo
     from tiered.keys import DataKey
@@ -67,7 +67,7 @@ class Left:
         over_limit: Beyond the limit of one run.
         quarantine: Damaged records that were put aside.
         others: Of other features; the ledger.
-        unknown: Keys that this program does not know.
+        unknown: Keys that this program does not know, and names that are no keys.
         unknown_keys: The first of them.
     """
 
@@ -80,6 +80,11 @@ class Left:
     others: int = 0
     unknown: int = 0
     unknown_keys: list[str] = field(default_factory=list)
+
+    def add_unknown(self, names: Sequence[str]) -> None:
+        """Count what others have put there, and name the first."""
+        self.unknown += len(names)
+        self.unknown_keys += names[: max(0, NAMES_MAX - len(self.unknown_keys))]
 
 
 @dataclass(slots=True)
@@ -174,8 +179,7 @@ class _Planner:
         elif key.startswith(_OTHERS):
             left.others += 1
         elif key != keys.LEASE:
-            left.unknown += 1
-            left.unknown_keys += [info.key] * (left.unknown <= NAMES_MAX)
+            left.add_unknown([info.key])
 
     def done(self, limit: int) -> OrphanPlan:
         """The plan, once everything was looked at."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from backends.base import ObjectInfo
+from backends.foreign import foreign_below
 from tiered import keys
 from tiered.log.verify_report import Problem, VerifyReport
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from backends.base import ObjectInfo, ObjectStore
+    from backends.base import ObjectStore
     from tiered.log.state import ObjectRange, TierState
 
 _OTHERS = ("timer/", "meta/", "ledger/")
@@ -41,7 +43,7 @@ class Listing:
         entries: Numbers of journal entries.
         checkpoints: Numbers of checkpoints.
         has_lease: There is a lease.
-        unknown: Keys that this program does not know.
+        unknown: Keys that this program does not know, and names that are no keys.
     """
 
     missing: set[str] = field(default_factory=set)
@@ -73,8 +75,16 @@ def compare_listing(
         if info.size_bytes != place.object_bytes:
             detail = f"{info.size_bytes} bytes; the journal says {place.object_bytes}"
             report.add(Problem("size", info.key, detail))
+    found.unknown += [name[len(prefix) :] for name in foreign_below(store, prefix)]
     found.missing = named.keys() - listed
     return found
+
+
+def is_known_key(prefix: str, key: str) -> bool:
+    """Whether an object of a tier, or of a feature of ours, may have this whole key."""
+    found = Listing()
+    _sort(found, prefix, key[len(prefix) :], ObjectInfo(key, 0, -1))
+    return not found.unknown
 
 
 def _sort(found: Listing, prefix: str, key: str, info: ObjectInfo) -> None:

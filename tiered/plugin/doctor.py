@@ -15,12 +15,15 @@ import resource
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
+from backends.foreign import foreign_below
 from backends.probe import PREFIX, probe
 from backends.s3_rules import plain_http_host, read_rules
 from tiered.errors import DataError, TieredStoreError
+from tiered.log.verify_listing import is_known_key
 from tiered.plugin.doctor_place import ANY_DATA, folder_of
 from tiered.plugin.lease import EXPIRED, GONE, UNREADABLE, report_lease
 from tiered.plugin.place import find_places
@@ -41,6 +44,9 @@ _SKEW_FAIL_MS = 600_000
 """Signatures of S3 are refused beyond 15 minutes."""
 _FREE_WARN, _FREE_FAIL = 0.05, 0.01
 _FILES_MIN = 1024
+_LOOKED_AT_MAX = 20_000
+"""Of a broker's objects, for names of others: `verify` looks at all, which a large tier makes long."""
+_NAMED_MAX = 5
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -254,6 +260,7 @@ def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
         for place in places:
             if place in whole:
                 yield from _broker(store, place, clock)
+                yield _foreign(store, place)
             else:
                 lost = f"{place.cluster}/{place.broker}: there are objects and no journal"
                 yield Check("journal", FAIL, lost, "run `tiered rebuild`")
@@ -280,6 +287,18 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
         yield Check("lease", WARN, f"{name}: {words[found.word]}", advice)
     else:
         yield Check("lease", OK, f"{name}: {found.word}")
+
+
+def _foreign(store: ObjectStore, place: Place) -> Check:
+    """What others have put among the tier's objects: it stops nothing, and nobody but its owner deletes it."""
+    name, looked = "foreign_keys", islice(store.list(place.prefix), _LOOKED_AT_MAX)
+    keys = [info.key for info in looked if not is_known_key(place.prefix, info.key)]
+    found = sorted([*keys, *foreign_below(store, place.prefix)])
+    if not found:
+        return Check(name, OK, f"{place.cluster}/{place.broker}: none")
+    names = ", ".join(found[:_NAMED_MAX]) + (", …" if len(found) > _NAMED_MAX else "")
+    detail = f"{place.cluster}/{place.broker}: {len(found)} of others, left alone: {names}"
+    return Check(name, WARN, detail, "whoever put them there should use another prefix")
 
 
 def _local(open_local: Callable[[], LocalStore]) -> Check:

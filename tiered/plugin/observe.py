@@ -42,7 +42,14 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
 
 def is_well(attachment: Attachment) -> str:
     """What is wrong, in one clause; empty when nothing is."""
-    return "" if attachment.fault is None else str(attachment.fault)
+    if attachment.fault is not None:
+        return str(attachment.fault)
+    dispatcher = attachment.dispatcher
+    if dispatcher is None or not dispatcher.is_stalled:
+        return ""
+    troubles = sorted({f"{one.reason}: {one.error}" for one in attachment.patient.troubles()})
+    why = f" ({'; '.join(troubles)})" if troubles else ""
+    return f"nothing could be committed for {dispatcher.seconds_without_commit():.0f} s{why}"
 
 
 def _lag(attachment: Attachment, dispatcher: TieredDispatcher, clock: Clock) -> Iterator[Sample]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backends.errors import ObjectNotFoundError
+from backends.foreign import foreign_below
 from backends.probe import PREFIX as PROBES
 from tiered.errors import DataError
 from tiered.keys import JOURNAL
@@ -75,6 +76,7 @@ def survey(
     before = report_lease(store, prefix, clock)
     is_held = before.is_held
     listed = list(store.list(prefix))
+    foreign = foreign_below(store, prefix)
     probes = list(store.list(PROBES))
     history = _history(store, prefix, listed, now_ms - grace_ms, journal)
 
@@ -89,7 +91,9 @@ def survey(
             reign=reign,
             old_ms=now_ms - grace_ms,
         )
-        return plan_orphans(listed, probes, known, limit=limit)
+        plan = plan_orphans(listed, probes, known, limit=limit)
+        plan.left.add_unknown(foreign)
+        return plan
 
     orphans = planned(history.state.generation)
     takes_reign = False
