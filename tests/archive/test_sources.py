@@ -22,8 +22,16 @@ from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Lane
 from tiered.archive.prune import choose_groups, explain, plan_files
 from tiered.archive.query.native import file_uris, uri_of
-from tiered.archive.selection import MAX, MIN, Selection, micros, narrowed, selection_of
-from tiered.archive.source.options import choice, kind_of, open_place, require_known, whole
+from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
+from tiered.archive.source.options import (
+    OF_TIER,
+    READ,
+    choice,
+    kind_of,
+    open_place,
+    require_known,
+    whole,
+)
 from tiered.archive.source.report import file_list, report
 from tiered.archive.source.stretches import packed, plan_tier, read_stretch
 from tiered.errors import DataError, ExpiredError, InvalidError, StoreUnavailableError
@@ -36,11 +44,6 @@ if TYPE_CHECKING:
     from tests.archive.conftest import Sealed
 
 ALL = Selection()
-
-
-def filter_of(kind: str, column: str, value: Any) -> Any:
-    """As Spark hands it over."""
-    return type(kind, (SimpleNamespace,), {})(attribute=(column,), value=value)
 
 
 @pytest.mark.parametrize(
@@ -97,33 +100,17 @@ def test_row_groups_are_left_out_by_statistics_and_filters() -> None:
     assert left(Selection(key="c")) == [], "a file without the column of keys may hold it"
 
 
-def test_options_and_filters_narrow() -> None:
+def test_options_narrow() -> None:
     options = {"topic": "a, b", "from": "5", "until": "7", "queue": "3", "key": "k"}
     wanted = selection_of(options)
     assert wanted.bounds == {"queue_id": (3, 3), "store_ts": (5000, 6999)}
     assert (wanted.texts, wanted.key) == ({"topic": {"a", "b"}}, "k")
     time = datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
     assert micros(time) == 1_704_164_645_000_006
-    given = [
-        filter_of("EqualTo", "topic", "b"),
-        filter_of("GreaterThan", "queue_offset", 9),
-        filter_of("LessThanOrEqual", "queue_offset", 20),
-        filter_of("GreaterThanOrEqual", "store_ts", time),
-        filter_of("In", "queue_id", (2, 4)),
-        filter_of("In", "tag", ["x", "y"]),
-        filter_of("Not", "topic", None),
-        filter_of("EqualTo", "body", b"x"),
-        filter_of("EqualNullSafe", "msg_key", None),
-    ]
-    found = narrowed(Selection(), given)
-    assert found.bounds == {
-        "queue_offset": (10, 20),
-        "store_ts": (micros(time), MAX),
-        "queue_id": (2, 4),
-    }
-    assert found.texts == {"topic": {"b"}, "tag": {"x", "y"}}
-    nothing = narrowed(Selection(), [filter_of("GreaterThan", "queue_id", MAX)])
-    assert nothing.bounds == {"queue_id": (MAX, MIN)}
+    found = wanted.within("queue_id", 2, 4).among("topic", ["b", "c"])
+    assert (found.bounds["queue_id"], found.texts) == ((3, 3), {"topic": {"b"}})
+    nothing = found.within("queue_id", 4, MAX)
+    assert nothing.bounds["queue_id"] == (MAX, MIN)
     assert not nothing.meets("queue_id", 0, 99)
     with pytest.raises(InvalidError, match="from is no number"):
         selection_of({"from": "yesterday"})
@@ -311,6 +298,8 @@ def test_merged_parts_are_found_again() -> None:
 
 
 def test_options_that_nobody_looks_at_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="no option pushdown"):
+        require_known({"pushdown": "true"}, READ | OF_TIER)
     with pytest.raises(InvalidError, match="no option topics"):
         require_known({"Topics": "x"}, frozenset(["topic"]))
     with pytest.raises(InvalidError, match="on-gap is 'x'"):

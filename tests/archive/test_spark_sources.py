@@ -75,7 +75,7 @@ def test_on_a_server(
     assert found[0].equals(found[1])
 
 
-def test_filters_are_handed_down(
+def test_filters_of_queries_of_one_frame_are_each_their_own(
     sealed: Callable[[str], Sealed], archive_url: str, session: Any
 ) -> None:
     tier = sealed("s01-basic")
@@ -96,34 +96,30 @@ def test_filters_are_handed_down(
         ),
         "queue_id = 1 OR queue_offset < 3": lambda m: m["queue_id"] == 1 or m["queue_offset"] < 3,
     }
-    session.conf.set(PUSHDOWN, "true")
-    for url in (archive_url, tier.url):
-        for pushdown in ("true", "false"):
+    for handing_down in ("true", "false"):
+        session.conf.set(PUSHDOWN, handing_down)
+        for url in (archive_url, tier.url):
+            frame = session.read.format("tieredmq").option("topic", "orders").load(url)
             for condition, holds in conditions.items():
-                source = session.read.format("tieredmq").option("pushdown", pushdown)
-                frame = source.option("topic", "orders").load(url)
                 assert frame.where(condition).count() == sum(map(holds, messages)), condition
+            assert frame.count() == len(messages), "after queries of parts of it"
+            few, others = frame.where("queue_id = 1"), frame.where("queue_id <> 1")
+            assert few.union(others).count() == len(messages)
+            keys = ["queue_id", "queue_offset"]
+            assert few.join(frame, keys).count() == few.count() > 0
+            assert frame.limit(3).count() == len(frame.take(3)) == 3
+            assert frame.select("queue_offset").distinct().count() > 3
+            kept = frame.cache()
+            assert kept.where("queue_id = 1").count() == few.count()
+            assert kept.count() == len(messages)
+            kept.unpersist()
+    session.conf.unset(PUSHDOWN)
     for url in (archive_url, tier.url):
         keyed = next(m for m in messages if m["keys"])
         key = keyed["keys"].split()[0]
         source = session.read.format("tieredmq").option("topic", "orders").option("key", key)
         wanted = [m for m in messages if key in (m["keys"] or "").split()]
         assert source.load(url).count() == len(wanted) > 0
-
-
-def test_handing_down_has_to_be_asked_for(sealed: Callable[[str], Sealed], session: Any) -> None:
-    tier = sealed("s01-basic")
-    register(session)
-    session.conf.set(PUSHDOWN, "false")
-    with pytest.raises(Exception, match=r"filterPushdown\.enabled"):
-        session.read.format("rmq_tier").option("pushdown", "true").load(tier.url).count()
-    session.conf.set(PUSHDOWN, "true")
-    count = tier.dump.count
-    plain = session.read.format("rmq_tier").load(tier.url)
-    assert 0 < plain.where("queue_id = 1").count() < plain.count() == count
-    handed = session.read.format("rmq_tier").option("pushdown", "true").load(tier.url)
-    assert 0 < handed.where("queue_id = 1").count() < count
-    assert handed.count() < count, "Spark has mended this: handing down can be the default"
 
 
 def test_a_stream_over_many_starts(

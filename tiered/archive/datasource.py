@@ -12,9 +12,8 @@ not, in partitions of whole segments. Both have the same columns. docs/spark.md 
 What is not needed is not read: files, parts and row groups by options; columns by ``.schema("queue_offset long")``, since
 Spark does not tell a source written in Python which columns it wants.
 
-Filters of a query are handed down only with the option ``pushdown``. Spark (4.3 does) keeps what a source was handed with
-the frame, not with the query: another query of the same frame, or a second scan of it in one query, then misses rows. So it
-is for frames that are used once. What is handed down is applied here, and again by Spark.
+Filters of a query are not handed down: Spark (4.3 does) keeps what a source written in Python was handed with the frame, on
+its own side of the socket, and reads another query of the same frame by it, which then misses rows. No source can mend that.
 
 Threads and retries: a reader is pickled and used in workers, one partition at a time each; whatever fails, Spark does a
 partition again, and gets the same rows.
@@ -37,7 +36,6 @@ from tiered.archive.source.options import (
     OF_TIER,
     READ,
     TIER,
-    choice,
     kind_of,
     open_place,
     require_known,
@@ -45,8 +43,6 @@ from tiered.archive.source.options import (
 )
 from tiered.archive.source.readers import (
     ArchiveReader,
-    PushingArchiveReader,
-    PushingTierReader,
     SourceReader,
     TierBatchReader,
 )
@@ -104,14 +100,8 @@ class TieredSource(DataSource):
         require_known(options, READ if is_archive else READ | OF_TIER)
         wanted, columns = selection_of(options), _arrow_schema(schema)
         _require_columns(columns.names, more=is_archive)
-        is_plain = choice(options, "pushdown", ("false", "true")) == "false"
-        kinds: dict[tuple[bool, bool], type[SourceReader]] = {
-            (True, True): ArchiveReader,
-            (True, False): PushingArchiveReader,
-            (False, True): TierBatchReader,
-            (False, False): PushingTierReader,
-        }
-        return kinds[is_archive, is_plain](options, columns, wanted)
+        kind: type[SourceReader] = ArchiveReader if is_archive else TierBatchReader
+        return kind(options, columns, wanted)
 
     def streamReader(self, schema: Any) -> TierStreamReader:  # noqa: N802, ANN401 (Spark's name)
         """A reader of what comes into a tier."""

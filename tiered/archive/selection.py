@@ -13,7 +13,7 @@ from tiered.errors import InvalidError
 from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
 
@@ -27,14 +27,6 @@ NUMBERS = ("queue_id", "queue_offset", "store_ts", "born_ts", "incarnation")
 TEXTS = ("topic", "uniq_key", "msg_key", "tag", "broker")
 _KEY_COLUMNS = ("keys", "uniq_key")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_BOUNDS: Mapping[str, Callable[[int], tuple[int, int]]] = {
-    "GreaterThan": lambda value: (value + 1, MAX),
-    "GreaterThanOrEqual": lambda value: (value, MAX),
-    "LessThan": lambda value: (MIN, value - 1),
-    "LessThanOrEqual": lambda value: (MIN, value),
-    "EqualTo": lambda value: (value, value),
-    "EqualNullSafe": lambda value: (value, value),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,43 +134,10 @@ def selection_of(options: Mapping[str, str]) -> Selection:
     return replace(found, key=options.get("key"))
 
 
-def narrowed(found: Selection, filters: Iterable[Any]) -> Selection:
-    """The same, and what filters of Spark ask for beyond it, as far as this can be said here.
-
-    Args:
-        found: What is wanted already.
-        filters: As ``DataSourceReader.pushFilters`` gets them.
-    """
-    for one in filters:
-        path: tuple[str, ...] = getattr(one, "attribute", ())
-        kind, value = type(one).__name__, _plain(one)
-        column = path[0] if len(path) == 1 else ""
-        if column in NUMBERS and kind in _BOUNDS and isinstance(value, int):
-            found = found.within(column, *_BOUNDS[kind](value))
-        elif column in NUMBERS and kind == "In" and _all(value, int):
-            found = found.within(column, min(value), max(value))
-        elif column in TEXTS and kind in {"EqualTo", "EqualNullSafe"} and isinstance(value, str):
-            found = found.among(column, [value])
-        elif column in TEXTS and kind == "In" and _all(value, str):
-            found = found.among(column, value)
-    return found
-
-
 def micros(value: datetime) -> int:
     """A time as the columns have it, microseconds; without a zone it is UTC."""
     since = (value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-
-
-def _plain(one: Any) -> Any:  # noqa: ANN401
-    value = getattr(one, "value", None)
-    if isinstance(value, (list, tuple)):
-        return [micros(each) if isinstance(each, datetime) else each for each in value]
-    return micros(value) if isinstance(value, datetime) else value
-
-
-def _all(values: Any, kind: type) -> bool:  # noqa: ANN401
-    return isinstance(values, list) and bool(values) and all(type(v) is kind for v in values)
 
 
 def _divided(text: str) -> list[str]:

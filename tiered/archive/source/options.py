@@ -31,7 +31,6 @@ READ = frozenset(
         "until-offset",
         "key",
         "uniq-key",
-        "pushdown",
         "endpoint-url",
         "region",
         "profile",

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tiered.archive.prune import groups_of, open_parquet, plan_files
 from tiered.archive.ranges import ObjectFile
-from tiered.archive.selection import narrowed, shown
+from tiered.archive.selection import shown
 from tiered.archive.source.options import choice, open_place, partition_bytes
 from tiered.archive.source.stretches import FAIL, SKIP, packed, plan_tier, read_stretch
 from tiered.archive.source.tier_states import TierStates
@@ -21,7 +21,7 @@ from tiered.plugin.arrow import load_pyarrow
 from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -54,11 +54,6 @@ class SourceReader(DataSourceReader):
         self._options = options
         self._columns = columns
         self._wanted = wanted
-
-    def _push(self, filters: list[Any]) -> Iterable[Any]:
-        """Take filters into account; Spark is to apply all of them again."""
-        self._wanted = narrowed(self._wanted, filters)
-        return filters
 
 
 class ArchiveReader(SourceReader):
@@ -97,14 +92,6 @@ class ArchiveReader(SourceReader):
                 store.close()
 
 
-class PushingArchiveReader(ArchiveReader):
-    """The same with filters of Spark. Of its own, since Spark refuses this method where handing down is switched off."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 (Spark's name)
-        """See ``_push``."""
-        return self._push(filters)
-
-
 class TierBatchReader(SourceReader):
     """Plans by the journal on the driver, reads on the workers."""
 
@@ -123,14 +110,6 @@ class TierBatchReader(SourceReader):
         """Rows of one partition."""
         assert isinstance(partition, TierPartition)
         yield from read_partition(self._options, partition, self._wanted, self._columns)
-
-
-class PushingTierReader(TierBatchReader):
-    """The same with filters of Spark; see ``PushingArchiveReader``."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 (Spark's name)
-        """See ``_push``."""
-        return self._push(filters)
 
 
 def read_partition(
