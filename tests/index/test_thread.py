@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from support.disks import small_disk
 from support.dispatching import PREFIX, dispatching, filled, run_once
 
 from backends.errors import UnavailableError
@@ -22,7 +25,8 @@ from tiered.plugin.index import IndexThread
 from tiered.plugin.index_settings import IndexSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import pytest
 
@@ -200,3 +204,37 @@ def test_an_end_names_what_is_collected_and_does_not_go_on(monkeypatch: pytest.M
     assert any(indexed_to(life) for life in lives)
     assert any(indexed_to(life) < life.commit_offset for life in lives)
     assert verify_tier(store, PREFIX, deep=True).is_clean
+
+
+def test_a_full_index_directory_is_waited_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(index_module, "_PAUSE_S_MAX", 0.02)
+    monkeypatch.setattr(index_module, "_PAUSE_S_MIN", 0.01)
+    store = MemoryStore()
+    with (
+        small_disk(tmp_path / "disk", "64k") as disk,
+        dispatching(store, filled()) as dispatcher,
+    ):
+        ballast = disk.path / "ballast"
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(b"x" * 1024):
+                pass
+        with indexing(store, dispatcher, directory=str(disk.path)) as thread:
+            follow(dispatcher)
+            until(lambda: thread.failures >= 3)
+            assert not thread.flush(0.2)
+            assert (thread.defect, thread.objects) == ("", 0)
+            assert "make room" in caplog.text
+            ballast.unlink()
+            until(lambda: thread.flush(1))
+            assert thread.objects >= 1
+    assert "Traceback" not in caplog.text
+    check(store)
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

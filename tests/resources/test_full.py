@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from resources.running import Running
+from support.disks import Disk, small_disk
 from support.faultproxy import FaultProxy
-from support.servers import missing
 
 from backends.s3_options import S3Options
 from tests.e2e import harness
@@ -73,31 +71,10 @@ def test_once_ends_and_says_why(server: S3Server, tmp_path: Path):
     assert "XMinioStorageFull" in ran.err
 
 
-class Disk:
-    """A small file system of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def resize(self, size: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,size={size}", self.path], check=True)
-
-    def litter(self) -> list[str]:
-        """Files of the tier that no listing shows."""
-        return [name for _, _, names in os.walk(self.path) for name in names if "tmp" in name]
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", path]
-    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        missing("this user may not mount a file system; a full disk")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
+    with small_disk(tmp_path / "disk", "600k") as made:
+        yield made
 
 
 def test_a_full_disk(disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -205,10 +205,10 @@ class IndexBuilder:
 
     def reset(self) -> None:
         """Forget everything, and give the disk's space back."""
-        if self._work:
-            self._work.close()
-        self._work = None
+        work, self._work = self._work, None
         self._covered = {}
+        if work:
+            work.close()
 
     def _cover(self, queue: MessageQueue, incarnation: int, start: int) -> _Covered:
         found = self._covered.get((queue, incarnation))

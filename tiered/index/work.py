@@ -38,7 +38,10 @@ class WorkFile:
         Raises:
             OSError: It cannot be made.
         """
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=directory, prefix="tiered-index-")  # noqa: SIM115 (closed in close)
+        # Unbuffered: what a full disk has refused must not be tried again by `close`, which would fail then.
+        self._file: IO[bytes] = tempfile.TemporaryFile(  # noqa: SIM115 (closed in close)
+            dir=directory, prefix="tiered-index-", buffering=0
+        )
         self._blocks: list[tuple[int, int]] = []
         self.count = 0
 
@@ -50,7 +53,9 @@ class WorkFile:
         """
         if len(hashes):
             data = hashes.tobytes() + items.tobytes()
-            self._file.write(data)
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
             self._blocks.append((len(hashes), zlib_ng.crc32(data)))
             self.count += len(hashes)
 
@@ -61,18 +66,23 @@ class WorkFile:
             DataError: It is not what was written.
             OSError: It cannot be read.
         """
-        self._file.flush()
         self._file.seek(0)
         start = 0
         for count, crc in self._blocks:
             size = count * (_HASH_BYTES + ITEM_BYTES)
-            data = self._file.read(size)
+            data = b"".join(self._pieces(size))
             if len(data) != size or zlib_ng.crc32(data) != crc:
                 raise DataError("the local work file of the key index has changed")
             hashes = np.frombuffer(data, np.uint64, count)
             yield start, hashes, np.frombuffer(data, ITEM, count, count * _HASH_BYTES)
             start += count
         self._file.seek(0, 2)
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        """The next bytes, however the system cuts them; fewer at the end."""
+        while size and (piece := self._file.read(size)):
+            size -= len(piece)
+            yield piece
 
     def close(self) -> None:
         """Give the space back."""

@@ -11,14 +11,16 @@ again.
 Bounds (I8): the feed's (64 MiB), and one part at a time, or the object that is being made (``IndexSettings.items_max``).
 Dispatch and uploads never wait for this thread.
 
-Retries and errors: what the tier or the disk could not do is tried again, with pauses, for ever; said once for each row of
-failures. A defect ends this thread, not the writer: the tier is then complete but for its index, and an ERROR says so.
+Retries and errors: what the tier or the disk could not do is tried again, with pauses, for ever; said at the first of a row
+of failures and once a minute while they last. A defect ends this thread, not the writer: the tier is then complete but for
+its index, an ERROR says so, and the writer counts as not well (``defect``).
 
 After a crash: what was collected is gone, and is collected again by whoever comes next.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -49,6 +51,8 @@ _LOG = logging.getLogger("tiered.index")
 _PAUSE_S_MIN = 0.5
 _PAUSE_S_MAX = 60.0
 _IDLE_S = 1.0
+_SAY_AGAIN_S = 60.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class IndexThread:
@@ -59,6 +63,7 @@ class IndexThread:
         items: In them.
         size_bytes: Of them.
         failures: Tries that failed.
+        defect: By what defect the thread ended; empty: by none.
         refused: Objects that did not fit the state any more when the journal was to name them.
     """
 
@@ -104,6 +109,8 @@ class IndexThread:
         self._late_s = math.inf
         self._done: TierState | None = None  # the state of which nothing was left
         self._is_failing = self._has_ended = False
+        self._said_s = 0.0
+        self.defect = ""
         self.objects = 0
         self.items = 0
         self.size_bytes = 0
@@ -132,6 +139,8 @@ class IndexThread:
             while not self._stop.is_set():
                 try:
                     is_busy = self._pass()
+                    if failures:
+                        _LOG.warning("the key index goes on")
                     failures, self._is_failing = 0, False
                 except (BackendError, OSError, DataError) as error:
                     failures += 1
@@ -140,7 +149,8 @@ class IndexThread:
                 if not is_busy:
                     self._clock.wait(self._wake, _IDLE_S)
                     self._wake.clear()
-        except Exception:  # noqa: BLE001 (the writer goes on without an index)
+        except Exception as error:  # noqa: BLE001 (the writer goes on without an index)
+            self.defect = f"the key index ended by a defect: {type(error).__name__}: {error}"
             _LOG.exception("the key index ended by a defect; messages are tiered without it")
         finally:
             self._is_failing = self._has_ended = True
@@ -230,9 +240,19 @@ class IndexThread:
     def _fail(self, error: BackendError | OSError | DataError, failures: int) -> None:
         self.failures += 1
         self._is_failing = True
-        if failures == 1:
-            _LOG.warning("the key index could not go on, trying again: %s", error)
-        if isinstance(error, (DataError, AlreadyExistsError)):
-            self._builder.reset()  # the work file is no use, or a cloned process writes under our id
+        now_s = self._clock.monotonic_s()
+        if failures == 1 or now_s - self._said_s >= _SAY_AGAIN_S:
+            self._said_s = now_s
+            _LOG.warning("the key index could not go on, trying again: %s%s", error, _advice(error))
+        if isinstance(error, AlreadyExistsError) or not isinstance(error, BackendError):
+            # The work file is no use, or a cloned process writes under our id. What was collected is read again.
+            self._builder.reset()
+            self._done = None
         pause_s = min(_PAUSE_S_MAX, _PAUSE_S_MIN * 2.0 ** min(failures - 1, 30))
         self._clock.wait(self._stop, pause_s)
+
+
+def _advice(error: BackendError | OSError | DataError) -> str:
+    """What to do about a work file for which there is no room; the store's own troubles are told by ``patience``."""
+    is_full = not isinstance(error, BackendError) and getattr(error, "errno", None) in _FULL
+    return "; make room where the key index works (--index-dir)" if is_full else ""
