@@ -82,11 +82,21 @@ class ExpiredError(InvalidError):
         self.next_offset = next_offset
 
 
+class MovedOnError(InvalidError):
+    """A plan that is not carried out, since the tier is not any more what it was made of."""
+
+    exit_code = 1
+
+
 class DataError(TieredStoreError):
     """A tier or store that cannot be opened or read at the asked place because it is damaged."""
 
     kind = "data"
     exit_code = 5
+
+
+class JournalLostError(DataError):
+    """A journal is gone, or has lost its end: what lies beside it tells of more than it does."""
 
 
 class InternalError(TieredStoreError):

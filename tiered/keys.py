@@ -43,6 +43,8 @@ QUEUE = "queue/"
 QUARANTINE = "quarantine/"
 LEDGER = "ledger/"
 INDEX = "index/"
+DATA_ROOTS = (QUEUE, INDEX, QUARANTINE)
+"""Where the objects lie that a writer makes; it makes none before its journal has an entry."""
 _CHECKPOINT = ".checkpoint"
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%|")
 _CAPITALS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")

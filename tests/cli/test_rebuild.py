@@ -34,7 +34,7 @@ def test_a_deleted_journal_comes_back(
     before = tiered.good("ls", basic_tier, "--json").document["queues"]
     cat = tiered.good("cat", basic_tier, "large").out
     shutil.rmtree(journal_of(copied))
-    assert tiered("ls", url).code == 2
+    assert tiered("ls", url).code == 5
     planned = tiered("rebuild", url, "--exit-code", "--json")
     assert planned.code == 1
     assert planned.document["messages"] == 2613

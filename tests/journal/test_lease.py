@@ -69,9 +69,9 @@ def test_an_absent_lease_is_taken_and_says_who_and_until_when(
 def test_the_lease_has_these_bytes(store: MemoryStore, clock: ManualClock):
     lease_of(store, "aaaaaaaa", clock).try_acquire()
     assert store.get(KEY) == (
-        b'{"expires_ms":1700000009000,"format":1,"holder":{"boot":"another-boot","host":"elsewhere",'
-        b'"pid":4711,"space":"pid:[1]","started":99},"released":false,"writer":"aaaaaaaa"}\n'
-        + store.get(KEY)[-9:]
+        b'{"expires_ms":1700000009000,"format":1,"generation":0,"holder":{"boot":"another-boot",'
+        b'"host":"elsewhere","pid":4711,"space":"pid:[1]","started":99},"number":0,"released":false,'
+        b'"writer":"aaaaaaaa"}\n' + store.get(KEY)[-9:]
     )
 
 

@@ -30,8 +30,7 @@ LISTED_MAX = 20
 def run(call: Call) -> int:
     """Plan, and apply if told to."""
     from tiered.cli.tiers import open_objects
-    from tiered.keys import JOURNAL, QUEUE
-    from tiered.plugin.place import choose_place
+    from tiered.plugin.place import ANY_SIGN, choose_place
     from tiered.plugin.rebuild import apply_rebuild
     from tiered.plugin.rebuild_plan import load_plan, plan_document, save_plan
     from tiered.plugin.stores import backend_errors
@@ -46,8 +45,7 @@ def run(call: Call) -> int:
         raise InvalidError("--plan and --apply FILE contradict each other", do="give one of them")
     with contextlib.ExitStack() as stack, backend_errors():
         store = open_objects(call, call.argument("url"), stack)
-        folders = (JOURNAL, QUEUE)
-        place = choose_place(store, call.text("cluster"), call.text("broker"), folders=folders)
+        place = choose_place(store, call.text("cluster"), call.text("broker"), signs=ANY_SIGN)
         if apply_file and apply_file != "-":
             plan = load_plan(Path(apply_file), place, store.url)
         else:

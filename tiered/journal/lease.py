@@ -1,7 +1,11 @@
 """The lease: who writes and until when. For politeness; the journal is what fences.
 
 The object ``lease`` is the one mutable object of a tier, changed only by compare-and-set. Form: ``seal_text`` of
-``{"format":1,"holder":{…},"writer":"0badcafe","expires_ms":…,"released":false}``.
+``{"format":1,"holder":{…},"writer":"0badcafe","expires_ms":…,"released":false,"generation":3,"number":17}``.
+
+``generation`` and ``number`` are those of the last journal entry that any holder has known to be history: they may lag
+behind the journal, and never lead. Who takes, renews, frees or breaks a lease keeps what it said, so that a journal that has
+lost its end is noticed (``tiered.journal.reader``). Nothing else rests on it.
 
 Rules: an absent, released or unreadable lease is free. One that has expired by our wall clock is free. One whose holder
 was a process of this host and this boot that no longer runs is free at once. Else we wait for it, saying so, or give up.
@@ -22,7 +26,7 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from backends.errors import (
     BackendError,
@@ -33,15 +37,41 @@ from backends.errors import (
 from tiered.crashpoints import reached
 from tiered.errors import DataError, FencedError
 from tiered.journal.entry import open_text, seal_text
-from tiered.keys import LEASE
+from tiered.keys import LEASE, NUMBER_DIGITS, OFFSET_DIGITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from backends.base import ObjectStore, Version
     from tiered.clock import Clock
 
 _TRIES = 6
+_NUMBER_END: int = 10 ** (OFFSET_DIGITS - 1)
+_GENERATION_END: int = 10**NUMBER_DIGITS - 1
+"""What a lease says beyond these no writer of ours can have said; there is room behind them for a rebuild."""
+
+
+class JournalEnd(NamedTuple):
+    """How far a journal reaches, or did when somebody looked.
+
+    Attributes:
+        generation: The newest reign; 0: none.
+        number: Of the last entry; 0: none.
+    """
+
+    generation: int = 0
+    number: int = 0
+
+    def or_later(self, other: JournalEnd) -> JournalEnd:
+        """The later of both: neither ever falls."""
+        return JournalEnd(*map(max, self, other))
+
+    def is_beyond(self, other: JournalEnd) -> bool:
+        """Whether this tells of something that the other does not."""
+        return self.generation > other.generation or self.number > other.number
+
+
+NOTHING_KNOWN = JournalEnd()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +112,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """What the lease object says."""
+    """What the lease object says; ``end``: of the journal, as it was known to its holders."""
 
     holder: Holder
     writer: str
     expires_ms: int
     released: bool
+    end: JournalEnd = NOTHING_KNOWN
 
 
 _UNKNOWN = LeaseState(Holder("another host", "", "", 0, 0), "", 0, released=False)
@@ -95,7 +126,11 @@ _UNKNOWN = LeaseState(Holder("another host", "", "", 0, 0), "", 0, released=Fals
 
 
 class Lease:
-    """Our hold on a tier. Used by one thread at a time."""
+    """Our hold on a tier. Used by one thread at a time.
+
+    Attributes:
+        remembered: The journal's end as the lease told when we took it, or as we have told it since.
+    """
 
     def __init__(
         self,
@@ -106,14 +141,28 @@ class Lease:
         holder: Holder,
         seconds: float,
         clock: Clock,
+        known: Callable[[], JournalEnd] = JournalEnd,
     ) -> None:
+        """Take nothing yet.
+
+        Args:
+            store: The tier's.
+            prefix: Of the broker.
+            writer: Our 8-hex-digit id.
+            holder: This process.
+            seconds: How long it lasts from each renewal on.
+            clock: Time.
+            known: The journal's end, as we know it now; from any thread.
+        """
         self._store = store
         self._key = prefix + LEASE
         self._writer = writer
         self._holder = holder
         self._seconds = seconds
         self._clock = clock
+        self._known = known
         self._version: Version | None = None
+        self.remembered = JournalEnd()
 
     def try_acquire(self) -> LeaseState | None:
         """Take the lease if it is free.
@@ -130,6 +179,8 @@ class Lease:
             present, version = read_lease(self._store, self._key)
             if present and present.writer != self._writer and not self._is_free(present):
                 return present
+            if present:
+                self.remembered = self.remembered.or_later(present.end)
             try:
                 self._write(version)
             except PreconditionFailedError:
@@ -218,20 +269,23 @@ class Lease:
         return present.released or expired or present.holder.is_gone()
 
     def _write(self, expected: Version | None, *, released: bool = False) -> None:
-        document: Mapping[str, Any] = {
-            "format": 1,
-            "holder": asdict(self._holder),
-            "writer": self._writer,
-            "expires_ms": self._clock.now_ms() + round(self._seconds * 1000),
-            "released": released,
-        }
+        self.remembered = self.remembered.or_later(self._known())
+        expires_ms = self._clock.now_ms() + round(self._seconds * 1000)
+        said = LeaseState(self._holder, self._writer, expires_ms, released, self.remembered)
         try:
-            self._version = self._store.compare_and_set(self._key, seal_text(document), expected)
+            self._version = self._store.compare_and_set(self._key, encode_lease(said), expected)
         except UnknownOutcomeError:
             present, version = read_lease(self._store, self._key)
             if present is None or present.writer != self._writer or version == expected:
                 raise
             self._version = version
+
+
+def encode_lease(said: LeaseState) -> bytes:
+    """The object's bytes."""
+    document = {"format": 1, **asdict(said), **said.end._asdict()}
+    del document["end"]
+    return seal_text(document)
 
 
 def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version | None]:
@@ -247,6 +301,7 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
             document["writer"],
             document["expires_ms"],
             document["released"],
+            JournalEnd(document["generation"], document["number"]),
         )
     except (DataError, KeyError, TypeError, ValueError):
         return None, version
@@ -257,9 +312,12 @@ def _is_sound(found: LeaseState) -> bool:
     """Whether all is of the right type: the checksum says nothing of who made it."""
     holder = found.holder
     texts = (found.writer, holder.host, holder.boot, holder.space)
-    numbers = (found.expires_ms, holder.pid, holder.started)
+    numbers = (found.expires_ms, holder.pid, holder.started, *found.end)
     is_typed = {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
-    return is_typed and type(found.released) is bool
+    if not is_typed or type(found.released) is not bool:
+        return False
+    generation, number = found.end
+    return 0 <= number < _NUMBER_END and 0 <= generation < _GENERATION_END
 
 
 def _boot_id() -> str:

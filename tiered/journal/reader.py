@@ -4,6 +4,10 @@ Ordering: entries are applied by number without a hole, and each must name the c
 is the head only when nothing lies behind it; when something does, a newer checkpoint is jumped to (old entries are deleted
 once two checkpoints cover them).
 
+A journal that is lost is never taken for a new one: the first ``catch_up`` of a ``Guarded`` machine's journal looks for what
+a journal leaves beside it. Objects and no entry, or a lease that remembers a later entry than the last one, are a
+``JournalLostError``; but the journal is listed once more behind them, since a writer at work in between is no loss.
+
 Retries and errors: a checkpoint that fails its checks is not believed; an older one, or replay from entry 1, gives the same
 state. What was listed and is gone, or is missing, is looked for by another listing, since entries may be deleted while
 we read; only what stays missing is damage.
@@ -16,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from backends.errors import ObjectNotFoundError
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError, JournalLostError
 from tiered.journal.checkpoint import (
     FORMAT,
     CheckpointText,
@@ -25,10 +29,11 @@ from tiered.journal.checkpoint import (
     encode_pieces,
 )
 from tiered.journal.entry import Entry, checksum, decode_entry
-from tiered.keys import JOURNAL, checkpoint_key, entry_key, parse_journal_key
+from tiered.journal.lease import JournalEnd, read_lease
+from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key, parse_journal_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from backends.base import ObjectStore
 
@@ -85,6 +90,16 @@ class Versioned(Protocol[S_contra]):
         ...
 
 
+@runtime_checkable
+class Guarded(Protocol):
+    """A machine whose journal leaves traces beside it, below the same prefix: data objects, and what the lease remembers."""
+
+    @property
+    def data_roots(self) -> Sequence[str]:
+        """Where there is nothing before the journal has an entry."""
+        ...
+
+
 class JournalReader(Generic[S]):
     """Replays a journal and follows it.
 
@@ -104,6 +119,12 @@ class JournalReader(Generic[S]):
         self.last = 0
         self.since_checkpoint = 0
         self._too_large: set[str] = set()
+        self._is_held = not isinstance(machine, Guarded)
+
+    @property
+    def end(self) -> JournalEnd:
+        """How far we know the journal to reach; from any thread."""
+        return JournalEnd(self._machine.generation(self.state), self.number)
 
     def catch_up(self) -> list[Entry]:
         """Apply everything that is new.
@@ -112,11 +133,66 @@ class JournalReader(Generic[S]):
             The entries that were applied one by one (not those that a checkpoint covers).
 
         Raises:
+            JournalLostError: It is gone, or has lost its end.
             DataError: An entry is damaged, or one is missing in the middle and no checkpoint covers it. The state is
                 that of the last entry that could be applied.
             InvalidError: An entry or checkpoint is of a newer version.
             BackendError: The store could not be read.
         """
+        applied = self._catch_up()
+        if not self._is_held:
+            applied += self._hold()
+        return applied
+
+    def require_reached(self, remembered: JournalEnd) -> None:
+        """Refuse a journal that ends before an entry of which somebody tells.
+
+        Raises:
+            JournalLostError: It does.
+        """
+        if remembered.is_beyond(self.end):
+            raise self._lost(
+                f"the journal has lost its end: it ends with entry {self.number} of generation {self.end.generation}, and"
+                f" the lease remembers entry {remembered.number} and generation {remembered.generation}"
+            )
+
+    def _hold(self) -> list[Entry]:
+        """Hold the journal against what lies beside it, at its opening."""
+        trace = None if self.number else self._trace()
+        remembered = self._remembered()
+        applied: list[Entry] = []
+        if trace is not None or remembered.is_beyond(self.end):
+            applied = self._catch_up()  # perhaps a writer was at work between our looks
+        if trace is not None and not self.number:
+            raise self._lost(
+                f"there is no journal, and there are objects that one has named: {trace}"
+            )
+        self.require_reached(remembered)
+        self._is_held = self.number > 0
+        return applied
+
+    def _trace(self) -> str | None:
+        """A data object."""
+        roots = self._machine.data_roots if isinstance(self._machine, Guarded) else ()
+        listings = (iter(self._store.list(self._prefix + root)) for root in roots)
+        return next((info.key for listing in listings for info in listing), None)
+
+    def _remembered(self) -> JournalEnd:
+        try:
+            present, _ = read_lease(self._store, self._prefix + LEASE)
+        except InvalidError:  # of a newer version: it tells us nothing
+            present = None
+        return present.end if present else JournalEnd()
+
+    def _lost(self, what: str) -> JournalLostError:
+        return JournalLostError(
+            what,
+            where=f"{self._store.url}/{self._prefix}",
+            do="restore the journal, or see what `tiered rebuild` makes of the objects; where a new tier is to begin,"
+            " delete all that lies there",
+        )
+
+    def _catch_up(self) -> list[Entry]:
         applied: list[Entry] = []
         for tries_left in reversed(range(LISTINGS_MAX)):
             entries, checkpoints = self.behind(self.number)

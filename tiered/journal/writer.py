@@ -36,6 +36,7 @@ from backends.errors import (
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import REIGN, Action, Entry, checksum, encode_entry
+from tiered.journal.lease import NOTHING_KNOWN, JournalEnd
 from tiered.journal.reader import JournalReader, Machine
 from tiered.keys import checkpoint_key, entry_key
 
@@ -112,6 +113,11 @@ class JournalWriter(Generic[S]):
         """The last entry that we know."""
         return self._reader.number
 
+    @property
+    def end(self) -> JournalEnd:
+        """How far we know the journal to reach: every entry of it is durable and history. From any thread."""
+        return self._reader.end
+
     def catch_up(self) -> None:
         """Replay to the head. A store that answers is asked again a few times, one that cannot be reached is not.
 
@@ -132,18 +138,23 @@ class JournalWriter(Generic[S]):
                 else:
                     return
 
-    def take_reign(self, holder: Mapping[str, Any]) -> None:
+    def take_reign(
+        self, holder: Mapping[str, Any], *, remembered: JournalEnd = NOTHING_KNOWN
+    ) -> None:
         """Begin to reign: whatever an earlier writer has in flight will be named by no entry.
 
         Args:
             holder: Who we are, for people (host, process, store).
+            remembered: What the lease told of the journal when we took it.
 
         Raises:
+            JournalLostError: The journal ends before that.
             FencedError: Another writer took a reign at the same moment.
             BackendError: The journal could not be read.
         """
         with self._lock:
             self.catch_up()
+            self._reader.require_reached(remembered)
             generation = self._machine.generation(self.state) + 1
             self.generation = generation
             self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])

@@ -18,6 +18,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import REIGN, Action, Entry, json_text
+from tiered.keys import DATA_ROOTS
 from tiered.log.expiry import expired
 from tiered.log.indexed import INDEX, after_index, is_of_use
 from tiered.log.parts import (
@@ -85,6 +86,11 @@ class TierMachine:
     def initial(self) -> TierState:
         """An empty tier."""
         return TierState()
+
+    @property
+    def data_roots(self) -> tuple[str, ...]:
+        """See ``tiered.journal.reader.Guarded``."""
+        return DATA_ROOTS
 
     def generation(self, state: TierState) -> int:
         """The reign."""

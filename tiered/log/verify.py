@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiered.errors import DataError
+from tiered.errors import DataError, JournalLostError
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.takeback import is_tail
 from tiered.log.verify_index import IndexCheck, check_indexes, unindexed_messages
@@ -67,7 +67,8 @@ def verify_tier(
         in_flight_max: Steps at once; bounds the memory.
 
     Raises:
-        BackendError: The journal or the listing could not be read (damage is no error here).
+        JournalLostError: The journal is gone, or has lost its end (other damage is no error here).
+        BackendError: The journal or the listing could not be read.
         TieredStoreError: The journal is of a newer version, or the local store cannot be read at all.
     """
     run = _Run(store, prefix)
@@ -153,6 +154,8 @@ class _Run:
         """Replay; whether all of the journal could be."""
         try:
             self._reader.refresh()
+        except JournalLostError:
+            raise  # there is nothing to hold the objects against
         except DataError as error:
             problem = Problem("journal", error.where, error.what)
             if problem not in self.report.problems:

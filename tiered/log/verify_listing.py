@@ -106,7 +106,7 @@ def _sort(found: Listing, prefix: str, key: str, info: ObjectInfo) -> None:
 def record_listing(
     found: Listing, named: AbstractSet[str], generation: int, report: VerifyReport
 ) -> None:
-    """Count what is no failure.
+    """Count what is no failure, and name what the journal has never heard of.
 
     Args:
         found: The listing.
@@ -123,6 +123,9 @@ def record_listing(
         recorded.orphan_bytes += size
         recorded.orphans_of_present_reign += made.generation == generation
         recorded.note(f"orphan: {key}")
+        if made.generation > generation:
+            detail = f"of generation {made.generation}, and {generation} reigns: the journal may have lost its end"
+            report.add(Problem("journal", key, detail))
     recorded.unknown_keys = len(found.unknown)
     for key in found.unknown:
         recorded.note(f"unknown: {key}")

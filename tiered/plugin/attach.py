@@ -106,6 +106,7 @@ class Attachment:
             holder=Holder.present(),
             seconds=settings.lease_s,
             clock=clock,
+            known=lambda: self._journal.end,
         )
         self._fault: BaseException | None = None
         self._drained: bool | None = None
@@ -144,6 +145,7 @@ class Attachment:
             InvalidError: Not a store, a wrong URL, a tier of another store, a store without put-if-absent.
             StoreUnavailableError: The tier's store cannot be reached or refuses us.
             FencedError: Another writer holds the tier (or ``stopping`` was set while its lease was waited for).
+            JournalLostError: The tier's journal is gone, or has lost its end.
         """
         clock = clock or SystemClock()
         rng = rng or random.SystemRandom()
@@ -222,7 +224,8 @@ class Attachment:
     def _take_reign(self) -> None:
         self._journal.catch_up()
         self._require_same_store()  # again: another store may have begun this tier a moment ago
-        self._journal.take_reign(asdict(Holder.present()))
+        remembered = self._lease.remembered
+        self._journal.take_reign(asdict(Holder.present()), remembered=remembered)
         mine = store_document(self.local.identity, self.place)
         known = self._journal.state.store
         if not known or (mine["store_id"] and not known["store_id"]):

@@ -24,7 +24,7 @@ from backends.probe import PREFIX, probe
 from backends.s3_rules import plain_http_host, read_rules
 from tiered.errors import DataError, TieredStoreError
 from tiered.log.verify_listing import is_known_key
-from tiered.plugin.doctor_place import ANY_DATA, folder_of
+from tiered.plugin.doctor_place import folder_of
 from tiered.plugin.lease import EXPIRED, GONE, UNREADABLE, report_lease
 from tiered.plugin.place import find_places
 
@@ -254,16 +254,12 @@ def _bucket(location: str, options: S3Options) -> Iterator[Check]:
 
 def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
     try:
-        places, whole = find_places(store, ANY_DATA), find_places(store)
+        places = find_places(store)
         if not places:
             yield Check("tier", OK, "no tier here yet; `tiered attach` makes one")
         for place in places:
-            if place in whole:
-                yield from _broker(store, place, clock)
-                yield _foreign(store, place)
-            else:
-                lost = f"{place.cluster}/{place.broker}: there are objects and no journal"
-                yield Check("journal", FAIL, lost, "run `tiered rebuild`")
+            yield from _broker(store, place, clock)
+            yield _foreign(store, place)
     except (BackendError, TieredStoreError) as error:
         yield Check("tier", FAIL, str(error), "see the other checks")
 
@@ -273,7 +269,7 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
     try:
         found = report_lease(store, place.prefix, clock)
     except DataError as error:
-        yield Check("journal", FAIL, f"{name}: {error}", "run `tiered rebuild`")
+        yield Check("journal", FAIL, f"{name}: {error.what}", "run `tiered rebuild`")
         return
     queues = len(found.state.queues)
     yield Check("journal", OK, f"{name}: generation {found.state.generation}, {queues} queues")

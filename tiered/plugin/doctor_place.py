@@ -18,7 +18,6 @@ from backends.errors import BackendError
 from backends.local import HIDDEN, LocalFolderStore
 from backends.probe import PREFIX as PROBES
 from tiered.errors import InvalidError
-from tiered.keys import JOURNAL, QUEUE
 from tiered.plugin.place import find_places
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
 
 SCRATCH = ".tiered-doctor-"
-ANY_DATA = (JOURNAL, QUEUE)
-"""Of a tier whose journal was lost the data is left."""
 _NEW = "check the URL; if a tier is to be made here, give --new"
 
 
@@ -51,7 +48,7 @@ def trial_store(
     if folder is not None and not folder.is_dir():
         _require_makeable(folder, is_new=is_new)
     try:
-        is_tier = bool(find_places(store, ANY_DATA))
+        is_tier = bool(find_places(store))
         other = None if is_tier else _other_thing(store)
     except BackendError:
         yield store  # it cannot be reached, which the first check says

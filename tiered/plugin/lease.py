@@ -9,13 +9,12 @@ Threads: none. After a crash the lease is as it was, or free.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import PreconditionFailedError
 from tiered.errors import FencedError
-from tiered.journal.entry import seal_text
-from tiered.journal.lease import Holder, LeaseState, read_lease
+from tiered.journal.lease import Holder, JournalEnd, LeaseState, encode_lease, read_lease
 from tiered.journal.reader import JournalReader
 from tiered.keys import LEASE
 from tiered.log.state import TierMachine, TierState
@@ -128,15 +127,10 @@ def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) 
         present, version = read_lease(store, key)
         if version is None or (present and present.released):
             return False
-        document = {
-            "format": 1,
-            "holder": asdict(Holder.present()),
-            "writer": breaker,
-            "expires_ms": clock.now_ms(),
-            "released": True,
-        }
+        end = present.end if present else JournalEnd()  # what it remembers is kept
+        broken = LeaseState(Holder.present(), breaker, clock.now_ms(), released=True, end=end)
         try:
-            store.compare_and_set(key, seal_text(document), version)
+            store.compare_and_set(key, encode_lease(broken), version)
         except PreconditionFailedError:
             continue  # renewed at this very moment
         return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from tiered.errors import ClosedError, InvalidError, TieredStoreError
+from tiered.errors import ClosedError, InvalidError, JournalLostError, TieredStoreError
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.reader import TierReader
 from tiered.plugin.place import Place, find_places, require_fitting
@@ -110,6 +110,7 @@ def place_of(store: ObjectStore, identity: StoreIdentity, settings: AttachSettin
 
     Raises:
         InvalidError: Its keys would be too long for an object store.
+        JournalLostError: A place that fits has lost its journal, so nobody can tell whether it is this store's.
     """
     place = _chosen(store, identity, settings)
     require_fitting(store.url, place)
@@ -138,6 +139,12 @@ def _store_id(store: ObjectStore, place: Place) -> str | None:
     reader = TierReader(store, place.prefix)
     try:
         reader.refresh()
+    except JournalLostError as error:
+        raise JournalLostError(
+            f"{error.what}; so nobody can tell whether it belongs to this store",
+            where=error.where,
+            do="run `tiered rebuild` there, or say where this broker's place is with --cluster and --broker",
+        ) from error
     except TieredStoreError:
         return None
     found = reader.state.store.get("store_id")

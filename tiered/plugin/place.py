@@ -1,4 +1,8 @@
-"""Where a broker's data lies under a tier's URL: which brokers there are, and which one is meant."""
+"""Where a broker's data lies under a tier's URL: which brokers there are, and which one is meant.
+
+A place without a journal that has data objects is one as well, so that a lost journal is told, and never taken for a tier
+that is not there: who opens it (``tiered.journal.reader``) refuses it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.errors import InvalidError
-from tiered.keys import JOURNAL, PREFIX_BYTES_MAX, broker_prefix, unescape_name
+from tiered.keys import DATA_ROOTS, JOURNAL, LEASE, PREFIX_BYTES_MAX, broker_prefix, unescape_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
 
 _LISTED_MAX = 1000
 """A page of a listing; behind so many keys of others a new listing skips the rest of their folder."""
+_SIGNS = (JOURNAL, *DATA_ROOTS)
+"""A broker has its data where one of these has an object."""
+ANY_SIGN = (*_SIGNS, LEASE)
+"""For who rebuilds: a lease that remembers a journal may be all that is left."""
 _SEGMENTS_MIN = 3
 """Cluster, broker and something below."""
 
@@ -68,12 +76,12 @@ def _key_path(url: str) -> str:
     return f"{path}/" if path else ""
 
 
-def find_places(store: ObjectStore, folders: Sequence[str] = (JOURNAL,)) -> list[Place]:
+def find_places(store: ObjectStore, signs: Sequence[str] = _SIGNS) -> list[Place]:
     """All brokers under the URL, by skipping from one to the next (two requests a broker, one at the end).
 
     Args:
         store: The tier's.
-        folders: A broker has its data where one of these has an object.
+        signs: A broker has its data where there is an object below one of these; the first is looked for first.
     """
     found: list[Place] = []
     after = ""
@@ -81,7 +89,7 @@ def find_places(store: ObjectStore, folders: Sequence[str] = (JOURNAL,)) -> list
         for listed, info in enumerate(store.list("", start_after=after), 1):
             place = None if info.key <= after else _place_of(info.key)
             if place is not None:
-                if _has_any(store, place, folders):
+                if _has_any(store, place, signs):
                     found.append(place)
                 after = place.prefix[:-1] + "0"  # '0' follows '/': behind all keys of that folder
                 break
@@ -92,8 +100,8 @@ def find_places(store: ObjectStore, folders: Sequence[str] = (JOURNAL,)) -> list
             return found
 
 
-def _has_any(store: ObjectStore, place: Place, folders: Sequence[str]) -> bool:
-    listings = (store.list(place.prefix + folder) for folder in folders)
+def _has_any(store: ObjectStore, place: Place, signs: Sequence[str]) -> bool:
+    listings = (store.list(place.prefix + sign) for sign in signs)
     return any(next(iter(listing), None) is not None for listing in listings)
 
 
@@ -120,27 +128,27 @@ def choose_place(
     cluster: str | None,
     broker: str | None,
     *,
-    folders: Sequence[str] = (JOURNAL,),
+    signs: Sequence[str] = _SIGNS,
 ) -> Place:
-    """The only broker there that fits the names given.
+    """The only broker there that fits the names given; its journal may be lost.
 
     Args:
         store: The tier's.
         cluster: Its name; None: any.
         broker: Likewise.
-        folders: See ``find_places``.
+        signs: See ``find_places``.
 
     Raises:
         InvalidError: There is none, or more than one.
     """
     if cluster is not None and broker is not None:
         place = Place(cluster, broker)
-        if not _has_any(store, place, folders):
+        if not _has_any(store, place, signs):
             raise InvalidError(f"no tier of broker {broker} of cluster {cluster}", where=store.url)
         return place
     fitting = [
         place
-        for place in find_places(store, folders)
+        for place in find_places(store, signs)
         if cluster in {None, place.cluster} and broker in {None, place.broker}
     ]
     if not fitting:

@@ -26,10 +26,16 @@ from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError
 from backends.probe import probe
-from tiered.errors import DataError, FencedError, InvalidError, TieredStoreError
+from tiered.errors import (
+    DataError,
+    FencedError,
+    InvalidError,
+    JournalLostError,
+    TieredStoreError,
+)
 from tiered.journal.checkpoint import CheckpointText, encode_checkpoint
 from tiered.journal.entry import REIGN
-from tiered.journal.lease import Holder, Lease
+from tiered.journal.lease import Holder, JournalEnd, Lease, read_lease
 from tiered.journal.reader import JournalReader
 from tiered.keys import (
     LEASE,
@@ -138,12 +144,13 @@ def plan_rebuild(
     """
     reader, damage = _read_journal(store, prefix)
     listing = list_all(store, prefix)
-    if not damage and not reader.number and listing.data:
-        damage = "there is no journal"
-    number = (max([reader.number, *listing.numbers]) // EPOCH + 1) * EPOCH
+    lease, _ = read_lease(store, prefix + LEASE)
+    remembered = lease.end if lease else JournalEnd()
+    numbers = [reader.number, remembered.number, *listing.numbers]
+    number = (max(numbers) // EPOCH + 1) * EPOCH
     if number >= _NUMBER_END:
         raise DataError(
-            f"a journal key has the number {max(listing.numbers)}, which no writer can have made",
+            f"a journal key has the number {max(numbers)}, which no writer can have made",
             where=prefix,
             do="delete that object, and rebuild then",
         )
@@ -163,7 +170,11 @@ def plan_rebuild(
         reader.state,
         quarantined=Counter(life for life, _ in listing.quarantined),
         items=items,
-        generations=[*listing.generations, *_later_reigns(reader, listing)],
+        generations=[
+            *listing.generations,
+            remembered.generation,
+            *_later_reigns(reader, listing),
+        ],
     )
     state = replace(proposal.state, generation=proposal.state.generation + 1)
     proposal.state = state
@@ -175,10 +186,12 @@ def plan_rebuild(
 
 
 def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierState], str]:
-    """As far as it goes, and why it goes no further."""
+    """As far as it goes, and why it goes no further (or that it has gone further, or was there at all)."""
     reader = JournalReader(store, prefix, TierMachine())
     try:
         reader.catch_up()
+    except JournalLostError as error:
+        return reader, error.what
     except DataError as error:
         return reader, str(error)
     return reader, ""
@@ -237,8 +250,15 @@ def apply_rebuild(
             where=store.url,
         )
     writer, holder = f"{rng.getrandbits(32):08x}", Holder.present()
+    known = JournalEnd()
     lease = Lease(
-        store, place.prefix, writer=writer, holder=holder, seconds=LEASE_SECONDS, clock=clock
+        store,
+        place.prefix,
+        writer=writer,
+        holder=holder,
+        seconds=LEASE_SECONDS,
+        clock=clock,
+        known=lambda: known,
     )
     lease.acquire(wait=False, announce=lambda _state: None, stop=lambda _seconds: False)
     try:
@@ -249,6 +269,7 @@ def apply_rebuild(
         made = {**asdict(holder), "rebuilt": True}
         state = replace(plan.proposal.state, writer=writer, holder=made, updated_ms=clock.now_ms())
         _write(store, place.prefix, plan.number, state)
+        known = JournalEnd(state.generation, plan.number)
     finally:
         lease.release()
 

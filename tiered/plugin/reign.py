@@ -88,6 +88,7 @@ def reign_and(
         holder=Holder.present(),
         seconds=_SECONDS,
         clock=at.clock,
+        known=lambda: journal.end,
     )
     require_silent(at)
     other = lease.try_acquire()
@@ -98,7 +99,7 @@ def reign_and(
             do="stop it, or wait until it has ended",
         )
     try:
-        journal.take_reign(asdict(Holder.present()))
+        journal.take_reign(asdict(Holder.present()), remembered=lease.remembered)
         work(journal)
     finally:
         lease.release()

@@ -103,6 +103,7 @@ class Repairer:
             holder=Holder.present(),
             seconds=LEASE_SECONDS,
             clock=clock,
+            known=lambda: self._journal.end,
         )
         self._renew_at_s = 0.0
         self._uploader: Uploader | None = None
@@ -174,7 +175,8 @@ class Repairer:
             self._lease.acquire(
                 wait=False, announce=lambda _state: None, stop=lambda _seconds: False
             )
-            self._journal.take_reign({**asdict(Holder.present()), "repairs": True})
+            holder = {**asdict(Holder.present()), "repairs": True}
+            self._journal.take_reign(holder, remembered=self._lease.remembered)
             self._uploader = Uploader(
                 self._store,
                 self._prefix,
