@@ -14,7 +14,7 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
-from tiered.journal.entry import Entry, encode_entry
+from tiered.journal.entry import Entry, checksum, encode_entry
 from tiered.journal.reader import JournalReader
 from tiered.journal.writer import CHECKPOINT_ENTRIES
 from tiered.keys import checkpoint_key, entry_key
@@ -433,3 +433,78 @@ def test_any_thread_may_append_and_write_checkpoints():
             found = JournalReader(store, PREFIX, ToyMachine()).read_checkpoint(number)
             assert found
             assert found[0].said == writer.state.said[:number]
+
+
+# -- what lies behind a number that was won ------------------------------------------------------
+
+
+def numbered(store: ObjectStore, writer: str, number: int, previous: int) -> int:
+    """Another's entry under a number; its checksum."""
+    data = encode_entry(Entry(number, 1, writer, 0, say("another's"), previous))
+    store.put_if_absent(entry_key(PREFIX, number), data)
+    return checksum(data)
+
+
+def test_a_checkpoint_behind_another_zombie_s_entry_fences_as_well():
+    """Both had been asleep while the journal was rebuilt; the other's entry follows ours, and says nothing for it."""
+    store = MemoryStore()
+    hooked = Hooked(store)
+    writer = make_writer(hooked)
+    far = JournalReader(store, PREFIX, ToyMachine())
+    far.place(Toy(2), 10**12)
+
+    def others() -> None:
+        store.put_if_absent(checkpoint_key(PREFIX, 10**12), far.checkpoint_bytes())
+        ours = store.get(entry_key(PREFIX, 2))
+        numbered(store, "0badcafe", 3, checksum(ours))
+
+    writer._reader._store = hooked
+    hooked.after["put", "00002"] = others
+    writer.generation = 0  # a guest: no reign that could be refused
+    with pytest.raises(FencedError, match="the journal was rebuilt"):
+        writer.append(say("dropped"))
+    assert "dropped" not in history(store).values
+
+
+@pytest.mark.parametrize("later", [1, 3])
+def test_entries_behind_a_won_number_must_follow_one_from_the_other(later: int):
+    store = MemoryStore()
+    hooked = Hooked(store)
+    writer = make_writer(hooked)
+
+    def others() -> None:
+        last = checksum(store.get(entry_key(PREFIX, 2)))
+        for number in range(3, 3 + later):
+            last = numbered(store, "bbbbbbbb", number, last)
+        numbered(store, "bbbbbbbb", 3 + later, 12345)
+
+    hooked.after["put", "00002"] = others
+    writer.generation = 0
+    with pytest.raises(FencedError):
+        writer.append(say("not history"))
+
+
+def test_a_guest_s_entries_and_checkpoints_that_follow_from_ours_are_no_fence():
+    store = MemoryStore()
+    hooked = Hooked(store)
+    writer = make_writer(hooked)
+
+    def others() -> None:
+        guest = make_writer(store, "bbbbbbbb", reign=False)
+        assert guest.write_checkpoint(force=True)  # of our own entry
+        guest.append(say("a guest's"))
+        assert guest.write_checkpoint(force=True)
+        guest.append(say("another"))
+
+    hooked.after["put", "00002"] = others
+    assert writer.append(say("ours")).number == 2
+    assert writer.append(say("more")).number == 5
+    assert history(store).values == ["reign 1", "ours", "a guest's", "another", "more"]
+
+
+def test_a_damaged_checkpoint_behind_a_won_number_is_believed_by_nobody():
+    store = MemoryStore()
+    hooked = Hooked(store)
+    writer = make_writer(hooked)
+    hooked.after["put", "00002"] = lambda: store.put_if_absent(checkpoint_key(PREFIX, 2), b"bad")
+    assert writer.append(say("ours")).number == 2

@@ -14,7 +14,7 @@ from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder, batch_of, put_index, put_log
 
 from tiered.clock import ManualClock
-from tiered.errors import DataError, FencedError, InvalidError
+from tiered.errors import DataError, FencedError, InvalidError, MovedOnError
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.reader import JournalReader
 from tiered.keys import entry_key
@@ -26,6 +26,7 @@ from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 from tiered.plugin.place import Place
 from tiered.plugin.rebuild import RebuildPlan, apply_rebuild, plan_rebuild
+from tiered.plugin.workplace import Workplace
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -64,8 +65,8 @@ def rebuild(store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5) -> 
 def apply(
     plan: RebuildPlan, store: ObjectStore, *, accept_gaps: bool = False, seed: int = 5
 ) -> None:
-    rng = random.Random(seed)
-    apply_rebuild(plan, store, PLACE, accept_gaps=accept_gaps, clock=ManualClock(), rng=rng)
+    at = Workplace(store, store, PLACE, ManualClock(), random.Random(seed))
+    apply_rebuild(at, plan, accept_gaps=accept_gaps)
 
 
 def state_of(store: ObjectStore) -> TierState:
@@ -381,8 +382,13 @@ def test_of_two_rebuilds_one_wins():
     lose_journal(builder.store)
     one, two = plan_of(builder.store), plan_of(builder.store)
     apply(one, builder.store)
-    with pytest.raises(InvalidError, match="moved on"):
-        apply(two, builder.store, seed=6)
+    before = list(builder.store.list(PREFIX + "journal/"))
+    apply(two, builder.store, seed=6)  # the same plan: it was applied before
+    assert list(builder.store.list(PREFIX + "journal/")) == before
+    TierBuilder(builder.store, writer="11111111").add([b"more"], queue=MessageQueue("t", 1))
+    lose_journal(builder.store)
+    with pytest.raises(MovedOnError, match="has other objects"):
+        apply(two, builder.store, seed=7)
 
 
 # -- garbage ------------------------------------------------------------------------------------

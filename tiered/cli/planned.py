@@ -26,14 +26,22 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
-def open_workplace(call: Call, url: str, stack: contextlib.ExitStack) -> Workplace:
+def open_workplace(
+    call: Call, url: str, stack: contextlib.ExitStack, *, signs: Sequence[str] | None = None
+) -> Workplace:
     """The one broker's tier that is meant.
+
+    Args:
+        call: The command.
+        url: Of the tier.
+        stack: Closes the store.
+        signs: See ``find_places``; None: the usual ones.
 
     Raises:
         InvalidError: There is none, or there are several.
         BackendError: The store cannot be reached or refuses us.
     """
-    from tiered.plugin.place import choose_place
+    from tiered.plugin.place import SIGNS, choose_place
     from tiered.plugin.stores import open_metered, with_retries
     from tiered.plugin.workplace import Workplace
 
@@ -41,7 +49,8 @@ def open_workplace(call: Call, url: str, stack: contextlib.ExitStack) -> Workpla
     stack.callback(meter.close)
     rng = random.SystemRandom()
     store = with_retries(meter, call.clock, rng, threading.Event())
-    place = choose_place(store, call.text("cluster"), call.text("broker"))
+    names = (call.text("cluster"), call.text("broker"))
+    place = choose_place(store, *names, signs=signs or SIGNS)
     return Workplace(store, meter, place, call.clock, rng)
 
 

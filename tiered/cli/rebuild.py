@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,15 +11,15 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
+from tiered.cli.planned import open_workplace
 from tiered.cli.progress import Progressed
 from tiered.cli.sizes import format_count
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from backends.base import ObjectStore
     from tiered.cli.call import Call
-    from tiered.plugin.place import Place
     from tiered.plugin.rebuild import RebuildPlan
+    from tiered.plugin.workplace import Workplace
 
 THREADS = 16
 LISTED_MAX = 20
@@ -29,10 +27,9 @@ LISTED_MAX = 20
 
 def run(call: Call) -> int:
     """Plan, and apply if told to."""
-    from tiered.cli.tiers import open_objects
-    from tiered.plugin.place import ANY_SIGN, choose_place
+    from tiered.plugin.place import ANY_SIGN
     from tiered.plugin.rebuild import apply_rebuild
-    from tiered.plugin.rebuild_plan import load_plan, plan_document, save_plan
+    from tiered.plugin.rebuild_plan import load_rebuild, plan_document, save_rebuild
     from tiered.plugin.stores import backend_errors
 
     if call.flag("index"):
@@ -44,25 +41,17 @@ def run(call: Call) -> int:
     if plan_file and apply_file not in {None, "-"}:
         raise InvalidError("--plan and --apply FILE contradict each other", do="give one of them")
     with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, call.argument("url"), stack)
-        place = choose_place(store, call.text("cluster"), call.text("broker"), signs=ANY_SIGN)
+        at = open_workplace(call, call.argument("url"), stack, signs=ANY_SIGN)
         if apply_file and apply_file != "-":
-            plan = load_plan(Path(apply_file), place, store.url)
+            plan = load_rebuild(apply_file, at.place, at.store.url)
         else:
-            plan = _planned(call, store, place, stack)
+            plan = _planned(call, at, stack)
         if plan_file:
-            save_plan(plan, place, store.url, Path(plan_file))
-        document = plan_document(plan, place, store.url)
+            save_rebuild(plan, at.place, at.store.url, plan_file)
+        document = plan_document(plan, at.place, at.store.url)
         if apply_file and plan.damage:
-            apply_rebuild(
-                plan,
-                store,
-                place,
-                accept_gaps=call.flag("accept-gaps"),
-                clock=call.clock,
-                rng=random.SystemRandom(),
-            )
-            document["is_applied"] = True
+            is_new = apply_rebuild(at, plan, accept_gaps=call.flag("accept-gaps"))
+            document |= {"is_applied": True, "was_applied": not is_new}
     if output.form == "table":
         _show(output, document)
     else:
@@ -71,9 +60,7 @@ def run(call: Call) -> int:
     return NEEDS_A_PERSON if has_work and call.flag("exit-code") else DONE
 
 
-def _planned(
-    call: Call, store: ObjectStore, place: Place, stack: contextlib.ExitStack
-) -> RebuildPlan:
+def _planned(call: Call, at: Workplace, stack: contextlib.ExitStack) -> RebuildPlan:
     from tiered.plugin.rebuild import plan_rebuild
 
     done = Progressed("reading the journal")
@@ -85,7 +72,7 @@ def _planned(
 
     executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-rebuild"))
     with call.progress("planning", lambda: done):
-        return plan_rebuild(store, place.prefix, executor, told)
+        return plan_rebuild(at.store, at.prefix, executor, told)
 
 
 def _show(output: Output, document: dict[str, Any]) -> None:
@@ -125,7 +112,8 @@ def _show(output: Output, document: dict[str, Any]) -> None:
 def _result(document: dict[str, Any]) -> str:
     if document["is_applied"]:
         number, generation = document["number"], document["generation"]
-        return f"rebuilt: checkpoint {number}, generation {generation}"
+        rebuilt = "this plan was applied before" if document["was_applied"] else "rebuilt"
+        return f"{rebuilt}: checkpoint {number}, generation {generation}"
     more = " --accept-gaps" if document["losses"] else ""
     return f"nothing is changed; --apply -{more} carries this out"
 

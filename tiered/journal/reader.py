@@ -206,6 +206,11 @@ class JournalReader(Generic[S]):
                 raise self._missing(self.number + 1)
         return applied
 
+    def place(self, state: S, number: int) -> None:
+        """Go to a state that somebody vouches for, behind all that lies in the journal; the next entry follows nothing."""
+        self.state, self.number, self.last = state, number, 0
+        self._is_held = True
+
     def jump_to(self, number: int) -> bool:
         """Go to the state of a checkpoint; whether it is there and passes its checks.
 

@@ -10,9 +10,9 @@ Retries and errors:
       own generation that we did not send (a cloned process), means that we are fenced. Else the next number is tried.
     * *unknown*: the same bytes go again under the same number, so that a late landing is harmless; *exists* then tells.
       An entry is never re-cut while its outcome is unknown.
-    * *won*: list behind the number. What lies there must be our entry's successors: if the next number is missing though
-      something lies behind it, or does not name our entry as the one before, then our number had been used and deleted
-      long ago. That, or a newer reign among them: fenced.
+    * *won*: list behind the number. All that lies there must follow from our entry: entries number by number, each naming
+      the one before, and no checkpoint but of one of them. Else our number had been used and deleted long ago, or the
+      journal was rebuilt behind it. That, or a newer reign among them: fenced.
     Whatever can be tried again is tried again, with pauses, until ``stop`` is set. No safety rests on a clock or on the
     lease.
 
@@ -24,6 +24,7 @@ After a crash: the entry is there or it is not; nothing else has to be cleaned u
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -160,6 +161,44 @@ class JournalWriter(Generic[S]):
             self.append([{"do": REIGN, "generation": generation, "holder": dict(holder)}])
             reached("reign-taken")
 
+    def take_reign_anew(self, number: int, state: S, holder: Mapping[str, Any]) -> None:
+        """Begin to reign over a journal that cannot be read, at a number beyond all that may have been used.
+
+        Whoever has won a smaller number and looks behind it from now on is fenced. What lies before counts until a
+        checkpoint of this entry is there (``require_checkpoint``).
+
+        Args:
+            number: Of our entry.
+            state: The state after which the journal is to go on.
+            holder: See ``take_reign``.
+
+        Raises:
+            FencedError: Another was faster, or something lies behind ``number``.
+            StoreUnavailableError: See ``append``.
+        """
+        with self._lock:
+            self._reader.place(state, number - 1)
+            self.generation = self._machine.generation(state) + 1
+            self.append([{"do": REIGN, "generation": self.generation, "holder": dict(holder)}])
+            reached("reign-taken")
+
+    def require_checkpoint(self) -> None:
+        """Write a checkpoint of the state after the last entry, which is to count without the entries before it.
+
+        Raises:
+            StoreUnavailableError: We were told to stop, and the store refused or the outcome is unknown.
+        """
+        with self._lock:
+            key, data = checkpoint_key(self._prefix, self.number), self._reader.checkpoint_bytes()
+
+            def put() -> None:
+                with contextlib.suppress(AlreadyExistsError):  # an earlier try of ours
+                    self._store.put_if_absent(key, data)
+
+            self._patiently(put, "the checkpoint is not written")
+            reached("checkpoint-stored")
+            self._reader.since_checkpoint = 0
+
     def append(
         self, actions: Sequence[Action], *, check: Callable[[S], None] | None = None
     ) -> Entry:
@@ -294,22 +333,26 @@ class JournalWriter(Generic[S]):
     def _refuse_used_number(self, number: int, data: bytes) -> None:
         """Hold what lies behind the entry that we put against it."""
         entries, checkpoints = self._reader.behind(number)
-        if not entries and not checkpoints:
-            return
-        found = self._reader.read_entry(number + 1)
-        if found is not None:
-            follows = found[0].previous == checksum(data)
-        elif not entries and max(checkpoints) == number:
+        used = f"journal entry {number} had been written before and deleted, or the journal was rebuilt"
+        row = {number: checksum(data)}
+        for later in sorted(entries):
+            found = self._reader.read_entry(later)
+            if found is not None:
+                self._refuse(found[0])
+            if found is None or found[0].previous != row.get(later - 1):
+                raise self._fenced(used)
+            row[later] = checksum(found[1])
+        for covered in checkpoints:
+            if covered not in row or not self._is_of(covered, row[covered]):
+                raise self._fenced(used)
+
+    def _is_of(self, number: int, last: int) -> bool:
+        """Whether a checkpoint is of the entry with this checksum; one that nobody believes may be of any."""
+        try:
             known = self._reader.read_checkpoint(number)
-            follows = known is not None and known[1] == checksum(data)
-        else:
-            follows = False
-        if not follows:
-            raise self._fenced(f"journal entry {number} had been written before and deleted")
-        for later in entries:
-            read = self._reader.read_entry(later)
-            if read:
-                self._refuse(read[0])
+        except DataError:
+            return True
+        return known is None or known[1] == last
 
     def _patiently(self, request: Callable[[], T], what: str) -> T:
         """Make a request that changes nothing until it is answered."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _LISTED_MAX = 1000
 """A page of a listing; behind so many keys of others a new listing skips the rest of their folder."""
-_SIGNS = (JOURNAL, *DATA_ROOTS)
+SIGNS = (JOURNAL, *DATA_ROOTS)
 """A broker has its data where one of these has an object."""
-ANY_SIGN = (*_SIGNS, LEASE)
+ANY_SIGN = (*SIGNS, LEASE)
 """For who rebuilds: a lease that remembers a journal may be all that is left."""
 _SEGMENTS_MIN = 3
 """Cluster, broker and something below."""
@@ -76,7 +76,7 @@ def _key_path(url: str) -> str:
     return f"{path}/" if path else ""
 
 
-def find_places(store: ObjectStore, signs: Sequence[str] = _SIGNS) -> list[Place]:
+def find_places(store: ObjectStore, signs: Sequence[str] = SIGNS) -> list[Place]:
     """All brokers under the URL, by skipping from one to the next (two requests a broker, one at the end).
 
     Args:
@@ -128,7 +128,7 @@ def choose_place(
     cluster: str | None,
     broker: str | None,
     *,
-    signs: Sequence[str] = _SIGNS,
+    signs: Sequence[str] = SIGNS,
 ) -> Place:
     """The only broker there that fits the names given; its journal may be lost.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zlib_ng import zlib_ng
 
 from tiered.crashpoints import reached
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, MovedOnError
 
 if TYPE_CHECKING:
     from tiered.plugin.place import Place
@@ -64,9 +64,10 @@ def load_plan(path: str, what: str, place: Place) -> Plan:
     return plan
 
 
-def moved_on(why: str) -> InvalidError:
+def moved_on(why: str, where: str = "") -> MovedOnError:
     """The tier is not any more what the plan was made of."""
-    return InvalidError(f"the tier has moved on since this was planned: {why}", do="plan again")
+    what = f"the tier has moved on since this was planned: {why}"
+    return MovedOnError(what, where=where, do="nothing more is changed; plan again")
 
 
 def _parsed(path: str) -> Plan:
@@ -74,7 +75,7 @@ def _parsed(path: str) -> Plan:
         plan = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise InvalidError(f"the plan cannot be read: {error.strerror}", where=path) from error
-    except ValueError:
+    except (ValueError, RecursionError):
         plan = None
     if not isinstance(plan, dict):
         raise InvalidError("this is no plan", where=path, do="give a file that --plan has written")

@@ -1,31 +1,31 @@
 """Rebuild: a lost or damaged journal, again from what the objects say of themselves. Plan, then apply.
 
 Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every data object's trailer, and
-lets ``tiered.log.rebuild`` propose a state. ``apply_rebuild`` makes that state the tier's: one checkpoint, of a new
-generation, with a number beyond every one that can have been used (the next multiple of ``EPOCH``).
+lets ``tiered.log.rebuild`` propose a state. ``apply_rebuild`` makes that state the tier's: a reign's entry and its
+checkpoint, with a number beyond every one that can have been used (the next multiple of ``EPOCH``).
 
-Ordering: lease, then a listing that must be the plan's, then the checkpoint, then the replay that shows it.
+Ordering: lease; the reign's entry, which fences; a listing, which must be the plan's; the checkpoint; the replay that shows
+it. For the plan: the listing, then the journal, so that what lands in between makes the plan one that is not carried out.
 
 Why this supersedes what is there: readers jump to the newest checkpoint, so whatever lies before it, damaged, missing or
-whole, is not read again. A writer of the old history that wins a number of its own, which is smaller, lists behind it, finds
-the checkpoint, and is fenced. Nothing is deleted or overwritten.
+whole, is not read again. A writer of the old history that wins a number of its own, which is smaller, lists behind it. It
+finds the reign's entry, and is fenced; or it was faster, and then its entry is in the listing, and nothing is replaced: plan
+again. Nothing is deleted or overwritten.
 
-Retries and errors: the store's (``RetryingStore``, which also tells a checkpoint of ours whose answer was lost).
+Retries and errors: the store's, and the journal's for entry and checkpoint.
 
-After a crash: the checkpoint is there, and the rebuild is done; or it is not, and nothing has changed but the lease.
+After a crash: the checkpoint is there, and the rebuild is done; or there is at most the reign's entry, and the journal is as
+unreadable as it was: plan again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from zlib_ng import zlib_ng
-
-from backends.errors import AlreadyExistsError
-from backends.probe import probe
 from tiered.errors import (
     DataError,
     FencedError,
@@ -33,14 +33,13 @@ from tiered.errors import (
     JournalLostError,
     TieredStoreError,
 )
-from tiered.journal.checkpoint import CheckpointText, encode_checkpoint
 from tiered.journal.entry import REIGN
-from tiered.journal.lease import Holder, JournalEnd, Lease, read_lease
+from tiered.journal.lease import JournalEnd, read_lease
 from tiered.journal.reader import JournalReader
 from tiered.keys import (
     LEASE,
     OFFSET_DIGITS,
-    checkpoint_key,
+    entry_key,
     parse_data_key,
     parse_index_key,
     parse_journal_key,
@@ -50,19 +49,21 @@ from tiered.log.objects import read_range
 from tiered.log.rebuild import EPOCH, Proposal, propose
 from tiered.log.state import TierMachine, TierState
 from tiered.log.wellformed import INT_MAX
+from tiered.plugin.ends import require_conditional_writes
+from tiered.plugin.plans import moved_on
+from tiered.plugin.reign import Anew, reign_and
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
     from backends.base import ObjectInfo, ObjectStore
-    from tiered.clock import Clock
+    from tiered.journal.writer import JournalWriter
     from tiered.log.parts import ObjectRange
     from tiered.log.rebuild_chain import LifeKey
-    from tiered.plugin.place import Place
+    from tiered.plugin.workplace import Workplace
 
-LEASE_SECONDS = 600.0
+Listed = dict[str, list[Any]]
 _NUMBER_END = 10**OFFSET_DIGITS
 
 
@@ -73,7 +74,7 @@ class RebuildPlan:
     Attributes:
         damage: Why the journal can't be read; empty when it can, and there is nothing to do.
         number: Of the checkpoint to be written.
-        listing: Fingerprint of the keys and sizes of all objects but the lease.
+        listing: Of each folder but the lease how many objects it has, and a fingerprint of their keys and sizes.
         proposal: The new state, of the new generation, and what is to be said of it.
         refused: Data objects whose own description is of no use.
         objects: Data objects read.
@@ -81,7 +82,7 @@ class RebuildPlan:
 
     damage: str
     number: int
-    listing: str
+    listing: Listed
     proposal: Proposal
     refused: list[Refused] = field(default_factory=list)
     objects: int = 0
@@ -96,16 +97,21 @@ class _Listing:
     numbers: set[int] = field(default_factory=set)
     generations: set[int] = field(default_factory=set)
     indexes: int = 0
-    fingerprint: str = ""
+    folders: Listed = field(default_factory=dict)
 
 
-def list_all(store: ObjectStore, prefix: str) -> _Listing:
-    """One listing, sorted by what objects are."""
-    found, digest = _Listing(), hashlib.sha256()
+def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
+    """One listing, sorted by what objects are; but for the lease, and the key ``without``."""
+    found = _Listing()
+    digests: dict[str, Any] = defaultdict(hashlib.sha256)
+    counts: Counter[str] = Counter()
     for info in store.list(prefix):
-        if info.key == prefix + LEASE:
+        if info.key in {prefix + LEASE, without}:
             continue
-        digest.update(f"{info.size_bytes} {info.key}\n".encode("utf-8", "surrogateescape"))
+        folder = info.key[len(prefix) :].partition("/")[0]
+        line = f"{info.size_bytes} {info.key}\n"
+        digests[folder].update(line.encode("utf-8", "surrogateescape"))
+        counts[folder] += 1
         data = parse_data_key(prefix, info.key)
         number = parse_journal_key(prefix, info.key)
         if number:
@@ -119,7 +125,7 @@ def list_all(store: ObjectStore, prefix: str) -> _Listing:
         elif index := parse_index_key(prefix, info.key):
             found.indexes += 1
             found.generations.add(index.generation)
-    found.fingerprint = digest.hexdigest()
+    found.folders = {name: [counts[name], digests[name].hexdigest()] for name in digests}
     return found
 
 
@@ -142,8 +148,8 @@ def plan_rebuild(
         InvalidError: The journal is of a newer version.
         BackendError: The store does not answer.
     """
-    reader, damage = _read_journal(store, prefix)
     listing = list_all(store, prefix)
+    reader, damage = _read_journal(store, prefix)
     lease, _ = read_lease(store, prefix + LEASE)
     remembered = lease.end if lease else JournalEnd()
     numbers = [reader.number, remembered.number, *listing.numbers]
@@ -155,7 +161,7 @@ def plan_rebuild(
             do="delete that object, and rebuild then",
         )
     if not damage:
-        return RebuildPlan("", number, listing.fingerprint, Proposal(reader.state))
+        return RebuildPlan("", number, listing.folders, Proposal(reader.state))
     objects: list[Described] = []
     refused: list[Refused] = []
     for one in read_described(store, prefix, listing.data, executor):
@@ -182,7 +188,7 @@ def plan_rebuild(
         proposal.notes.append(
             f"the key index ({listing.indexes} objects) is given up; the next writer makes it again"
         )
-    return RebuildPlan(damage, number, listing.fingerprint, proposal, refused, len(listing.data))
+    return RebuildPlan(damage, number, listing.folders, proposal, refused, len(listing.data))
 
 
 def _read_journal(store: ObjectStore, prefix: str) -> tuple[JournalReader[TierState], str]:
@@ -212,88 +218,69 @@ def _later_reigns(reader: JournalReader[TierState], listing: _Listing) -> Iterat
             yield from (number for number in said if type(number) is int and number < INT_MAX)
 
 
-def apply_rebuild(
-    plan: RebuildPlan,
-    store: ObjectStore,
-    place: Place,
-    *,
-    accept_gaps: bool,
-    clock: Clock,
-    rng: random.Random,
-) -> None:
+def apply_rebuild(at: Workplace, plan: RebuildPlan, *, accept_gaps: bool) -> bool:
     """Make the plan's state the tier's.
 
     Args:
+        at: The tier.
         plan: From ``plan_rebuild``, perhaps long ago.
-        store: The tier's, with retries.
-        place: The broker's.
         accept_gaps: Record what is lost as gaps, for ever.
-        clock: For the lease and the time of the checkpoint.
-        rng: For our id.
+
+    Returns:
+        False when this very plan had been applied before.
 
     Raises:
-        InvalidError: Messages are lost and ``accept_gaps`` is not given; the tier has moved on; the store does not write
-            conditionally.
+        MovedOnError: The tier has moved on. When that was seen only at the second look, there is a reign of ours, and the
+            journal is as unreadable as it was.
+        InvalidError: Messages are lost and ``accept_gaps`` is not given; the store does not write conditionally.
         FencedError: A writer holds the lease, or another rebuild was faster.
         BackendError: The store does not answer; the plan may be applied again.
     """
+    if _is_applied(at, plan):
+        return False
     if plan.proposal.losses and not accept_gaps:
         raise InvalidError(
             f"objects of {len(plan.proposal.losses)} stretches of messages are missing",
-            where=place.prefix,
+            where=at.prefix,
             do="restore them and plan again, or record them as gaps with --accept-gaps",
         )
-    found = probe(store, f"{rng.getrandbits(64):016x}")
-    if not (found.put_if_absent and found.compare_and_set):
-        raise InvalidError(
-            "this store does not write conditionally, so two writers could not be kept apart",
-            where=store.url,
-        )
-    writer, holder = f"{rng.getrandbits(32):08x}", Holder.present()
-    known = JournalEnd()
-    lease = Lease(
-        store,
-        place.prefix,
-        writer=writer,
-        holder=holder,
-        seconds=LEASE_SECONDS,
-        clock=clock,
-        known=lambda: known,
-    )
-    lease.acquire(wait=False, announce=lambda _state: None, stop=lambda _seconds: False)
+    require_conditional_writes(at.store, at.rng, at.store.url)
+    _require_unchanged(at, plan)
+    before = replace(plan.proposal.state, generation=plan.proposal.state.generation - 1)
+    reign_and(at, partial(_look_and_replace, at, plan), anew=Anew(plan.number, before))
+    return True
+
+
+def _is_applied(at: Workplace, plan: RebuildPlan) -> bool:
+    """Whether this plan's checkpoint is there."""
+    reader = JournalReader(at.store, at.prefix, TierMachine())
     try:
-        if list_all(store, place.prefix).fingerprint != plan.listing:
-            raise InvalidError(
-                "the tier has moved on since the plan was made", where=store.url, do="plan again"
-            )
-        made = {**asdict(holder), "rebuilt": True}
-        state = replace(plan.proposal.state, writer=writer, holder=made, updated_ms=clock.now_ms())
-        _write(store, place.prefix, plan.number, state)
-        known = JournalEnd(state.generation, plan.number)
-    finally:
-        lease.release()
+        found = reader.read_checkpoint(plan.number)
+    except DataError:
+        return False
+    return found is not None and found[0].queues == plan.proposal.state.queues
 
 
-def _write(store: ObjectStore, prefix: str, number: int, state: TierState) -> None:
+def _require_unchanged(at: Workplace, plan: RebuildPlan, without: str = "") -> None:
+    """Refuse a tier in which there is anything that the plan does not know, or is not what it knows."""
+    now = list_all(at.store, at.prefix, without).folders
+    for folder in sorted(now.keys() | plan.listing.keys()):
+        here, there = now.get(folder, [0, ""]), plan.listing.get(folder, [0, ""])
+        if here != there:
+            counts = f"it had {there[0]}, and has {here[0]}"
+            raise moved_on(f"{at.prefix}{folder} has other objects ({counts})", where=at.store.url)
+
+
+def _look_and_replace(at: Workplace, plan: RebuildPlan, journal: JournalWriter[TierState]) -> None:
+    """Behind the reign's entry: nothing may have landed since the plan; then the new state counts."""
+    _require_unchanged(at, plan, entry_key(at.prefix, plan.number))
+    journal.require_checkpoint()
     machine = TierMachine()
-    document = machine.dump(state)
-    # No entry has this number; the next one has to name this mark as that of the entry before it.
-    mark = zlib_ng.crc32(repr((number, state.generation, state.writer)).encode())
-    version = machine.checkpoint_format(state)
-    data = encode_checkpoint(CheckpointText(number, mark, document), version=version)
-    try:
-        store.put_if_absent(checkpoint_key(prefix, number), data)
-    except AlreadyExistsError:
-        raise FencedError(
-            "another rebuild of this journal was faster",
-            where=checkpoint_key(prefix, number),
-            do="plan again to see what is left to do",
-        ) from None
-    reader = JournalReader(store, prefix, machine)
+    reader = JournalReader(at.store, at.prefix, machine)
     reader.catch_up()
-    if machine.dump(reader.state) != document:
+    if machine.dump(reader.state) != machine.dump(journal.state):
         raise FencedError(
             "another writer has taken over this tier at the same moment",
-            where=f"{store.url}/{prefix}",
+            where=f"{at.store.url}/{at.prefix}",
             do="plan again to see what is left to do",
         )

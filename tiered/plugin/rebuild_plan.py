@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,13 @@ from tiered.log.rebuild_life import Loss
 from tiered.log.state import TierMachine
 from tiered.log.verify_state import check_state
 from tiered.model import MessageQueue
+from tiered.plugin.plans import load_plan, save_plan
 from tiered.plugin.rebuild import RebuildPlan
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tiered.plugin.place import Place
 
-KIND = "rebuild"
+WHAT = "rebuild"
 
 
 def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
@@ -35,6 +33,7 @@ def plan_document(plan: RebuildPlan, place: Place, url: str) -> dict[str, Any]:
         "broker": place.broker,
         "is_needed": bool(plan.damage),
         "is_applied": False,
+        "was_applied": False,
         "damage": plan.damage,
         "number": plan.number,
         "generation": proposal.state.generation,
@@ -61,37 +60,31 @@ def _loss(loss: Loss) -> dict[str, Any]:
     }
 
 
-def save_plan(plan: RebuildPlan, place: Place, url: str, file: Path) -> None:
+def save_rebuild(plan: RebuildPlan, place: Place, url: str, path: str) -> None:
     """Write a plan file.
 
     Raises:
-        OSError: It cannot be written.
+        InvalidError: It cannot be written.
     """
     document = plan_document(plan, place, url)
-    document |= {"kind": KIND, "listing": plan.listing}
-    document["state"] = TierMachine().dump(plan.proposal.state)
-    file.write_text(json.dumps(document) + "\n", "utf-8")
+    document |= {"what": WHAT, "listing": plan.listing}
+    save_plan(path, document | {"state": TierMachine().dump(plan.proposal.state)})
 
 
-def load_plan(file: Path, place: Place, url: str) -> RebuildPlan:
+def load_rebuild(path: str, place: Place, url: str) -> RebuildPlan:
     """Read a plan file.
 
     Raises:
-        InvalidError: It is none, or of another tier.
-        OSError: It cannot be read.
+        InvalidError: It cannot be read, was changed, or is of another tier.
     """
-    where = str(file)
+    document = load_plan(path, WHAT, place)
+    where = path
+    if document.get("url") != url:
+        raise InvalidError(f"this plan is of the tier at {document.get('url')}", where=where)
     try:
-        document = json.loads(file.read_text("utf-8"))
-        known = (document["kind"], document["format"])
-        meant = (document["url"], document["cluster"], document["broker"])
         plan = _plan_of(document)
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise InvalidError(f"this is no plan of a rebuild: {error!r:.200}", where=where) from error
-    if known != (KIND, 1):
-        raise InvalidError("this is no plan of a rebuild that this program knows", where=where)
-    if meant != (url, place.cluster, place.broker):
-        raise InvalidError(f"this plan is for {meant[1]}/{meant[2]} at {meant[0]}", where=where)
     problem = next(iter(check_state(plan.proposal.state)), None)
     if problem is not None:
         raise InvalidError(
@@ -113,7 +106,7 @@ def _plan_of(document: dict[str, Any]) -> RebuildPlan:
     return RebuildPlan(
         str(document["damage"]),
         int(document["number"]),
-        str(document["listing"]),
+        {folder: list(row) for folder, row in document["listing"].items()},
         proposal,
         [Refused(**one) for one in document["refused"]],
         int(document["objects"]),
