@@ -158,6 +158,11 @@ class Broker:
             "produce", "--namesrv", self.address, "--topic", topic, "--count", str(count), *words
         )
 
+    def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
+        """What the broker says of a topic's queues: ``[min, max)`` of each."""
+        lines = run("offsets", "--namesrv", self.address, "--topic", topic)
+        return {row["queue_id"]: (row["min_offset"], row["max_offset"]) for row in lines}
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic, as an administrator does; returns when its queues are gone."""
         words = ("admin", "deleteTopic", "-n", self.address, "-c", CLUSTER, "-t", topic)

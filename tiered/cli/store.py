@@ -89,6 +89,7 @@ def tail(call: Call) -> int:
     topic, count = call.arguments["topic"], call.whole("count")
     store = RocketMQStore.open(call.argument("dir"), clock=call.clock)
     with contextlib.closing(store):
+        store.refresh()
         starts = {
             queue: QueueOffset(max(found.min, found.end - count))
             for queue, found in store.queues().items()
@@ -112,6 +113,7 @@ def info(call: Call) -> int:
 
     store = RocketMQStore.open(call.argument("dir"), clock=call.clock)
     try:
+        store.refresh()
         identity, report, bounds = store.identity, store.report(), store.queues()
         rows = [
             {"topic": queue.topic, "queue_id": queue.queue_id, "min": found.min, "end": found.end}

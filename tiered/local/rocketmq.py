@@ -150,7 +150,8 @@ class RocketMQStore:
             view = self.current_view()
             self._look_for_expiry(view)
             if isinstance(view, LiveView):
-                while view.advance(_REFRESH_BYTES, self._is_same) is not None:
+                # Not until nothing is new: under load that may never be.
+                while (found := view.advance(_REFRESH_BYTES, self._is_same)) and not found.is_last:
                     pass
 
     def read(

@@ -108,6 +108,8 @@ def _read(store: ObjectStore, place: Place, local: LocalStore | None, now_ms: in
     reader = TierReader(store, place.prefix)
     reader.refresh()
     lease, _ = read_lease(store, place.prefix + LEASE)
+    if local is not None:
+        local.refresh()  # behind the tier: else what a writer has tiered since would be ahead of the store
     facts = local_facts(local, reader.state, now_ms) if local else None
     return BrokerFacts(place, reader.state, reader.journal_number, lease, facts)
 
