@@ -290,7 +290,7 @@ def test_one_flipped_offset_is_found_and_put_where_it_belongs(
     low = start if knows_low else None
     high = start + count if knows_high else None
     chain = Chain(offsets, np.ones(count, np.int64), is_listed, np.zeros(count, np.int64))
-    found = place(chain, Around(low, high, low, high))
+    found = place(chain, Around(low, low, high))
     assert found[np.arange(count) != which].tolist() == true[np.arange(count) != which].tolist()
     if which or knows_low or count > 2:
         assert found[which] == true[which]
@@ -303,7 +303,7 @@ def test_a_sound_chain_stays_as_it_is(counts: list[int], start: int):
     offsets = start + np.cumsum(sizes) - sizes
     chain = Chain(offsets, sizes, np.zeros(len(sizes), np.bool_), np.zeros(len(sizes), np.int64))
     assert place(chain, Around()).tolist() == offsets.tolist()
-    assert place(chain, Around(start, None, start, None)).tolist() == offsets.tolist()
+    assert place(chain, Around(start, start)).tolist() == offsets.tolist()
 
 
 @pytest.mark.parametrize(("lost", "at"), [(0, 4), (90, 4), (91 * 5, 9)])
@@ -312,7 +312,7 @@ def test_offsets_are_left_out_only_where_the_log_lost_as_much(lost: int, at: int
     offsets = np.array([0, 1, 2, 3, 9], np.int64)
     between = np.array([0, 0, 0, 0, lost], np.int64)
     chain = Chain(offsets, np.ones(5, np.int64), np.zeros(5, np.bool_), between)
-    assert place(chain, Around(0, None, 0, None)).tolist() == [0, 1, 2, 3, at]
+    assert place(chain, Around(0, 0)).tolist() == [0, 1, 2, 3, at]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
 if TYPE_CHECKING:
     from tiered.format.checkpoint import Checkpoint
     from tiered.local.catalog import Catalog, QueueState
-    from tiered.local.entries import Flags, Longs
+    from tiered.local.entries import Entries, Flags, Longs
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
     from tiered.model import MessageQueue
@@ -81,6 +81,8 @@ class DeadView:
         """One past the last queue offset of which a record was seen that counts."""
         self._lost: dict[int, int] = {}
         """Where the log cannot be read, from and to, as far as it was walked."""
+        self._walked_from = 0
+        """Where the walk under way began."""
         self._resync = Resync(log, catalog)
         self._decided_from = 2**63 - 1
         """Of the log from here on it has been decided what counts."""
@@ -92,7 +94,13 @@ class DeadView:
         return self.log.bases[0] if self.log.bases else self.log_end
 
     def claim(
-        self, state: QueueState, block: RecordBlock, found: Match, *, replayed: bool = False
+        self,
+        state: QueueState,
+        block: RecordBlock,
+        found: Match,
+        walked_from: int,
+        *,
+        replayed: bool = False,
     ) -> None:
         """Decide on records that their queue does not list; those that count are listed from now on.
 
@@ -100,11 +108,12 @@ class DeadView:
             state: Their queue.
             block: Holds the records.
             found: ``is_listed`` is brought up to date.
+            walked_from: The log was walked from here to the records, and what was not listed on the way was claimed.
             replayed: A broker's start after a crash would list them again, by its own rules.
         """
         if found.is_all_listed:
             return
-        verdicts, offsets = self._judge(state, block, found, replayed=replayed)
+        verdicts, offsets = self._judge(state, block, found, walked_from, replayed=replayed)
         decided = block.physical_offsets[found.indices] >= self._decided_from
         dropped = (verdicts == Verdict.DROPPED) & (replayed | ~decided)
         self._sightings.count("dropped_records", int(dropped.sum()))
@@ -136,9 +145,11 @@ class DeadView:
             checkpoint=checkpoint,
             listed_end=self._listed_end(),
         )
+        self._walked_from = start
         end = find_log_end(self.log, self._pieces, start, self._visit_replayed)
         self.log_end, self.torn_bytes = end.end, end.torn_bytes
         if start > self.log.bases[0] and self._needs_whole_scan(start, whole_log_bytes_max):
+            self._walked_from = self.log.bases[0]
             self._scan(self.log.bases[0], start)
             start = self.log.bases[0]
         self._decided_from = start
@@ -162,7 +173,7 @@ class DeadView:
             if state is None:
                 continue
             found = match(state.index, block, indices)
-            self.claim(state, block, found, replayed=replayed)
+            self.claim(state, block, found, self._walked_from, replayed=replayed)
             self._extend(queue, found)
 
     def _extend(self, queue: MessageQueue, found: Match) -> None:
@@ -207,7 +218,7 @@ class DeadView:
                 continue
             found = match(state.index, block, indices)
             if not found.is_all_listed:
-                verdicts, _ = self._judge(state, block, found, replayed=False)
+                verdicts, _ = self._judge(state, block, found, self.log.end, replayed=False)
                 if (verdicts == Verdict.CLAIMS).any():
                     return True
         return False
@@ -230,7 +241,13 @@ class DeadView:
     # -- claims ----------------------------------------------------------------------------------
 
     def _judge(
-        self, state: QueueState, block: RecordBlock, found: Match, *, replayed: bool
+        self,
+        state: QueueState,
+        block: RecordBlock,
+        found: Match,
+        walked_from: int,
+        *,
+        replayed: bool,
     ) -> tuple[npt.NDArray[np.int8], Longs]:
         """The verdict on each record, and the queue offset at which it belongs (of claims and misplaced ones)."""
         places = block.physical_offsets[found.indices]
@@ -249,7 +266,7 @@ class DeadView:
         offsets = np.full(len(asked), -1, np.int64)
         chain = found.is_listed | (asked & ~elsewhere)
         if (asked & chain).any():
-            offsets[chain] = self._places(state, block, found, chain)
+            offsets[chain] = self._places(state, block, found, chain, walked_from)
         taken &= offsets == found.offsets  # else its offset is damaged, and it belongs elsewhere
         taken |= ~found.is_listed & (~asked | (offsets < 0))
         verdicts = judge(
@@ -302,51 +319,56 @@ class DeadView:
             taken[at] = there.verdicts[0] == Verdict.LISTED
         return taken
 
-    def _places(self, state: QueueState, block: RecordBlock, found: Match, chain: Flags) -> Longs:
+    def _places(
+        self,
+        state: QueueState,
+        block: RecordBlock,
+        found: Match,
+        chain: Flags,
+        walked_from: int,
+    ) -> Longs:
         """Where the records of a chain belong, by their neighbours in the log."""
         places = block.physical_offsets[found.indices[chain]]
         counts = np.ones(len(places), np.int64) if found.counts is None else found.counts[chain]
         for at in np.flatnonzero(block.faults != RecordFault.OK).tolist():
             start = int(places[0] - block.positions[found.indices[chain][0]] + block.positions[at])
             self.note_lost(start, start + int(block.sizes[at]))
-        around, before = self._around(state, int(places[0]), int(places[-1]))
-        lost = self._lost_between(np.concatenate(([before], places)))
+        first, last = int(places[0]), int(places[-1])
+        low, high = self._listed_before(state, first), self._listed_behind(state, last)
+        nearest = max((low, state.index.rebuilt.before(first)), key=lambda one: one or (-1, -1))
+        around = Around(nearest and nearest[0], low and low[0], high)
+        lost = self._lost_between(np.concatenate(([nearest[1] if nearest else first], places)))
+        if nearest and nearest[1] < walked_from:
+            lost[0] = first - nearest[1]  # what lies between was not looked at, or is gone
         return place(Chain(found.offsets[chain], counts, found.is_listed[chain], lost), around)
 
-    def _around(self, state: QueueState, first: int, last: int) -> tuple[Around, int]:
-        """What is known before and behind some records, and where the record before them lies."""
-        low, before = self._listed_near(state, first, is_before=True)
-        high, _ = self._listed_near(state, last, is_before=False)
-        claimed_low, claimed_high = state.index.rebuilt.around(first, last)
-        lows = [offset for offset in (low, claimed_low) if offset is not None]
-        highs = [offset for offset in (high, claimed_high) if offset is not None]
-        around = Around(max(lows, default=None), min(highs, default=None), low, high)
-        return around, before
-
-    def _listed_near(
-        self, state: QueueState, at: int, *, is_before: bool
-    ) -> tuple[int | None, int]:
-        """One past the last queue offset whose record lies before ``at`` (or the first behind), and its place.
+    def _listed_before(self, state: QueueState, at: int) -> tuple[int, int] | None:
+        """One past the last queue offset that is listed before a place in the log, and where its record begins.
 
         By entries that their records bear out; of expired ones nothing can be read, and they are believed.
         """
+        end = state.index.written_end(at)
+        entries, is_listed = self._borne_out(state, max(0, end - _NEAR), end)
+        expired = entries.is_written & (entries.physical_offsets < self.log_min)
+        good = np.flatnonzero((is_listed | expired) & (entries.physical_offsets < at))
+        if not len(good):
+            return None
+        return entries.start + int(good[-1]) + 1, int(entries.physical_offsets[good[-1]])
+
+    def _listed_behind(self, state: QueueState, at: int) -> int | None:
+        """The first queue offset that is listed behind a place in the log, by an entry that its record bears out."""
+        end = state.index.written_end(at + 1)
+        entries, is_listed = self._borne_out(state, end, end + _NEAR)
+        good = np.flatnonzero(is_listed & (entries.physical_offsets > at))
+        return entries.start + int(good[0]) if len(good) else None
+
+    def _borne_out(self, state: QueueState, start: int, end: int) -> tuple[Entries, Flags]:
+        """Some entries, and which of them name a record of their own."""
         index = state.index
-        end = index.written_end(at if is_before else at + 1)
-        start, stop = (max(0, end - _NEAR), end) if is_before else (end, end + _NEAR)
-        if start >= stop:
-            return None, -1
-        entries = index.entries(start, stop)
+        entries = index.entries(start, end)
         bounds = Bounds(self.log_min, self.log.end)
         found = fetch(self.log, state.queue, entries, bounds, is_batch=index.is_batch)
-        side = entries.physical_offsets < at if is_before else entries.physical_offsets > at
-        good = np.flatnonzero((found.verdicts == Verdict.LISTED) & side)
-        if len(good):
-            chosen = int(good[-1 if is_before else 0])
-            return start + chosen + is_before, int(entries.physical_offsets[chosen])
-        expired = entries.is_written & (entries.physical_offsets < self.log_min)
-        if is_before and expired.any():
-            return start + int(np.flatnonzero(expired)[-1]) + 1, self.log_min
-        return None, -1
+        return entries, found.verdicts == Verdict.LISTED
 
     def _lost_between(self, places: Longs) -> Longs:
         """Bytes that are known to be lost between each place and the next."""

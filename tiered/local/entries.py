@@ -86,14 +86,13 @@ class Rebuilt:
             max(int(chunk[0].max()) for chunk in self._chunks) + 1,
         )
 
-    def around(self, first: int, last: int) -> tuple[int | None, int | None]:
-        """One past the last claimed queue offset before ``first`` in the log, and the first one behind ``last``."""
+    def before(self, place: int) -> tuple[int, int] | None:
+        """One past the last claimed queue offset whose record lies before ``place`` in the log, and where it begins."""
         if not self._chunks:
-            return None, None
+            return None
         offsets, physical, *_ = self._merge()
-        before, behind = offsets[physical < first], offsets[physical > last]
-        low = int(before.max()) + 1 if len(before) else None
-        return low, int(behind.min()) if len(behind) else None
+        found = np.flatnonzero(physical < place)
+        return (int(offsets[found[-1]]) + 1, int(physical[found[-1]])) if len(found) else None
 
     def next_claimed(self, start: int, end: int) -> int:
         """The first claimed queue offset in ``[start, end)``; ``end`` without one."""

@@ -59,7 +59,7 @@ class RocketMQFollower:
         self._must_sweep = True
         self._view = store.current_view()
         self._note_places()
-        self._position = self._first_position()
+        self._walked_from = self._position = self._first_position()
         self._pieces = LogPieces(self._view.log)
         self._resync = Resync(self._view.log, self._view.catalog)
 
@@ -173,7 +173,7 @@ class RocketMQFollower:
         self._fallen.update(self._next)
         self._pieces = LogPieces(view.log)
         self._resync = Resync(view.log, view.catalog)
-        self._position = min(self._position, self._first_position())
+        self._walked_from = self._position = min(self._position, self._first_position())
         self._must_sweep = True
 
     # -- the committed part of the log -----------------------------------------------------------
@@ -225,7 +225,7 @@ class RocketMQFollower:
                 return []
         found = match(state.index, block, indices)
         if not found.is_all_listed:
-            self._store.claim(view, state, block, found)
+            self._store.claim(view, state, block, found, self._walked_from)
         _, end = found.last_listed()
         if end > state.end and not view.is_live:
             state.end = end  # a damaged entry had hidden what lies behind it

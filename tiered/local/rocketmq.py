@@ -236,11 +236,13 @@ class RocketMQStore:
         with self._lock:
             return view.catalog.find(queue)
 
-    def claim(self, view: View, state: QueueState, block: RecordBlock, found: Match) -> None:
-        """Decide on records that are not listed, in the committed part of the log."""
+    def claim(
+        self, view: View, state: QueueState, block: RecordBlock, found: Match, walked_from: int
+    ) -> None:
+        """Decide on records that are not listed, in the committed part of the log, which was walked from a place on."""
         with self._lock:
             if isinstance(view, DeadView):
-                view.claim(state, block, found)
+                view.claim(state, block, found, walked_from)
             else:
                 self._sightings.count("dropped_records", int((~found.is_listed).sum()))
 

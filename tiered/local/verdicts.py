@@ -116,13 +116,11 @@ class Around:
 
     Attributes:
         low: One past the last queue offset that lies before them in the log, listed or claimed; None: none is known.
-        high: The first queue offset that lies behind them; None: none is known.
         listed_low: As ``low``, of what the consume queue's files list.
-        listed_high: As ``high``, likewise.
+        listed_high: The first queue offset that they list behind them; None: none. Others may lie between.
     """
 
     low: int | None = None
-    high: int | None = None
     listed_low: int | None = None
     listed_high: int | None = None
 
@@ -135,7 +133,7 @@ class Chain:
         offsets: int64[n], what each says that its first queue offset is.
         counts: int64[n], how many queue offsets each takes.
         is_listed: bool[n], an entry agrees.
-        lost: int64[n], bytes of the log between the record before and this one that cannot be read.
+        lost: int64[n], bytes of the log between the record before and this one that cannot be read, or were not.
     """
 
     offsets: Longs
@@ -160,8 +158,8 @@ def place(chain: Chain, around: Around) -> Longs:
     firm[:-1] |= links
     if around.low is not None and len(firm):
         firm[0] |= bool(fine[0]) and int(offsets[0]) == around.low
-    if around.high is not None and len(firm):
-        firm[-1] |= bool(fine[-1]) and int(ends[-1]) == around.high
+    if around.listed_high is not None and len(firm):
+        firm[-1] |= bool(fine[-1]) and int(ends[-1]) == around.listed_high
     firm &= chain.is_listed | _is_between(chain, ends, around)
     found = np.where(firm, offsets, -1)
     if firm.all():
@@ -187,23 +185,30 @@ def _place_others(chain: Chain, around: Around, firm: Flags, found: Longs) -> Lo
     behind = np.minimum.accumulate(behind[::-1])[::-1]
     low, lost = around.low, np.cumsum(chain.lost)
     taken = np.concatenate((np.cumsum(chain.counts), [int(chain.counts.sum())]))
-    before = 0
+    before, is_claimed = 0, around.low != around.listed_low
     for at in range(size):
         count, offset = int(chain.counts[at]), int(chain.offsets[at])
         if not firm[at]:
             following = int(behind[at])
-            high = int(chain.offsets[following]) if following < size else around.high
-            if high is not None:  # those between need room as well
-                high -= int(taken[following - 1] - taken[at])
-            room = (int(lost[at]) - before, int(lost[min(following, size - 1)] - lost[at]))
-            found[at] = offset = _slot(offset, count, low, high, room)
+            room = (int(lost[at]) - before) // RECORD_BYTES_MIN * count
+            high, least = around.listed_high, 0
+            if following < size:  # those between need room as well
+                high = int(chain.offsets[following] - (taken[following - 1] - taken[at]))
+                least = high - count - int(lost[following] - lost[at]) // RECORD_BYTES_MIN * count
+            if is_claimed and low is not None and offset < low:
+                low = None  # it was alone, too: either may be right
+            limits = (least, low + room) if low is not None else (least, OFFSET_MAX)
+            low = around.listed_low if low is None else low
+            found[at] = offset = _slot(offset, count, low, high, limits)
             if offset < 0:
                 continue
-        low, before = offset + count, int(lost[at])
+        low, before, is_claimed = offset + count, int(lost[at]), False
     return found
 
 
-def _slot(offset: int, count: int, low: int | None, high: int | None, room: tuple[int, int]) -> int:
+def _slot(
+    offset: int, count: int, low: int | None, high: int | None, limits: tuple[int, int]
+) -> int:
     """Where one record belongs that nobody agrees with: what it says, or next to its neighbours, or nowhere (-1).
 
     Args:
@@ -211,15 +216,12 @@ def _slot(offset: int, count: int, low: int | None, high: int | None, room: tupl
         count: Queue offsets that it takes.
         low: Not below it.
         high: Its end is not above it.
-        room: Bytes of the log that were lost before it, and behind it.
+        limits: What the lost bytes before and behind it allow it to be, both inclusive.
     """
-    if 0 <= offset < OFFSET_MAX and (high is None or offset + count <= high):
-        before, after = (lost // RECORD_BYTES_MIN * count for lost in room)
-        if low is not None and low <= offset <= low + before:
-            return offset
-        if low is None and (high is None or offset + count + after >= high):
-            return offset
-    slot = low if low is not None else high - count if high is not None else -1
+    least, most = max(limits[0], low or 0), min(limits[1], OFFSET_MAX)
+    if least <= offset <= most and (high is None or offset + count <= high):
+        return offset
+    slot = low if low is not None else limits[0] if high is not None else -1
     return slot if slot >= 0 and (high is None or slot + count <= high) else -1
 
 

@@ -35,8 +35,10 @@ class FollowedStore(Protocol):
         """The state of a queue that may be new; None when its topic is left out."""
         ...
 
-    def claim(self, view: View, state: QueueState, block: RecordBlock, found: Match) -> None:
-        """Decide on records that are not listed, in the committed part of the log."""
+    def claim(
+        self, view: View, state: QueueState, block: RecordBlock, found: Match, walked_from: int
+    ) -> None:
+        """Decide on records that are not listed, in the committed part of the log, which was walked from a place on."""
         ...
 
     def advance(
