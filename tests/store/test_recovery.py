@@ -25,7 +25,7 @@ from store.reading import check_same, read_all
 
 from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
-from tiered.format.checkpoint import decode_checkpoint, encode_checkpoint
+from tiered.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from tiered.format.consume_queue import ITEM
 from tiered.local.layout import list_queues
 from tiered.local.rocketmq import RocketMQStore
@@ -365,3 +365,53 @@ def test_a_brokers_crashed_store_is_gone_on_with(name: str, tmp_path: Path):
         assert writer.log_end == end
         mine = writer.queues()
         assert {queue: mine[queue] for queue in wanted} == wanted
+
+
+def test_a_log_file_whose_name_was_lost_above_the_checkpoint_ends_the_log(tmp_path: Path):
+    """Names come to the disk in any order: what is behind the file was promised to nobody. Below it stays an error."""
+    root, message = tmp_path / "s", Message("t", 0, bytes(1000))
+    with create(tmp_path / "running", SMALL, ManualClock()) as store:
+        for _ in range(30):
+            store.append(message)
+        store.flush()
+        covered = store.log_end
+        for _ in range(300):
+            store.append(message)
+        shutil.copytree(tmp_path / "running", root)  # as a machine leaves it
+    now_ms = ManualClock().now_ms()
+    reached = Checkpoint(now_ms, now_ms, logics_physical_offset=covered)
+    (root / "checkpoint").write_bytes(encode_checkpoint(reached))
+    files = sorted((root / "commitlog").iterdir())
+    lost = files[2]
+    assert int(lost.name) > covered
+    lost.unlink()
+    with pytest.raises(DataError, match="has a hole"):
+        RocketMQStore.open(root)
+    with reopen(root, SMALL, ManualClock()) as again:
+        assert covered < again.log_end <= int(lost.name)
+    assert 30 < sum(map(len, read_all(root).values())) < 300
+    with reopen(root, SMALL, ManualClock()) as again:
+        for _ in range(300):
+            again.append(message)
+    (root / "abort").write_text("1")
+    files[1].unlink()
+    with pytest.raises(DataError, match="has a hole"):
+        reopen(root, SMALL, ManualClock())
+
+
+def test_the_folder_of_a_new_store_is_forced_in_the_one_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each folder that is made is a name in another."""
+    synced = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    create(tmp_path / "a" / "b" / "s", SMALL, ManualClock()).close()
+    made = [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    assert synced[:3] == made
+    assert str(tmp_path / "a" / "b" / "s") in synced

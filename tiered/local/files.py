@@ -12,8 +12,10 @@ is locked or written.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import stat
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -24,7 +26,7 @@ from tiered.errors import ClosedError, InvalidError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
+_NOT_A_FILE: Final = (errno.ENXIO, errno.ENODEV, errno.EISDIR)
 _NOATIME: Final = getattr(os, "O_NOATIME", 0)
 _OPEN_MIN: Final = 16
 _OPEN_MAX: Final = 4096
@@ -32,18 +34,46 @@ NAME_DIGITS: Final = 20
 """Digits of a file name in a row."""
 
 
-def open_read_only(path: str) -> int:
-    """Open for reading, without touching the access time where the system lets us.
+def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """Open a file of a store, which is a regular one: whoever opens a FIFO waits for its other end, perhaps for ever.
 
     Raises:
+        InvalidError: Something else is in its place.
+        OSError: As ``os.open``.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def open_read_only(path: str) -> int:
+    """Open a regular file for reading, without touching the access time where the system lets us.
+
+    Raises:
+        InvalidError: As ``open_regular``.
         OSError: As ``os.open``.
     """
     if _NOATIME:
         try:
-            return os.open(path, _FLAGS | _NOATIME)
+            return open_regular(path, _NOATIME)
         except PermissionError:
             pass  # only the owner may leave the access time alone
-    return os.open(path, _FLAGS)
+    return open_regular(path)
+
+
+def _not_regular(path: str) -> InvalidError:
+    return InvalidError(
+        "not a regular file, but a FIFO, a socket, a device or a directory",
+        where=path,
+        do="put the store's file back, or name the right directory",
+    )
 
 
 def unreadable(path: str, error: OSError) -> InvalidError:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tiered.errors import InvalidError
 from tiered.local.files import open_read_only
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def is_cached_in_file(path: str, offsets: Iterable[int]) -> bool:
         return True
     try:
         descriptor = open_read_only(path)
-    except OSError:
+    except (OSError, InvalidError):
         return True  # it is gone, or may not be read: reading will tell
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
+from tiered.local.files import open_regular
 from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY
 from tiered.local.liveness import ABORT_FILE
-from tiered.store.durable import replace_file, sync_folder
+from tiered.store.durable import make_folder, replace_file, sync_folder
 from tiered.store.startup import CHECKPOINT_FILE
 from tiered.store.storelock import StoreLock
 
@@ -51,7 +52,7 @@ class StoreHold:
                 "there is something already", where=str(root), do="name an empty directory"
             )
         with Disk(str(root)):
-            root.mkdir(parents=True, exist_ok=True)
+            make_folder(root)
         return cls(str(root))
 
     def begin(self, now_ms: int) -> None:
@@ -61,7 +62,9 @@ class StoreHold:
             OSError: It is not marked.
         """
         abort = Path(self.root, ABORT_FILE)
-        abort.write_text(str(os.getpid()), "ascii")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with os.fdopen(open_regular(os.fspath(abort), flags), "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
         # Readers take records that were stored before this time for leftovers of an earlier run.
         os.utime(abort, ns=(now_ms * 1_000_000,) * 2)
         for name in (LOG_DIRECTORY, QUEUE_DIRECTORY):

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from tiered.local.files import open_regular
 from tiered.store.options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class KeyFile:
         self._slots = slots
         self._items = items
         size = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             self.is_new = os.fstat(self._descriptor).st_size == 0
             if os.fstat(self._descriptor).st_size != size:

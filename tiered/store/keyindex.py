@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
 from tiered.local.files import list_names
-from tiered.store.durable import sync_folder
+from tiered.store.durable import make_folder, sync_folder
 from tiered.store.keyfile import KeyFile, Longs
 from tiered.store.options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 
@@ -133,7 +133,7 @@ class KeyIndex:
             self._files = []
 
     def _roll(self) -> None:
-        Path(self._folder).mkdir(exist_ok=True)
+        make_folder(Path(self._folder))
         if self._files:
             self._files[-1].sync()
         now_ms = int(self._clock.now_ms())

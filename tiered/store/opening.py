@@ -21,6 +21,7 @@ from tiered.store.kinds import QueueKinds
 from tiered.store.listing import Listing
 from tiered.store.recovery import (
     Recovered,
+    cut_at_hole,
     cut_queues,
     find_start,
     open_log,
@@ -152,7 +153,11 @@ def _recover(
 ) -> Parts:
     _refuse_foreign(layout)
     cache, rows = FileCache(), RowWriter()
+    # Without it something is wrong that no crash explains: then nothing is taken on trust.
+    has_abort = Path(layout.root, ABORT_FILE).exists()
     try:
+        if has_abort:
+            cut_at_hole(layout, read_checkpoint(layout.root).logics_physical_offset)
         log = open_log(layout, cache)
         if not log.bases:
             queues = cut_queues(rows, layout, cache, -1) | _cut_batch_queues(
@@ -163,8 +168,6 @@ def _recover(
             parts.recovered = Recovered(0, 0, 0, 0)
             return parts
         checkpoint = read_checkpoint(layout.root)
-        # Without it something is wrong that no crash explains: then nothing is taken on trust.
-        has_abort = Path(layout.root, ABORT_FILE).exists()
         has_queues = not anew and bool(list_queues(layout.root))
         begin = plan_begin(log.bases, log.file_bytes, checkpoint, has_queues=has_queues)
         covered = checkpoint.logics_physical_offset

@@ -14,6 +14,8 @@ where the log ends           at the first record, from there, that fails: magic,
                              everything becomes zero, later files go: no stale record can come back
 consume queues, key index    cut back to where we began, then listed again from the log, as a running
                              store does. Entries behind the end become zero
+a log file is missing        above the checkpoint: the log ends there, as after any crash, and the files
+                             behind it go. Below it is an error
 damage below the checkpoint  is no torn tail: where it is met it is an error, and nothing is changed
 ============================ ==========================================================================
 
@@ -23,6 +25,7 @@ damage below the checkpoint  is no torn tail: where it is met it is an error, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,9 +39,9 @@ from tiered.format.checkpoint import (
 from tiered.format.consume_queue import ITEM_BYTES, is_filler
 from tiered.local.configs import read_text
 from tiered.local.consumequeues import PlainQueue
-from tiered.local.files import FileCache, FileRow
+from tiered.local.files import NAME_DIGITS, FileCache, FileRow, list_bases
 from tiered.local.layout import check_contiguous, list_queues, queue_file_bytes
-from tiered.store.durable import replace_file
+from tiered.store.durable import replace_file, sync_folder
 from tiered.store.replay import check_covered, is_boundary
 from tiered.store.rows import cut_row
 from tiered.store.startup import CHECKPOINT_FILE, QueueEnd
@@ -93,6 +96,31 @@ def refuse_missing_files(log: FileRow, covered: int) -> None:
             where=log.directory,
             do="restore the missing files; to go on without them, delete the file checkpoint",
         )
+
+
+def cut_at_hole(layout: Layout, covered: int) -> None:
+    """End a log at a file that is missing above what the checkpoint covers: its name had not come to the disk.
+
+    Files come into a directory in any order when the machine fails, and what the checkpoint does not cover was promised
+    to nobody.
+    A file that is missing below stays an error, and so does any where there is no checkpoint.
+
+    Raises:
+        OSError: The files behind could not be removed.
+    """
+    bases = list_bases(layout.log)
+    behind = [
+        number
+        for number, (before, after) in enumerate(pairwise(bases), 1)
+        if after - before != layout.log_file_bytes
+    ]
+    if not behind or not 0 < covered <= bases[behind[0] - 1] + layout.log_file_bytes:
+        return
+    for base in reversed(
+        bases[behind[0] :]
+    ):  # from the end: a crash in between leaves the same hole
+        Path(f"{layout.log}/{base:0{NAME_DIGITS}d}").unlink()
+    sync_folder(layout.log)
 
 
 def plan_begin(

@@ -14,13 +14,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tiered.local.files import NAME_DIGITS, list_bases
+from tiered.local.files import NAME_DIGITS, list_bases, open_regular
 from tiered.store.durable import sync_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_FLAGS: Final = os.O_RDWR | os.O_CREAT
 OPEN_MAX: Final = 256
 
 
@@ -106,7 +106,7 @@ class RowWriter:
             self._open.move_to_end(path)
             return descriptor
         self._make_folder(Path(path).parent)
-        descriptor = os.open(path, _FLAGS, 0o644)
+        descriptor = open_regular(path, _FLAGS)
         try:
             if os.fstat(descriptor).st_size < file_bytes:
                 os.ftruncate(descriptor, file_bytes)
@@ -147,7 +147,7 @@ def cut_row(rows: RowWriter, folder: str, file_bytes: int, end: int) -> None:
 
 def _sync_file(path: str) -> None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except FileNotFoundError:
         return  # it has expired
     try:

@@ -15,6 +15,7 @@ import sys
 from typing import Final
 
 from tiered.errors import InvalidError
+from tiered.local.files import open_regular
 from tiered.local.liveness import LOCK_FILE
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
@@ -32,7 +33,7 @@ class StoreLock:
             InvalidError: A broker or another writer holds it.
         """
         path = f"{root}/{LOCK_FILE}"
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             _take(self._descriptor)
         except (BlockingIOError, PermissionError):

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tiered.errors import DataError
 from tiered.format.fastjson import loads
 from tiered.local.configs import TOPICS_FILE, read_text
-from tiered.store.durable import replace_file
+from tiered.store.durable import make_folder, replace_file
 
 PERM_READ_WRITE: Final = 6
 _PERM_INHERIT: Final = 7
@@ -124,7 +124,7 @@ class TopicTable:
         version = self._document[_VERSION]
         version["counter"] = int(version.get("counter", 0)) + 1
         version["timestamp"] = now_ms
-        self._path.parent.mkdir(exist_ok=True)
+        make_folder(self._path.parent)
         before = read_text(str(self._path))
         if before is not None:
             replace_file(self._path.with_name(self._path.name + ".bak"), before)
