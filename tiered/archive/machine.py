@@ -22,27 +22,28 @@ twice, or not at all. A ``forget`` of a stretch whose file holds rows of others,
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
 and counted: of two jobs that did the same work, the first one's entry counts. Nobody reigns over an archive, so its
-generation is always 0. States are immutable.
+generation is always 0. States are immutable, and share what did not change (``tiered.archive.sharing``): replay of an entry
+costs what it says, however much is archived.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.body.layout import BodyColumns
 from tiered.archive.model import Archived, Lane
-from tiered.archive.moves import MERGE, PACK, Replaced, move, pieces_of, relatives
+from tiered.archive.moves import MERGE, PACK, Places, Replaced, move, pieces_of, stretches_of
 from tiered.archive.records import JOB, JobRecord, with_record
+from tiered.archive.sharing import Shared, Stretches
 from tiered.errors import DataError, InvalidError
 from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import json_text
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tiered.archive.model import ParquetFile, SideFile
     from tiered.journal.entry import Action, Entry
@@ -63,26 +64,30 @@ class ArchiveState:
         refused: Entries' actions that came too late or did not fit.
         updated_ms: Time of the last entry.
         jobs: Records of the last runs, oldest first.
-        replaced: Files that were part of the archive and are not any more, in the order in which that came.
         bodies: What bodies of each topic become, each fixed by an entry: the last holds, the others are of older files.
+        gone: Files that were part of the archive and are not any more, by key, with a number in their order.
+        gone_count: The number of the next of them.
+        named: By how many pieces each file of messages is named. It follows from ``lanes``.
     """
 
-    lanes: Mapping[Lane, tuple[Archived, ...]] = field(default_factory=dict)
+    lanes: Mapping[Lane, Sequence[Archived]] = field(default_factory=dict)
     tails: Mapping[Lane, tuple[str, ...]] = field(default_factory=dict)
     refused: int = 0
     updated_ms: int = 0
     jobs: tuple[JobRecord, ...] = ()
-    replaced: tuple[Replaced, ...] = ()
     bodies: Mapping[str, tuple[BodyColumns, ...]] = field(default_factory=dict)
+    gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared, compare=False)
+    gone_count: int = field(default=0, compare=False)
+    named: Shared[str, int] | None = field(default=None, compare=False)
+
+    @property
+    def replaced(self) -> tuple[Replaced, ...]:
+        """Files that were part of the archive and are not any more, in the order in which that came."""
+        return tuple(one for _, one in sorted(self.gone.values()))
 
     def overlapping(self, lane: Lane, start: int, end: int) -> list[Archived]:
         """What is archived of offsets ``[start, end)`` of a lane, in order."""
-        found = self.lanes.get(lane, ())
-        at = max(bisect_left(found, start, key=lambda one: one.start) - 1, 0)
-        ahead = takewhile(
-            lambda one: one.start < end, map(found.__getitem__, range(at, len(found)))
-        )
-        return [one for one in ahead if one.end > start]
+        return stretches_of(self.lanes, lane).around(start, end)
 
 
 class ArchiveMachine:
@@ -104,11 +109,12 @@ class ArchiveMachine:
             DataError: An action that no archiver of ours can have made.
         """
         work = _Work(
-            dict(state.lanes),
+            Places(dict(state.lanes), names_of(state)),
             dict(state.tails),
             dict(state.bodies),
             jobs=state.jobs,
-            replaced=list(state.replaced),
+            gone=state.gone,
+            gone_count=state.gone_count,
             now_ms=entry.time_ms,
         )
         for action in entry.actions:
@@ -126,13 +132,15 @@ class ArchiveMachine:
                 ) from error
         return replace(
             state,
-            lanes=work.lanes,
+            lanes=work.places.lanes,
+            named=work.places.named,
             tails=work.tails,
             bodies=work.bodies,
             refused=state.refused + work.refused,
             updated_ms=entry.time_ms,
             jobs=work.jobs,
-            replaced=tuple(work.replaced),
+            gone=work.gone,
+            gone_count=work.gone_count,
         )
 
     def dump(self, state: ArchiveState) -> Any:  # noqa: ANN401 (JSON values)
@@ -166,7 +174,7 @@ class ArchiveMachine:
 
     def checkpoint_format(self, state: ArchiveState) -> int:
         """See ``Machine``: older programs would read files twice that several stretches share."""
-        return FORMAT_MAX if state.jobs or state.replaced or state.bodies else FORMAT
+        return FORMAT_MAX if state.jobs or len(state.gone) or state.bodies else FORMAT
 
     def load(self, document: Any) -> ArchiveState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``.
@@ -175,15 +183,25 @@ class ArchiveMachine:
             ValueError: It is no dump (likewise ``LookupError`` and ``TypeError``).
         """
         check_ints((document["refused"], document["updated_ms"]), "a state")
+        replaced = list(map(Replaced.of, document.get("replaced", ())))
         return ArchiveState(
-            {Lane.of(row): tuple(map(Archived.of, found)) for row, found in document["lanes"]},
+            {Lane.of(row): Stretches(map(Archived.of, found)) for row, found in document["lanes"]},
             {Lane.of(row): _marks(marks) for row, marks in document["tails"]},
             document["refused"],
             document["updated_ms"],
             tuple(map(JobRecord.of, document.get("jobs", ()))),
-            tuple(map(Replaced.of, document.get("replaced", ()))),
             _bodies(document.get("bodies", [])),
+            Shared((one.key, (number, one)) for number, one in enumerate(replaced)),
+            len(replaced),
         )
+
+
+def names_of(state: ArchiveState) -> Shared[str, int]:
+    """By how many pieces each file of messages is named."""
+    if state.named is not None:
+        return state.named
+    counts = Counter(piece.file.key for piece in pieces_of(state.lanes))
+    return Shared(counts.items())
 
 
 def lane_row(lane: Lane) -> list[Any]:
@@ -215,33 +233,35 @@ def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
 class _Work:
     """A state under construction, private to one ``apply``."""
 
-    lanes: dict[Lane, tuple[Archived, ...]]
+    places: Places
     tails: dict[Lane, tuple[str, ...]]
     bodies: dict[str, tuple[BodyColumns, ...]]
     refused: int = 0
     jobs: tuple[JobRecord, ...] = ()
-    replaced: list[Replaced] = field(default_factory=list)
+    gone: Shared[str, tuple[int, Replaced]] = field(default_factory=Shared)
+    gone_count: int = 0
     now_ms: int = 0
 
     def add(self, stretch: Action) -> bool:
         """Add a stretch, as an ``archive`` action has it; whether it fits."""
         lane, new = Lane.of(stretch["lane"]), Archived.of(stretch)
-        found = self.lanes.get(lane, ())
-        at = bisect_left(found, new.start, key=lambda one: one.start)
-        before, behind = found[:at], found[at:]
-        overlaps = (before and before[-1].end > new.start) or (behind and behind[0].start < new.end)
+        found = stretches_of(self.places.lanes, lane)
         is_late = stretch["tails"] != len(self.tails.get(lane, ()))
         is_late |= new.columns > len(self.bodies.get(lane.topic, ()))
-        if overlaps or is_late or new.start >= new.end or not new.is_whole:
+        if is_late or new.start >= new.end or not new.is_whole or found.around(new.start, new.end):
             return False
-        self.lanes[lane] = (*before, new, *behind)
-        again = {file.key for file in new.objects()}
-        self.replaced = [one for one in self.replaced if one.key not in again]
+        self.places.lanes[lane] = found.with_one(new)
+        self.places.count(new.files, 1)
+        for file in new.objects():
+            self.gone = self.gone.lacking(file.key)
         return True
 
     def replace(self, files: Iterable[ParquetFile | SideFile]) -> None:
         """Nothing names these files any more."""
-        self.replaced += [Replaced(one.key, one.size_bytes, self.now_ms) for one in files]
+        for one in files:
+            new = Replaced(one.key, one.size_bytes, self.now_ms)
+            self.gone = self.gone.having(one.key, (self.gone_count, new))
+            self.gone_count += 1
 
 
 def _archive(work: _Work, action: Action) -> None:
@@ -249,15 +269,16 @@ def _archive(work: _Work, action: Action) -> None:
 
 
 def _pack(work: _Work, action: Action) -> None:
-    trial = _Work(dict(work.lanes), work.tails, work.bodies, replaced=work.replaced)
+    places = Places(dict(work.places.lanes), work.places.named)
+    trial = _Work(places, work.tails, work.bodies, gone=work.gone)
     if all(trial.add(stretch) for stretch in action["stretches"]):
-        work.lanes, work.replaced = trial.lanes, trial.replaced
+        work.places, work.gone = trial.places, trial.gone
     else:
         work.refused += 1
 
 
 def _merge(work: _Work, action: Action) -> None:
-    gone = move(work.lanes, action)
+    gone = move(work.places, action)
     if gone is None:
         work.refused += 1
     else:
@@ -267,7 +288,8 @@ def _merge(work: _Work, action: Action) -> None:
 def _clean(work: _Work, action: Action) -> None:
     keys = set(action["keys"])
     check_texts(keys, "a file that is gone")
-    work.replaced = [one for one in work.replaced if one.key not in keys]
+    for key in keys:
+        work.gone = work.gone.lacking(key)
 
 
 def _job(work: _Work, action: Action) -> None:
@@ -278,16 +300,18 @@ def _forget(work: _Work, action: Action) -> None:
     lane, starts = Lane.of(action["lane"]), set(action["starts"])
     check_ints(starts, "a stretch")
     (mark,) = _marks([action["tail"]])
-    every = work.lanes.get(lane, ())
-    kept = tuple(one for one in every if one.start not in starts)
-    gone = {file.key: file for one in every if one.start in starts for file in one.objects()}
-    others = {**work.lanes, lane: kept}
-    near = relatives(others, [lane]) if gone else []
-    is_shared = any(piece.file.key in gone for piece in pieces_of(others, near))
+    every = stretches_of(work.places.lanes, lane)
+    some = [one for start in sorted(starts) for one in every.around(start, start + 1)]
+    some = [one for one in some if one.start in starts]
+    gone = {file.key: file for one in some for file in one.objects()}
+    counts = Counter(file.key for one in some for file in one.files)
+    is_shared = any(work.places.named.get(key) != count for key, count in counts.items())
     if mark in work.tails.get(lane, ()) or is_shared:
         work.refused += 1
         return
-    work.lanes[lane] = kept
+    work.places.lanes[lane] = every.without(starts)
+    for one in some:
+        work.places.count(one.files, -1)
     work.replace(gone.values())
     work.tails[lane] = (*work.tails.get(lane, ()), mark)
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiered.archive.keys import DAY_MS
-from tiered.archive.moves import NewFile, Piece, merge_action, move, pieces_of, relatives
+from tiered.archive.machine import names_of
+from tiered.archive.moves import NewFile, Piece, Places, merge_action, move, pieces_of, relatives
 from tiered.archive.rewrite import MERGED, Together, key_of, write_together
 
 if TYPE_CHECKING:
@@ -223,18 +224,23 @@ def append_moves(log: JournalWriter[ArchiveState], made: list[NewFile], result: 
     due = list(made)
 
     def hold(state: ArchiveState) -> None:
-        if move(dict(state.lanes), merge_action(due)) is None:
+        if not _fits(state, due):
             raise _MovedError
 
     while due:
         try:
             log.append([merge_action(due)], check=hold)
         except _MovedError:
-            lanes = log.state.lanes
-            due = [new for new in due if move(dict(lanes), merge_action([new])) is not None]
+            due = [new for new in due if _fits(log.state, [new])]
             continue
         result.entries += 1
         break
     for new in due:
         result.count(new)
     result.overtaken += len(made) - len(due)
+
+
+def _fits(state: ArchiveState, files: list[NewFile]) -> bool:
+    """Whether new files can take the place of the old ones."""
+    places = Places(dict(state.lanes), names_of(state))
+    return move(places, merge_action(files)) is not None

@@ -9,14 +9,16 @@ A piece is known by its lane and ``low``: a row is in one file, and ``low`` is t
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.model import Archived, Lane, ParquetFile
+from tiered.archive.sharing import Shared, Stretches
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tiered.journal.entry import Action
 
@@ -122,7 +124,7 @@ def _file_row(file: NewFile) -> dict[str, Any]:
 
 
 def pieces_of(
-    lanes: Mapping[Lane, tuple[Archived, ...]], only: Iterable[Lane] | None = None
+    lanes: Mapping[Lane, Sequence[Archived]], only: Iterable[Lane] | None = None
 ) -> Iterator[Piece]:
     """Every piece, in order of lane and stretch.
 
@@ -164,13 +166,46 @@ def relatives(lanes: Iterable[Lane], of: Iterable[Lane]) -> list[Lane]:
     return [lane for lane in lanes if (lane.cluster, lane.broker, lane.topic) in wanted]
 
 
-def move(
-    lanes: MutableMapping[Lane, tuple[Archived, ...]], action: Action
-) -> list[ParquetFile] | None:
+@dataclass(slots=True)
+class Places:
+    """Where everything lies: a state's part that merges change.
+
+    Attributes:
+        lanes: Stretches of each lane.
+        named: By how many pieces each file of messages is named.
+    """
+
+    lanes: dict[Lane, Sequence[Archived]]
+    named: Shared[str, int]
+
+    def count(self, files: Iterable[ParquetFile], more: int) -> None:
+        """So many more pieces name each of these files, for each time that it comes."""
+        for file in files:
+            count = (self.named.get(file.key) or 0) + more
+            self.named = (
+                self.named.having(file.key, count) if count else self.named.lacking(file.key)
+            )
+
+    def find(self, lane: Lane, low: int) -> tuple[Archived, ParquetFile] | None:
+        """The stretch of a piece, and its file; ``low`` is the piece's first offset."""
+        for one in stretches_of(self.lanes, lane).around(low, low + 1):
+            for file in one.files:
+                if file.low == low:
+                    return one, file
+        return None
+
+
+def stretches_of(lanes: Mapping[Lane, Sequence[Archived]], lane: Lane) -> Stretches:
+    """Those of a lane, ready to be changed."""
+    found = lanes.get(lane, ())
+    return found if isinstance(found, Stretches) else Stretches(found)
+
+
+def move(places: Places, action: Action) -> list[ParquetFile] | None:
     """Carry out a ``merge`` action.
 
     Args:
-        lanes: Stretches of each lane; changed.
+        places: Changed.
         action: The action.
 
     Returns:
@@ -181,22 +216,36 @@ def move(
     Raises:
         ValueError: It makes no sense (likewise ``LookupError`` and ``TypeError``).
     """
-    places = dict(_moved(action))
-    near = relatives(lanes, {lane for lane, _ in places})
-    found = {piece.mark: piece for piece in pieces_of(lanes, near)}
-    old = {key for key, _ in places.values()}
-    if any(mark not in found or found[mark].file.key != key for mark, (key, _) in places.items()):
-        return None
-    if any(piece.file.key in old and mark not in places for mark, piece in found.items()):
+    moved = dict(_moved(action))
+    gone: dict[str, ParquetFile] = {}
+    olds, rows = Counter[str](), Counter[int]()
+    for (lane, low), (key, new) in moved.items():
+        found = places.find(lane, low)
+        if found is None or found[1].key != key:
+            return None
+        gone[key] = found[1]
+        olds[key] += 1
+        rows[id(new)] += found[1].rows
+    if any(places.named.get(key) != count for key, count in olds.items()):
         return None
     for row in action["files"]:
-        rows = sum(found[mark].file.rows for mark, (_, new) in places.items() if new is row)
-        if rows != row["rows"] or not rows or any(p.file.key == row["key"] for p in found.values()):
+        if rows[id(row)] != row["rows"] or not row["rows"] or places.named.get(row["key"]):
             return None
-    for lane in {lane for lane, _ in places}:
-        lanes[lane] = tuple(_with_moved(lane, one, places) for one in lanes[lane])
-    gone = {found[mark].file.key: found[mark].file for mark in places}
+    for (lane, low), (_, new) in moved.items():
+        _move_one(places, lane, low, new)
     return [gone[key] for key in sorted(gone)]
+
+
+def _move_one(places: Places, lane: Lane, low: int, new: Any) -> None:  # noqa: ANN401 (JSON)
+    found = places.find(lane, low)
+    assert found is not None
+    archived, old = found
+    fields = {"key": new["key"], "size_bytes": new["size_bytes"], "crc": new["crc"]}
+    files = tuple(replace(old, **fields) if file is old else file for file in archived.files)
+    changed = replace(archived, files=files)
+    places.lanes[lane] = stretches_of(places.lanes, lane).with_changed(changed)
+    places.count([old], -1)
+    places.count([file for file in files if file.low == low], 1)
 
 
 def _moved(action: Action) -> Iterator[tuple[tuple[Lane, int], tuple[str, Any]]]:
@@ -210,15 +259,3 @@ def _moved(action: Action) -> Iterator[tuple[tuple[Lane, int], tuple[str, Any]]]
                 check_ints((low,), "a piece of a file")
                 check_texts((key,), "a piece of a file")
                 yield (lane, low), (key, row)
-
-
-def _with_moved(
-    lane: Lane, archived: Archived, places: Mapping[tuple[Lane, int], tuple[str, Any]]
-) -> Archived:
-    files = list(archived.files)
-    for number, file in enumerate(files):
-        if (lane, file.low) in places:
-            new = places[lane, file.low][1]
-            fields = {"key": new["key"], "size_bytes": new["size_bytes"], "crc": new["crc"]}
-            files[number] = replace(file, **fields)
-    return replace(archived, files=tuple(files))
