@@ -246,7 +246,7 @@ class S3Store:
             return self._pool
 
     def _where(self, key: str) -> str:
-        return f"{self._url} {key!r}"
+        return f"{self._url} {key!r}" if key else self._url
 
     def _error(self, failure: S3Failure, key: str, permission: str) -> BackendError:
         return to_error(

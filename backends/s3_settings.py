@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _REGION_DEFAULT = "us-east-1"
+ENDPOINT_OPTION = "--endpoint-url"
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -125,17 +126,32 @@ def split_location(location: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def check_endpoint(url: str) -> str:
+def check_endpoint(url: str, origin: str) -> str:
     """The endpoint without a trailing slash.
+
+    Args:
+        url: As given.
+        origin: Which option or variable says so, for the message.
 
     Raises:
         ConfigurationError: It is no http or https address, or has a user, password or query in it.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigurationError("endpoint must be http://host[:port] or https://host[:port]")
+    shown = repr(re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*", "?***", url)))
+    no_address = ConfigurationError(
+        f"{origin} is no address of an endpoint: {shown}; write http://host[:port] or https://host[:port]"
+    )
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is left open
+        raise no_address from None
+    is_http = parts.scheme in {"http", "https"} and parts.hostname and has_port
+    if not is_http or re.search(r"\s", url):
+        raise no_address
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ConfigurationError("endpoint takes no user, password, query or fragment")
+        raise ConfigurationError(
+            f"{origin} takes no user, password, query or fragment: {shown}; leave them out"
+        )
     return url.rstrip("/")
 
 
@@ -148,7 +164,7 @@ def check_options(options: S3Options) -> None:
     if options.timeout_s <= 0:
         raise ConfigurationError(f"S3 timeout is not positive: {options.timeout_s}")
     if options.endpoint_url is not None:
-        check_endpoint(options.endpoint_url)
+        check_endpoint(options.endpoint_url, ENDPOINT_OPTION)
     for name, value in options.headers.items():
         # The value is not shown: it may be a token.
         if not _HEADER.fullmatch(name) or not value.isprintable() or not value.isascii():
@@ -166,7 +182,7 @@ def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settin
     Raises:
         ConfigurationError: An endpoint makes no sense, or there are no credentials.
     """
-    endpoint = options.endpoint_url or _endpoint(env)
+    endpoint, origin = _endpoint(options, env)
     region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
     static = None if options.profile else _static_credentials(env)
     profile = Profile(None, None, None)
@@ -178,11 +194,12 @@ def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settin
             "no AWS credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "or AWS_PROFILE"
         )
-    endpoint = endpoint or profile.endpoint_url
+    if endpoint is None and profile.endpoint_url is not None:
+        endpoint, origin = profile.endpoint_url, "endpoint_url of the AWS profile"
     path_style = endpoint is not None if options.path_style is None else options.path_style
     return S3Settings(
         bucket=bucket,
-        endpoint_url=None if endpoint is None else check_endpoint(endpoint),
+        endpoint_url=None if endpoint is None else check_endpoint(endpoint, origin),
         region=region or profile.region or _REGION_DEFAULT,
         path_style=path_style,
         headers=options.headers,
@@ -194,10 +211,15 @@ def resolve(bucket: str, options: S3Options, env: Mapping[str, str]) -> S3Settin
     )
 
 
-def _endpoint(env: Mapping[str, str]) -> str | None:
-    if env.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        return None
-    return env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None
+def _endpoint(options: S3Options, env: Mapping[str, str]) -> tuple[str | None, str]:
+    """The endpoint, and what says so."""
+    if options.endpoint_url:
+        return options.endpoint_url, ENDPOINT_OPTION
+    if env.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+            if env.get(name):
+                return env[name], name
+    return None, ""
 
 
 def _static_credentials(env: Mapping[str, str]) -> CredentialSource | None:

@@ -207,11 +207,16 @@ def _flatten(
             found[key] = value
 
 
-def _advice(key: str, known: set[str]) -> str:
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The known word that was most likely meant; "" when none is as like as that (1: the same)."""
     import difflib  # noqa: PLC0415 (start-up loads only what is needed)
 
-    close = difflib.get_close_matches(key.replace("_", "-"), sorted(known), 1)
-    near = f"did you mean {close[0]!r}? " if close else ""
+    return next(iter(difflib.get_close_matches(word, sorted(known), 1, likeness)), "")
+
+
+def _advice(key: str, known: set[str]) -> str:
+    close = nearest(key.replace("_", "-"), known)
+    near = f"did you mean {close!r}? " if close else ""
     return f"{near}`tiered config show` lists all keys".strip()
 
 

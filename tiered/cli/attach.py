@@ -20,12 +20,13 @@ from tiered.cli.sizes import format_count, format_size
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tiered.cli.call import Call
     from tiered.dispatch.packing import Compression
     from tiered.journal.lease import LeaseState
     from tiered.local.face import StoreReport
+    from tiered.model import MessageQueue
     from tiered.plugin.attach import Attachment, AttachResult, AttachSettings
     from tiered.plugin.index_settings import IndexSettings
 
@@ -43,12 +44,14 @@ class Ending:
     Attributes:
         result: What it left behind.
         report: What was met in the store that is explained and recorded.
+        unmatched: Globs of ``--topics`` that no topic of the store fits.
         is_drained: What was in hand became durable.
         seconds: How long it took.
     """
 
     result: AttachResult
     report: StoreReport
+    unmatched: Sequence[str]
     is_drained: bool
     seconds: float
 
@@ -118,15 +121,18 @@ def follow(call: Call, attachment: Attachment) -> Ending:
             f" {attachment.place.cluster}/{attachment.place.broker},"
             f" generation {attachment.generation}"
         )
+        for glob in unmatched(call.texts("topics"), attachment.local.queues()):
+            call.say(f"tiered: no topic matches --topics {glob} yet")
     try:
         with metrics_served(call, attachment), progress:
             result = attachment.run(once=is_once, seal=call.flag("seal"))
         report = attachment.local.report()
+        missed = unmatched(call.texts("topics"), attachment.local.queues())
     except BaseException:
         attachment.close()
         raise
     is_drained = attachment.close()
-    return Ending(result, report, is_drained, call.clock.monotonic_s() - began_s)
+    return Ending(result, report, missed, is_drained, call.clock.monotonic_s() - began_s)
 
 
 def read_settings(call: Call) -> AttachSettings:
@@ -317,6 +323,8 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "begun_anew": counters.begun_anew,
         "ahead_queues": attachment.dispatcher.continuity.lagging,
         "switches": counters.switches,
+        "sealed_segments": attachment.sealed if call.flag("seal") else None,
+        "unmatched_topics": list(ending.unmatched),
         "torn_bytes": report.torn_bytes,
         "foreign_entries": report.foreign_entries,
         "below_min_entries": report.below_min_entries,
@@ -335,6 +343,8 @@ def lines(document: dict[str, Any]) -> list[str]:
             f" {document['mib_per_second']:.1f} MiB/s"
         )
     ]
+    if document["sealed_segments"] is not None:
+        found.append(f"tiered: {format_count(document['sealed_segments'])} segments sealed")
     said = (
         ("behind_messages", "messages are not in the tier yet"),
         ("waiting_records", f"records wait: {document['waiting_reason']}"),
@@ -348,11 +358,18 @@ def lines(document: dict[str, Any]) -> list[str]:
         ("below_min_entries", "entries below the log's minimum were left"),
     )
     found += [f"tiered: {document[name]:,} {text}" for name, text in said if document[name]]
+    found += [f"tiered: no topic matches --topics {glob}" for glob in document["unmatched_topics"]]
     reasons: dict[str, list[str]] = {}
     for left in document["left_out"]:
         reasons.setdefault(left["reason"], []).append(left["name"])
     found += [f"tiered: left out ({reason}): {few(names)}" for reason, names in reasons.items()]
     return found + [f"tiered: note: {note}" for note in document["notes"]]
+
+
+def unmatched(globs: Sequence[str], queues: Iterable[MessageQueue]) -> list[str]:
+    """The globs that no topic of the store fits."""
+    topics = {queue.topic for queue in queues}
+    return [glob for glob in globs if not any(fnmatchcase(topic, glob) for topic in topics)]
 
 
 def few(names: Sequence[str], count_max: int = 5) -> str:
@@ -366,7 +383,10 @@ def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Sto
     cut_short = call.flag("once") and not ending.result.is_complete
     if not ending.is_drained or (cut_short and stopper.received):
         return stopper.exit_code or NEEDS_A_PERSON
-    needs = document["quarantined"] > 0 or (call.flag("once") and not ending.result.is_complete)
+    globs = call.texts("topics")
+    matches_nothing = globs and len(document["unmatched_topics"]) == len(globs)
+    is_short = not ending.result.is_complete or matches_nothing
+    needs = document["quarantined"] > 0 or (call.flag("once") and is_short)
     if call.flag("strict"):
         recorded = (
             *("gaps", "taken_back", "begun_anew", "ahead_queues"),

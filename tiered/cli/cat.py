@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FOLLOW_S = 1.0
 """Pause between two looks at the journal: one listing each."""
+_BOUNDS_SHOWN = 8
 MEMORY_BYTES = 32 << 20
 """What is read ahead, at most."""
 
@@ -53,7 +54,28 @@ def run(call: Call) -> int:
             call.stdout.flush()  # what came before the damaged block is good
             raise
         printer.finish()
+        if not printer.has_written and printer.left != 0:
+            call.say(_nothing_found(call, tier, topic, number))
     return 0
+
+
+def _nothing_found(call: Call, tier: Tier, topic: str, number: int | None) -> str:
+    """What was looked for, and what there is."""
+    from tiered.cli.times import span_text
+
+    offset = call.whole_or_none("offset")
+    looked = span_text(call.text("from"), call.text("until"))
+    looked += f" from offset {offset} on" if offset else ""
+    filters = [f"--{name} {call.text(name)}" for name in ("tag", "sql") if call.text(name)]
+    looked += f" that {filters[0]} lets pass" if filters else ""
+    lives = {queue.queue_id: tier.reader.queue(queue).life for queue in tier.queues(topic)}
+    bounds = [
+        f"queue {queue_id} has [{life.min_offset}, {life.commit_offset})"
+        for queue_id, life in sorted(lives.items())
+        if number in {None, queue_id}
+    ]
+    more = f" and {len(bounds) - _BOUNDS_SHOWN} queues more" if len(bounds) > _BOUNDS_SHOWN else ""
+    return f"tiered: no messages{looked}; of {topic}, {', '.join(bounds[:_BOUNDS_SHOWN])}{more}"
 
 
 def read_wish(call: Call) -> Wish:

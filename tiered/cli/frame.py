@@ -14,7 +14,7 @@ import click
 
 from tiered.cli.call import Call, Surroundings
 from tiered.cli.settings import COMMON, all_settings, settings_of
-from tiered.config import Setting, Shape, read_file, resolve
+from tiered.config import ENVIRONMENT_PREFIX, Setting, Shape, nearest, read_file, resolve
 
 Run = Callable[[Call], int]
 WIDTH = 100
@@ -211,6 +211,16 @@ class Program(_Sections, click.Group):
         module, _, name = entry.module.partition(":")
         return cast("click.Command", getattr(importlib.import_module(module), name or "COMMAND"))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See ``click.Group``; a name that nobody has is answered with the nearest one."""
+        name = args[0]
+        if name not in self.entries and not name.startswith("-"):
+            near = nearest(name, self.entries)
+            ctx.fail(f"no such command {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's signature)
         """From the table, without loading anything."""
         with formatter.section("Commands"):
@@ -319,8 +329,24 @@ def make_call(context: click.Context, section: str, arguments: Mapping[str, str 
     call = Call(
         context.command_path, section, arguments, chosen, surroundings.clock, surroundings.watch
     )
+    for line in _misspelled(surroundings.environment):
+        call.say(line, level="warning")
     surroundings.debug, surroundings.log_format = call.flag("debug"), call.words("log-format")
     return call
+
+
+def _misspelled(environment: Mapping[str, str]) -> list[str]:
+    """Of each variable that looks like one of a setting, what it should be called; others may be anybody's."""
+    variables = [name for name in environment if name.startswith(ENVIRONMENT_PREFIX)]
+    if not variables:
+        return []
+    known = {setting.variable for setting in all_settings()} | {"TIERED_CONFIG"}
+    unknown = {name: nearest(name, known, 0.8) for name in variables if name not in known}
+    return [
+        f"tiered: the variable {name} means nothing; did you mean {near}?"
+        for name, near in unknown.items()
+        if near
+    ]
 
 
 def _given(context: click.Context) -> tuple[dict[str, object], str]:

@@ -128,6 +128,11 @@ class Printer:
         self._life = (reader.life.incarnation, is_taken_back)
         self.print_queue(reader, is_taken_back=is_taken_back)
 
+    @property
+    def has_written(self) -> bool:
+        """Whether any message was."""
+        return self._written > 0
+
     def finish(self) -> None:
         """End the document, and give everything out."""
         if self.wish.form == DOCUMENT:

@@ -32,7 +32,10 @@ def run(call: Call) -> int:
     with contextlib.ExitStack() as stack, backend_errors():
         objects = open_objects(call, call.argument("url"), stack)
         if is_archive(objects):
-            _print(call, look(call, objects), is_document=is_document)
+            rows = look(call, objects)
+            _print(call, rows, is_document=is_document)
+            if not rows:
+                _say_nothing(call)
             return DONE
         tier = open_tier(call, call.argument("url"), stack)
         wish = read_wish(call)
@@ -47,6 +50,8 @@ def run(call: Call) -> int:
         found = reader.lookup(tier.state, wish)
     lines = [_line(hit, raw_body=call.flag("raw-body")) for hit in found.hits]
     _print(call, lines, found, is_document=is_document)
+    if not lines:
+        _say_nothing(call)
     if found.unscanned:
         call.say(
             f"tiered: {format_count(found.unscanned)} messages that no index covers yet were not looked at;"
@@ -55,6 +60,15 @@ def run(call: Call) -> int:
     if found.damaged:
         raise found.damaged[0]
     return NEEDS_A_PERSON if found.unscanned else DONE
+
+
+def _say_nothing(call: Call) -> None:
+    from tiered.cli.times import span_text
+
+    span = span_text(call.text("from"), call.text("until"))
+    call.say(
+        f"tiered: no messages of {call.argument('topic')} with the key {call.text('key')!r}{span}"
+    )
 
 
 def read_wish(call: Call) -> Wish:

@@ -1,4 +1,4 @@
-"""Times as people write them: RFC 3339, ``now-2h``, or epoch milliseconds (an all-digit value)."""
+"""Times as people write them: RFC 3339, a date (its first moment in UTC), ``now-2h``, or epoch milliseconds (all digits)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _DURATION = re.compile(r"(?:\d{1,12}(?:ms|[smhdw]))+", re.IGNORECASE | re.ASCII)
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _UNIT_MS = {
     "ms": 1,
     "s": 1000,
@@ -35,13 +36,15 @@ def parse_time(text: str, now_ms: int) -> int:
         steps = _STEP.findall(match[2] or "")
         total = sum(int(count) * _UNIT_MS[unit.lower()] for count, unit in steps)
         return now_ms - total if match[1] == "-" else now_ms + total
+    if _DATE.fullmatch(text):
+        text += "T00:00:00Z"
     if _RFC3339.fullmatch(text):
         try:
             return _epoch_ms(datetime.fromisoformat(text.upper()))
         except ValueError:
             pass  # as the 31st of February: said below
     raise ValueError(
-        f"{text!r} is no time: write 2026-07-01T12:00:00Z, now-2h, or milliseconds since 1970"
+        f"{text!r} is no time: write 2026-07-01T12:00:00Z, 2026-07-01, now-2h, or milliseconds since 1970"
     )
 
 
@@ -73,6 +76,15 @@ def check_time(text: str) -> str:
     """
     parse_time(text, 0)
     return text
+
+
+def span_text(start: str | None, end: str | None) -> str:
+    """As `` between 2026-07-01 and now``, of times as they were given; "" without any."""
+    if start and end:
+        return f" between {start} and {end}"
+    if start or end:
+        return f" stored at or after {start}" if start else f" stored before {end}"
+    return ""
 
 
 def format_time(timestamp_ms: int) -> str:

@@ -71,6 +71,9 @@ def run(call: Call) -> int:
             )
             repair = _document_of(repairer.run(report.damaged))
             report = verified()
+    if call.flag("repair"):
+        for line in unlooked(is_deep=call.flag("deep"), has_store=local is not None):
+            call.say(line)
     document = report_document(report, place, store.url, is_deep=call.flag("deep"), repair=repair)
     if output.form == "table":
         _show(output, document)
@@ -78,6 +81,21 @@ def run(call: Call) -> int:
         output.emit(document, document["problems"], ["kind", "where", "detail"])
     is_fine = report.is_clean and not (call.flag("strict") and has_recorded(document))
     return DONE if is_fine else NEEDS_A_PERSON
+
+
+def unlooked(*, is_deep: bool, has_store: bool) -> list[str]:
+    """What ``--repair`` did not look at, for lack of an option."""
+    lines = []
+    if not is_deep:
+        lines.append(
+            "tiered: --repair without --deep mends objects that are gone or of another size;"
+            " damage within objects was not looked for, which --deep does"
+        )
+    if not has_store:
+        lines.append(
+            "tiered: --repair without --store has nothing to take lost records from; give the broker's store"
+        )
+    return lines
 
 
 def _document_of(done: RepairReport) -> dict[str, Any]:

@@ -114,6 +114,8 @@ class Attachment:
         self._present: Mapping[MessageQueue, QueueBounds] = {}
         self.dispatcher: TieredDispatcher | None = None
         self.index: IndexThread | None = None
+        self.sealed = 0
+        """Segments that ``run`` sealed because it was asked to."""
 
     @classmethod
     def open(
@@ -265,7 +267,7 @@ class Attachment:
             )
             self._settle(dispatcher)
             if seal:
-                self._seal()
+                self.sealed += self._seal()
             self._finish_index()
             return self._result(target)
         self.patient.wait_out_refusals()
@@ -364,9 +366,9 @@ class Attachment:
             if self.index.is_failing:
                 break  # all messages are durable; the next writer goes on with the index
 
-    def _seal(self) -> None:
+    def _seal(self) -> int:
         with backend_errors():
-            self._running().seal_all()
+            return self._running().seal_all()
 
     def _result(self, target: dict[MessageQueue, QueueBounds]) -> AttachResult:
         state = self._journal.state

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 DEFAULT = Place("DefaultCluster", "broker")
 _LOOK_AGAIN_S = 0.5
+_NAMELESS = (
+    "does not tell its broker's name before its first topic is made: waiting for it"
+    " (or give --cluster and --broker)"
+)
+_EMPTY = "is empty: waiting for a broker to begin its store there"
 _LOG = logging.getLogger("tiered.attach")
 
 
@@ -52,19 +57,28 @@ def open_named(
     )
     is_said = False
     while True:
-        local = RocketMQStore.open(directory, clock=clock, options=options)
-        if not settings.waits_for_names or not is_nameless(local):
-            return local
-        local.close()
+        is_bare = settings.waits_for_names and _is_bare(directory)
+        if not is_bare:
+            local = RocketMQStore.open(directory, clock=clock, options=options)
+            if not settings.waits_for_names or not is_nameless(local):
+                return local
+            local.close()
         if not is_said:
-            _LOG.warning(
-                "%s does not tell its broker's name before its first topic is made: waiting for it"
-                " (or give --cluster and --broker)",
-                directory,
-            )
+            _LOG.warning("%s %s", directory, _EMPTY if is_bare else _NAMELESS)
             is_said = True
         if clock.wait(stopping, _LOOK_AGAIN_S):
             raise ClosedError("told to stop, before the store had told its names", where=directory)
+
+
+def _is_bare(directory: str) -> bool:
+    """A directory with nothing in it but directories with nothing in them: what is there before a broker's first start."""
+    try:
+        found = list(Path(directory).iterdir())
+        return Path(directory).is_dir() and not any(
+            not one.is_dir() or any(one.iterdir()) for one in found
+        )
+    except OSError:
+        return False  # said by whoever opens it
 
 
 def require_apart(directory: str, url: str) -> None:
