@@ -48,7 +48,7 @@ class CarefulReader:
             BackendError: They could not be read.
         """
         store = AskingStore(self._transfers, self._store, stream, self._clock, deadline_s)
-        reader = QueueReader(store, self._prefix, view.queue, view.life)
+        reader = QueueReader.of_life(store, self._prefix, view.queue, view.life)
         try:
             found = reader.read(start, bytes_max=min(bytes_max, CAREFUL_BYTES), count_max=count_max)
         except DataError:

@@ -13,7 +13,11 @@ Ordering
 Retries
     What fails is not asked for again by itself: the store below retries, and a slow request is hedged
     (``fetcher.hedging``). What was read ahead in vain is forgotten, and asked for again when it is wanted. An object that
-    is gone makes the journal be replayed (``fetcher.views``).
+    is gone makes the journal be replayed (``tiered.log.cursor``).
+
+Histories
+    Who reads with a cursor stays on its history of the queue, whatever is refreshed meanwhile. Each read without one is of
+    the history that is the present one when it begins.
 
 Limits
     Everything cached, on its way or reserved stays within ``cache_bytes``; a read waits for room, read-ahead does
@@ -38,7 +42,6 @@ from fetcher.settings import FetchSettings
 from fetcher.stats import FetchStats
 from fetcher.stock import NOTHING, Begun, Stock
 from fetcher.transfers import Transfers
-from fetcher.views import Views
 from tiered.errors import DataError
 from tiered.log.parts import Gap
 from tiered.model import QueueOffset
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from fetcher.readers import Name
     from fetcher.streams import Stream
     from tiered.clock import Clock
+    from tiered.log.cursor import Place, QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
     from tiered.log.reader import TierReader
@@ -78,14 +82,13 @@ class TieredMessageFetcher:
         """Read nothing yet.
 
         Args:
-            reader: The tier. Whoever makes it refresh, readers see the outcome.
+            reader: The tier. Whoever makes it refresh, reads without a cursor see the outcome.
             executor: For requests; with as many threads as may be under way at once.
             clock: For deadlines and times to live.
             settings: Limits.
         """
         self.settings = settings or FetchSettings()
-        self.views = Views(reader)
-        self._reader = reader
+        self.tier = reader
         self._wake: Callable[[], None] = _sleep_on
         whole_bytes = self.settings.cache_bytes + self.settings.transfers.bytes_in_flight_max
         self._memory = Memory(2 * whole_bytes, min(self.settings.cache_bytes // 8, FREE_BYTES_MAX))
@@ -118,7 +121,7 @@ class TieredMessageFetcher:
         bytes_max: int = 1 << 20,
         count_max: int = 1 << 20,
         timeout_s: float | None = None,
-        incarnation: int | None = None,
+        cursor: QueueCursor | None = None,
         until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
         """The next records of a queue from ``start`` on, at least one however large it is.
@@ -130,7 +133,7 @@ class TieredMessageFetcher:
             bytes_max: Bytes of records at most, but for the first. A batch ends where a request ended, so it may be smaller.
             count_max: Items at most (> 0).
             timeout_s: Give up after so long; default: the settings'.
-            incarnation: Of an older life; default: the present one.
+            cursor: The history to read; default: the present one.
             until: The reader will read everything before this queue offset and nothing behind: the one is read ahead at
                 once, as far as memory allows, and the other not at all. Default: nobody knows, so that read-ahead begins
                 small and grows with what is read.
@@ -140,45 +143,50 @@ class TieredMessageFetcher:
 
         Raises:
             InvalidError: The tier has no such queue.
-            ExpiredError: They have expired since the journal was seen.
+            ExpiredError: They have expired since the journal (or the cursor) was looked at.
             DataError: The bytes are damaged; nothing of them is returned.
             StoreUnavailableError: They did not come in time. The same read may be tried again.
             BackendError: They could not be read.
         """
-        name = (group, queue, incarnation)
+        name = (group, queue, None if cursor is None else cursor.history)
         now_s = self._clock.monotonic_s()
         sure = -1 if until is None else int(until)
-        batch = self._go_on(name, start, bytes_max, count_max, now_s, sure)
+        place = None if cursor is None else cursor.at(start)
+        batch = self._go_on(name, place, start, bytes_max, count_max, now_s, sure)
         if batch is not None:
             return batch
         deadline_s = now_s + (self.settings.read_timeout_s if timeout_s is None else timeout_s)
 
-        def work(view: LifeView) -> TierBatch | Gap | None:
-            begin = QueueOffset(max(start, view.life.min_offset))
-            return self._read(name, view, begin, bytes_max, count_max, deadline_s, sure)
+        def work(place: Place) -> TierBatch | Gap | None:
+            return self._read(name, place, start, bytes_max, count_max, deadline_s, sure)
 
-        return self.views.again(queue, incarnation, start, work)
+        return (self.tier.cursor(queue) if cursor is None else cursor).again(start, work)
 
     def _go_on(  # noqa: PLR0917 (one caller, in this order)
         self,
         name: Name,
+        place: Place | None,
         start: QueueOffset,
         bytes_max: int,
         count_max: int,
         now_s: float,
         until: int,
     ) -> TierBatch | None:
-        """What nearly all reads are: of what the reader was served from last, with nothing new in the journal."""
-        state = self._reader.state
+        """What nearly all reads are: of what the reader was served from last, with its history where it was."""
+        state = self.tier.state
         with self._stock.lock:
             stream = self._readers.find(name)
-            if stream is None or stream.state is not state or not stream.goes_on_at(start):
+            if stream is None or not stream.goes_on_at(start):
+                return None
+            if stream.state is not state if place is None else stream.view is not place.view:
                 return None
             run = stream.at_hand(start)
-            if run is None:
+            if run is None or (place is not None and start >= place.end):
                 return None
             self._stock.hits += 1
             stream.until = until
+            if place is not None:
+                count_max = min(count_max, place.end - start)
             batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
             begun = self._note(stream, batch, now_s)
         if begun:
@@ -188,7 +196,7 @@ class TieredMessageFetcher:
     def _read(  # noqa: PLR0917 (one caller, in this order)
         self,
         name: Name,
-        view: LifeView,
+        place: Place,
         start: QueueOffset,
         bytes_max: int,
         count_max: int,
@@ -196,7 +204,12 @@ class TieredMessageFetcher:
         until: int,
     ) -> TierBatch | Gap | None:
         self._forget_gone()
-        state = self._reader.state
+        state, view = self.tier.state, place.view
+        start = QueueOffset(max(start, view.life.min_offset))
+        if start >= place.end:
+            self._drop([name])
+            return None
+        count_max = min(count_max, place.end - start)
         with self._stock.lock:
             stream = self._stream(name, view)
             stream.until = until
@@ -225,7 +238,7 @@ class TieredMessageFetcher:
                 return batch
         batch = run.cut(start, bytes_max=bytes_max, count_max=count_max)
         self._deliver(stream, batch)
-        if stream.state is not state and view is self.views.find(view.queue, name[2]):
+        if stream.state is not state and view is self.tier.present(view.queue):
             stream.state = state  # in which this is the newest view: the next read need not look
         return batch
 
@@ -342,7 +355,7 @@ class TieredMessageFetcher:
 
     def refresh(self) -> bool:
         """See what was committed since; whether there was anything."""
-        return self.views.refresh()
+        return self.tier.refresh()
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called when ``tick`` ought to be called sooner than it said."""

@@ -1,4 +1,4 @@
-"""The readers that a fetcher knows: one ``Stream`` for each group in a life of a queue.
+"""The readers that a fetcher knows: one ``Stream`` for each group in a history of a queue.
 
 Not for several threads at once: its owner holds a lock around it. A reader is made by its first read and forgotten when it
 has come to the end, has done, or has not read for a minute.
@@ -12,13 +12,14 @@ from fetcher.streams import Stream
 
 if TYPE_CHECKING:
     from fetcher.window import WindowLimits
+    from tiered.log.cursor import History
     from tiered.model import MessageQueue
 
 IDLE_SECONDS = 60.0
 """A stream that was not read for so long is forgotten; it begins again with the smallest window."""
 
-Name = tuple[str, "MessageQueue", int | None]
-"""Group, queue and incarnation (None: whichever is the present one)."""
+Name = tuple[str, "MessageQueue", "History | None"]
+"""Group, queue and history (None: whichever is the present one)."""
 
 
 class Readers:
@@ -28,7 +29,7 @@ class Readers:
         """Begin with none, whose windows will have these limits."""
         self._limits = limits
         self._streams: dict[Name, Stream] = {}
-        self._together: dict[tuple[MessageQueue, int | None], dict[Stream, None]] = {}
+        self._together: dict[tuple[MessageQueue, History | None], dict[Stream, None]] = {}
 
     def __len__(self) -> int:
         return len(self._streams)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fetcher.fetcher import TieredMessageFetcher
     from tiered.clock import Clock
     from tiered.local.face import LocalStore, RecordBatch
+    from tiered.log.cursor import Place
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Gap
     from tiered.log.reader import TierReader
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _NEAR_ITEMS = 256
 """How many items before a time are looked at for a message of exactly that time, at once."""
 _NEAR_BYTES = 1 << 20
-_EVERYTHING = QueueOffset((1 << 63) - 1)
 
 
 class LocalSide:
@@ -144,6 +144,7 @@ class TierSide:
             executor: Looks at the journal; one thread is enough, and it must not be the fetcher's.
             clock: For deadlines.
         """
+        self._reader = reader
         self._store, self._prefix = reader.store, reader.prefix
         self._fetcher = fetcher
         self._executor = executor
@@ -151,14 +152,12 @@ class TierSide:
 
     def view(self, queue: MessageQueue) -> LifeView | None:
         """The present life of a queue, as last seen."""
-        return self._fetcher.views.find(queue)
+        return self._reader.present(queue)
 
     def bounds(self, queue: MessageQueue) -> QueueBounds | None:
         """As last seen; None: no such queue."""
-        view = self.view(queue)
-        if view is None:
-            return None
-        return QueueBounds(view.life.min_offset, view.life.commit_offset)
+        life = self._reader.state.life(queue)
+        return None if life is None else QueueBounds(life.min_offset, life.commit_offset)
 
     def last_mark(self, queue: MessageQueue, low: int, end: int) -> tuple[QueueOffset, int] | None:
         """The last message of ``[low, end)`` of which the journal has a mark, and the mark."""
@@ -209,7 +208,7 @@ class TierSide:
             BackendError: It cannot be read.
         """
 
-        def work(view: LifeView) -> QueueOffset:
+        def work(place: Place) -> QueueOffset:
             ranges = WireRanges(
                 self._fetcher.transfers,
                 self._store,
@@ -218,9 +217,12 @@ class TierSide:
                 self._clock,
                 deadline_s,
             )
-            return offset_by_time(view, ranges, time_ms, boundary, high=high, where=self._prefix)
+            bounds = {"low": place.start, "high": min(place.end, high)}
+            return offset_by_time(
+                place.view, ranges, time_ms, boundary, **bounds, where=self._prefix
+            )
 
-        return self._fetcher.views.again(queue, None, _EVERYTHING, work)
+        return self._reader.cursor(queue).search(work)
 
     def first_time_ms(self, queue: MessageQueue, high: int) -> int | None:
         """Smallest store time of the first part that has messages below ``high``; None: there are none. No request."""

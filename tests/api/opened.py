@@ -10,8 +10,10 @@ import numpy as np
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
+from tiered.dispatch.sealer import Sealer, SealJob
 from tiered.local.face import RecordBatch
 from tiered.log.decode import TierBatch
+from tiered.log.seal import SealPolicy, plan_seals
 from tiered.log.state import queue_action
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.plugin.place import Place
@@ -52,7 +54,7 @@ class Made:
         life = self.builder.journal.state.life(queue)
         number = life.incarnation + 1 if life else 0
         self.builder.say(queue_action("incarnation", queue, number, start=0, reason="made so"))
-        self.builder._files.pop(queue)
+        self.builder._files.pop(queue, None)
 
     def take_back(self, end: int, queue: MessageQueue = ORDERS) -> None:
         """As when a broker comes back with less: what is behind ``end``, where a part ends, is taken back."""
@@ -60,17 +62,36 @@ class Made:
         assert life
         why = {"end": end, "was": life.commit_offset, "part": None, "reason": "made so"}
         self.builder.say(queue_action("take_back", queue, life.incarnation, **why))
-        self.builder._files.pop(queue)
+        self.builder._files.pop(queue, None)
 
-    def expire(self, start: int, end: int, queue: MessageQueue = ORDERS) -> None:
-        """Messages ``[start, end)`` expire, and their objects are deleted."""
-        life = self.builder.journal.state.life(queue)
-        assert life
-        gone = [part for part in life.parts() if part.queue_end <= end]
-        self.builder.say(queue_action("expire", queue, 0, life=0, min_from=start, min_to=end))
-        for part in gone:
-            for place in (part.log, part.index):
-                self.builder.store.delete(Place("c", "b").prefix + place.key)
+    def expire(self, start: int, end: int, queue: MessageQueue = ORDERS, *, life: int = 0) -> None:
+        """Messages ``[start, end)`` of a life expire, and their objects are deleted."""
+        before = self._named()
+        number = self.builder.journal.state.queues[queue][life].incarnation
+        bounds = {"life": life, "min_from": start, "min_to": end}
+        self.builder.say(queue_action("expire", queue, number, **bounds))
+        self._delete(before - self._named())
+
+    def merge(self) -> None:
+        """All that lies side by side is merged and sealed, and the objects from before are deleted."""
+        before, prefix = self._named(), Place("c", "b").prefix
+        sealer = Sealer(self.builder.uploader, self.builder.store, prefix)
+        policy = SealPolicy(small_bytes=1 << 20, merged_bytes_max=4 << 20)
+        for plan in plan_seals(self.builder.journal.state, policy, with_open=True):
+            job = SealJob(plan)
+            assert sealer.advance(job)
+            self.builder.say(job.action())
+        self.builder._files.clear()
+        self._delete(before - self._named())
+
+    def _named(self) -> set[str]:
+        lives = (life for lives in self.builder.journal.state.queues.values() for life in lives)
+        parts = [part for life in lives for part in life.parts()]
+        return {key for part in parts for key in (part.log.key, part.index.key)}
+
+    def _delete(self, keys: set[str]) -> None:
+        for key in keys:
+            self.builder.store.delete(Place("c", "b").prefix + key)
 
 
 def batch_of_records(records: Sequence[Record], base: int = 0, codes: int = 7) -> TierBatch:

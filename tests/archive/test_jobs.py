@@ -148,6 +148,24 @@ def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() ->
     assert len(state.tails[lane]) == 1
 
 
+def test_what_was_taken_back_and_expired_before_the_archive_met_it_is_forgotten_too() -> None:
+    tier = TierBuilder()
+    tier.add([b"a"])
+    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"old e"], roll=True)
+    at = workshop(tier.store)
+    archive(at)
+    again = with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
+    again.say(queue_action("expire", QUEUE, 0, life=0, min_from=2, min_to=5))
+    archive(at)
+    check(at)
+    ((_, stretches),) = log_writer(at).state.lanes.items()
+    named = [file.key for one in stretches for file in one.files]
+    found = {row["queue_offset"]: row["body"] for key in named for row in rows(at, key)}
+    assert found == {0: b"a", 1: b"b", 2: b"new c", 3: b"new d"}
+    assert archive(at).entries == 0
+
+
 def test_another_job_between_work_and_commit() -> None:
     tier = sealed([b"a"], [b"b"])
     tier.add([b"x"], queue=OTHER)

@@ -18,8 +18,7 @@ ALL = Wish(offset=0, from_ms=None, until_ms=None, filter=None, form="body", raw_
 def look(tier: Tier, printer: Printer) -> None:
     """One look at the journal, as ``cat --follow`` does it again and again."""
     tier.refresh()
-    printer.meet(ORDERS, tier.reader.state.queues[ORDERS])
-    printer.print_queue(tier.reader.queue(ORDERS))
+    printer.print_queue(printer.meet(ORDERS, tier.reader))
 
 
 def test_what_came_in_place_of_what_was_taken_back_is_printed_from_its_beginning():

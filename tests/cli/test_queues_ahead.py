@@ -56,7 +56,7 @@ def test_queues_are_begun_together_and_come_in_order():
         found = []
         for reader in queues_ahead(tier.engine, "g", readers, lambda _: QueueOffset(0)):
             batch = tier.engine.fetch(
-                "g", reader.queue, QueueOffset(0), bytes_max=1 << 20, count_max=10
+                "g", reader.cursor, QueueOffset(0), bytes_max=1 << 20, count_max=10
             )
             found.append((reader.queue, batch.records.count))
         assert found == [(queue, 1) for queue in QUEUES]

@@ -129,7 +129,7 @@ def test_what_was_taken_back_is_still_readable():
     tail, _ = lives(store)
     found = b"".join(
         bytes(batch.records.data)
-        for batch in QueueReader(store, PREFIX, QUEUE, tail).batches(QueueOffset(0))
+        for batch in QueueReader.of_life(store, PREFIX, QUEUE, tail).batches(QueueOffset(0))
         if not isinstance(batch, Gap)
     )
     assert found == b"".join(old[offset] for offset in range(31, 60))

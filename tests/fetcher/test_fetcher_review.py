@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.fetching import batches, expected, fetcher_of, read_all, rows
+from support.fetching import batches, expected, fetcher_of, read_all, rows, view_of
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
@@ -208,7 +208,7 @@ def test_tiny_parts_are_planned_and_asked_for_in_small_numbers():
     before = store.snapshot().requests
     batch_at(fetcher, 0)
     assert store.snapshot().requests - before <= 2 * 1024 * KIB / (8 * KIB) + 2
-    assert fetcher.views.of(QUEUE).life.commit_offset == 400 > PARTS_MAX
+    assert view_of(fetcher).life.commit_offset == 400 > PARTS_MAX
     assert len(read_all(fetcher)[0]) == 400
 
 
@@ -263,7 +263,7 @@ def test_who_joins_read_ahead_that_fails_asks_by_itself():
     while not held.calls:  # until it reads ahead
         start += 1
         read(start)
-    part = fetcher.views.of(QUEUE).parts[0]
+    part = view_of(fetcher).parts[0]
     while fetcher._stock.find(part, QueueOffset(start)) is not None:
         read(start)
         start += 1
@@ -347,13 +347,13 @@ def test_a_queue_that_did_not_change_keeps_its_view():
     builder = TierBuilder()
     builder.add([b"x"])
     fetcher = fetcher_of(builder.store)
-    view = fetcher.views.of(QUEUE)
+    view = view_of(fetcher)
     builder.add([b"y"], queue=MessageQueue("another", 1))
     assert fetcher.refresh()
-    assert fetcher.views.of(QUEUE) is view
+    assert view_of(fetcher) is view
     builder.add([b"z"])
     assert fetcher.refresh()
-    assert fetcher.views.of(QUEUE) is not view
+    assert view_of(fetcher) is not view
 
 
 def test_an_index_in_use_is_not_dropped_first():

@@ -62,7 +62,7 @@ def test_i3_readers_in_threads_through_a_storm_get_the_truth(s3_environment: S3S
         try:
 
             def read(queue: MessageQueue) -> None:
-                span = plan_span(reader.state, queue, 0, None, None, where=url)
+                span = plan_span(reader.cursor(queue), 0, None)
                 for batch in read_span(engine, span, batch_bytes=64 * KIB):
                     found[queue] |= rows(batch)
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from support.fetching import fetcher_of, rows
+from support.fetching import fetcher_of, rows, view_of
 from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder, record_of
 
@@ -282,7 +282,7 @@ def settled(fetcher: TieredMessageFetcher, store: Unlucky, world: World) -> None
     assert fetcher.stats().reserved_bytes == 0
     assert not is_busy(fetcher)
     fetcher.refresh()
-    at, end = 0, fetcher.views.of(QUEUE).life.commit_offset
+    at, end = 0, view_of(fetcher).life.commit_offset
     while (found := fetcher.read("last", QUEUE, QueueOffset(at), timeout_s=10)) is not None:
         if isinstance(found, Gap):
             at = found.end

@@ -39,7 +39,7 @@ from tiered.log.decode import PartItems, TierBatch
 from tiered.log.reader import TierReader
 from tiered.model import QueueOffset
 from tiered.plugin.engine import Engine
-from tiered.plugin.reading import Span, interleave, read_span
+from tiered.plugin.reading import interleave, plan_span, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,7 +160,7 @@ def test_an_iterator_that_the_collector_finds_ends_whoever_holds_a_lock(which: s
 
     def leave_one() -> None:
         cycle: list[Any] = [
-            read_span(engine, Span(QUEUE, 0, QueueOffset(0), QueueOffset(60)), batch_bytes=4000)
+            read_span(engine, plan_span(reader.cursor(QUEUE), 0, 60), batch_bytes=4000)
         ]
         next(cycle[0])
         cycle.append(cycle)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fetching import expected, fetcher_of, read_all, rows
+from support.fetching import expected, fetcher_of, read_all, rows, view_of
 from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
@@ -118,7 +118,7 @@ def test_about_is_exact_where_parts_begin_and_between_the_ends_else():
     builder.gap(5)
     builder.add([b"x"] * 4)
     fetcher = fetcher_of(builder.store)
-    view: LifeView = fetcher.views.of(QUEUE)
+    view: LifeView = view_of(fetcher)
     first, second = view.parts
     about = [view.about(QueueOffset(at)) for at in range(14)]
     assert about[0] == first.log_offset

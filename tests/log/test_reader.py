@@ -167,7 +167,7 @@ def test_below_the_minimum_reading_begins_at_the_minimum():
     builder = TierBuilder()
     builder.add([b"a", b"b", b"c"], first=10)
     life = replace(reader_of(builder).life, min_offset=QueueOffset(11))
-    reader = QueueReader(builder.store, PREFIX, QUEUE, life)
+    reader = QueueReader.of_life(builder.store, PREFIX, QUEUE, life)
     assert list(read_all(reader, 0)[0]) == [11, 12]
     assert reader.offset_by_time(0) == 11
 
@@ -176,7 +176,7 @@ def test_i5_a_state_with_neither_part_nor_gap_is_damage_not_the_end():
     builder = TierBuilder()
     builder.add([b"a"])
     life = replace(reader_of(builder).life, commit_offset=QueueOffset(5))
-    reader = QueueReader(builder.store, PREFIX, QUEUE, life)
+    reader = QueueReader.of_life(builder.store, PREFIX, QUEUE, life)
     with pytest.raises(DataError, match="neither a part nor a gap"):
         reader.read(QueueOffset(2))
 
@@ -325,7 +325,7 @@ def test_an_object_that_is_gone_is_not_called_damage_without_a_look_at_the_journ
     life = builder.journal.state.life(QUEUE)
     assert life
     with pytest.raises(ObjectNotFoundError):
-        QueueReader(builder.store, PREFIX, QUEUE, life).read(QueueOffset(0))
+        QueueReader.of_life(builder.store, PREFIX, QUEUE, life).read(QueueOffset(0))
     with pytest.raises(DataError, match="is gone"):
         reader_of(builder).read(QueueOffset(0))
 
@@ -369,7 +369,7 @@ def test_an_index_that_points_wrong_is_damage_also_with_a_right_checksum(operati
 def reader_of_part(builder: TierBuilder, part: Part) -> QueueReader:
     segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=(part,))
     life = QueueLife(0, QueueOffset(0), part.queue_end, part.log_end, (segment,))
-    return QueueReader(builder.store, PREFIX, QUEUE, life)
+    return QueueReader.of_life(builder.store, PREFIX, QUEUE, life)
 
 
 @pytest.mark.parametrize("topic", ["topic-ö", "Topic-ä", "topic", "topic-ä-"])

@@ -112,7 +112,9 @@ def _check_lives(world: World, reader: TierReader, key: QueueKey) -> None:
     for life, known in zip(reader.state.queues[queue], world.history.queues[key], strict=True):
         at, what = known.min, f"{key} life {known.incarnation}"
         wanted = iter([raw for row in known.rows for raw in row.records])
-        for found in QueueReader(reader.store, reader.prefix, queue, life).batches(QueueOffset(0)):
+        for found in QueueReader.of_life(reader.store, reader.prefix, queue, life).batches(
+            QueueOffset(0)
+        ):
             if isinstance(found, Gap):
                 require(found.start == at, f"I1: {what} has a gap at {found.start}, not at {at}")
                 at = found.end

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.log.decode import TierBatch
+    from tiered.log.view import LifeView
 
 
 class InlineExecutor(Executor):
@@ -44,6 +45,13 @@ def fetcher_of(
     reader.refresh()
     executor = executor or InlineExecutor()
     return TieredMessageFetcher(reader, executor, clock or ManualClock(), FetchSettings(**settings))
+
+
+def view_of(fetcher: TieredMessageFetcher, queue: MessageQueue = QUEUE) -> LifeView:
+    """The present life of a queue, as the fetcher sees it."""
+    view = fetcher.tier.present(queue)
+    assert view is not None
+    return view
 
 
 def rows(batch: TierBatch) -> dict[int, bytes]:

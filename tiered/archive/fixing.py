@@ -107,7 +107,7 @@ class _Sample:
         return None
 
     def _bodies(self, task: Task) -> Iterator[bytes]:
-        reader = QueueReader(self._tier, self._prefix, task.lane.queue, task.life)
+        reader = QueueReader.of_life(self._tier, self._prefix, task.lane.queue, task.life)
         for found in islice(reader.batches(task.life.min_offset, bytes_max=SAMPLE_BYTES), 1):
             if not isinstance(found, Gap):
                 rows, _ = Columns(task.lane).make(found)

@@ -189,14 +189,11 @@ def _open(lane: Lane, life: QueueLife) -> list[Open]:
 
 
 def overtaken_by(archive: ArchiveState, lane: Lane, tail: QueueLife) -> list[Overtaken]:
-    """What the archive has to forget for what the broker took back; nothing once it has."""
-    parts = tail.parts()
-    if not parts:
+    """What the archive has to forget for what the broker took back, also if that has expired; nothing once it has."""
+    parts, known = tail.parts(), archive.tails.get(lane, ())
+    low, high = int(tail.cut_at), int(tail.commit_offset)
+    mark = f"{high}-{parts[-1].last}-{parts[-1].store_max_ms}" if parts else f"{high}-expired-{low}"
+    if mark in known or (not parts and any(one.startswith(f"{high}-") for one in known)):
         return []
-    last = parts[-1]
-    mark = f"{tail.commit_offset}-{last.last}-{last.store_max_ms}"
-    if mark in archive.tails.get(lane, ()):
-        return []
-    low, high = int(tail.min_offset), int(tail.commit_offset)
     found = archive.overlapping(lane, low, high)
     return [Overtaken(lane, tuple(one.start for one in found), mark, low, high)]

@@ -90,7 +90,7 @@ def archive_segment(tier: ObjectStore, prefix: str, archive: ObjectStore, task: 
 
 def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
     """All records of a task, checked."""
-    reader = QueueReader(tier, prefix, task.lane.queue, task.life)
+    reader = QueueReader.of_life(tier, prefix, task.lane.queue, task.life)
     at = task.life.min_offset
     for found in reader.batches(at, bytes_max=READ_BYTES):
         if isinstance(found, Gap) or found.base_offset != at:

@@ -37,7 +37,7 @@ def run(call: Call) -> int:
     which = call.text("incarnation")
     with contextlib.ExitStack() as stack, backend_errors():
         tier = open_tier(call, call.argument("url"), stack, memory_bytes=MEMORY_BYTES)
-        printer = Printer(wish, call.stdout, call.whole_or_none("count"), tier.engine)
+        printer = Printer(wish, call.stdout, call.whole_or_none("count"), tier.engine, call.say)
         check_queues(tier, topic, number)
         printer.begin()
         try:
@@ -151,9 +151,7 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
     from tiered.cli.queues_ahead import queues_ahead
 
     queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
-    for queue in queues:
-        printer.meet(queue, tier.reader.state.queues[queue])
-    readers: Iterable[QueueReader] = [tier.reader.queue(queue) for queue in queues]
+    readers: Iterable[QueueReader] = [printer.meet(queue, tier.reader) for queue in queues]
     if printer.left is None and printer.wish.from_ms is None:
         readers = queues_ahead(tier.engine, GROUP, list(readers), printer.start)
     for reader in readers:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, BinaryIO
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Buffer
 
     from fetcher.filters import Filter
-    from tiered.log.parts import QueueLife
-    from tiered.log.reader import QueueReader, TierBatch
+    from tiered.log.cursor import QueueCursor
+    from tiered.log.parts import Gap
+    from tiered.log.reader import QueueReader, TierBatch, TierReader
     from tiered.model import MessageQueue, QueueOffset
     from tiered.plugin.engine import Engine
 
@@ -59,16 +60,16 @@ class Printer:
         out: Where to.
         left: How many messages may still be written; None for all.
         engine: Reads ahead.
-        places: Where to go on, by queue: incarnation and queue offset.
-        known: How many lives each queue had when it was last met.
+        say: Is told what is passed over, for people.
+        places: Where to go on, by queue.
     """
 
     wish: Wish
     out: BinaryIO
     left: int | None
     engine: Engine
-    places: dict[MessageQueue, tuple[int, QueueOffset]] = field(default_factory=dict)
-    known: dict[MessageQueue, int] = field(default_factory=dict)
+    say: Callable[[str], None] = lambda _: None
+    places: dict[MessageQueue, tuple[QueueCursor, QueueOffset]] = field(default_factory=dict)
     _written: int = 0
     _life: tuple[int, bool] | None = None
 
@@ -77,15 +78,12 @@ class Printer:
         """As many as were asked for have been written."""
         return self.left is not None and self.left <= 0
 
-    def print_queue(self, reader: QueueReader, *, is_taken_back: bool = False) -> None:
-        """Write what the queue has from where we are.
-
-        Args:
-            reader: Of the life to print.
-            is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
+    def print_queue(self, reader: QueueReader) -> None:
+        """Write what the history that a reader reads has from where we are.
 
         Raises:
             DataError: A block is damaged; nothing of it is written.
+            ExpiredError: Messages have expired meanwhile.
         """
         from tiered.log.state import Gap
         from tiered.model import QueueOffset
@@ -97,36 +95,38 @@ class Printer:
                 count = min(count, self.left)
                 until = QueueOffset(at + count)
             count = min(count, _COUNT_MAX)
-            if is_taken_back:
-                found = reader.read(at, bytes_max=_BATCH_BYTES, count_max=count)
-            else:
-                found = self.engine.fetch(
-                    GROUP,
-                    reader.queue,
-                    at,
-                    bytes_max=_BATCH_BYTES,
-                    count_max=count,
-                    incarnation=reader.life.incarnation,
-                    until=until,
-                )
+            found = self.engine.fetch(
+                GROUP, reader.cursor, at, bytes_max=_BATCH_BYTES, count_max=count, until=until
+            )
             if found is None:
                 break
             if isinstance(found, Gap):
+                self._say_gap(reader.queue, at, found)
                 at = found.end
             else:
                 self._write(found)
                 at = found.records.end_offset
-            self.places[reader.queue] = (reader.life.incarnation, at)
+            self.places[reader.queue] = (reader.cursor, at)
+
+    def _say_gap(self, queue: MessageQueue, at: QueueOffset, gap: Gap) -> None:
+        self.say(
+            f"tiered: {queue}: no messages from offset {at} to {gap.end},"
+            f" which never came into the tier: {gap.reason}"
+        )
 
     def print_life(self, reader: QueueReader, *, is_taken_back: bool) -> None:
         """Write what one life of a queue has, from its beginning; each message says which life it is of.
 
+        Args:
+            reader: Of the life.
+            is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
+
         Raises:
-            DataError: See ``print_queue``.
+            DataError: See ``print_queue`` (likewise ``ExpiredError``).
         """
         self.places.pop(reader.queue, None)
         self._life = (reader.life.incarnation, is_taken_back)
-        self.print_queue(reader, is_taken_back=is_taken_back)
+        self.print_queue(reader)
 
     @property
     def has_written(self) -> bool:
@@ -144,37 +144,45 @@ class Printer:
         if self.wish.form == DOCUMENT:
             self.out.write(b'{"format": 1, "messages": [')
 
-    def meet(self, queue: MessageQueue, lives: Sequence[QueueLife]) -> None:
-        """Go back to where the broker took back what was written already, and write what came in its place.
+    def meet(self, queue: MessageQueue, tier: TierReader) -> QueueReader:
+        """A reader of what the journal says now: from where we are, or from where the broker took back what was written.
 
-        Args:
-            queue: Which.
-            lives: As they are now; what was taken back is one of them.
+        What has expired before it could be written is passed over, and said.
         """
-        from tiered.plugin.reading import plan_going_on
+        from tiered.errors import ExpiredError
+        from tiered.log.reader import QueueReader
 
-        known, place = self.known.get(queue), self.places.get(queue)
-        if known is not None and place is not None and lives[-1].incarnation == place[0]:
-            self.places[queue] = (place[0], plan_going_on(lives, known, place[1], place[0]))
-        self.known[queue] = len(lives)
+        if queue not in self.places:
+            return tier.queue(queue)
+        cursor, at = self.places[queue]
+        try:
+            going_on = cursor.go_on(at)
+        except ExpiredError as error:
+            self.say(f"tiered: {error.what}; going on at offset {error.next_offset}")
+            cursor = tier.cursor(queue)
+            going_on = cursor.low
+        if going_on < at and cursor.history.tails:
+            self.say(f"tiered: {queue}: the broker took back what it had from offset {going_on} on")
+        self.places[queue] = (cursor, going_on)
+        return QueueReader(tier.store, tier.prefix, cursor)
 
     def start(self, reader: QueueReader) -> QueueOffset:
-        """Where to go on in a life of a queue."""
+        """Where to go on in a queue."""
         from tiered.model import QueueOffset
 
-        incarnation, at = self.places.get(reader.queue, (None, QueueOffset(0)))
-        if incarnation == reader.life.incarnation:
-            return at
-        start = self.wish.offset if incarnation is None else 0
+        known = self.places.get(reader.queue)
+        if known is not None and known[0] is reader.cursor:
+            return known[1]
+        start = self.wish.offset
         if self.wish.from_ms is not None:
             start = max(start, reader.offset_by_time(self.wish.from_ms))
         start = QueueOffset(max(start, reader.life.min_offset))
-        self.places[reader.queue] = (reader.life.incarnation, start)
+        self.places[reader.queue] = (reader.cursor, start)
         return start
 
     def _end(self, reader: QueueReader) -> QueueOffset:
         if self.wish.until_ms is None:
-            return reader.life.commit_offset
+            return reader.cursor.end
         return reader.offset_by_time(self.wish.until_ms)
 
     def _write(self, batch: TierBatch) -> None:

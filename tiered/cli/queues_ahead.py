@@ -36,11 +36,10 @@ def queues_ahead(
     def begin(reader: QueueReader, at: QueueOffset) -> None:
         engine.fetch(
             group,
-            reader.queue,
+            reader.cursor,
             at,
             bytes_max=1,
             count_max=1,
-            incarnation=reader.life.incarnation,
         )
 
     starts = [(reader, start(reader)) for reader in readers]

@@ -376,7 +376,7 @@ class Continuity:
             return None
         if life is None or not life.segments:
             return self._beginnings.decide(queue, life, bounds, file.append_offset)
-        reader = QueueReader(self._store, self._prefix, queue, life)
+        reader = QueueReader.of_life(self._store, self._prefix, queue, life)
 
         def local_mark(offset: int) -> int:
             return self._local_mark(queue, offset) or 0

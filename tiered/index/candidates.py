@@ -83,7 +83,7 @@ class LifeView:
         self.number = number
         self.life = life
         self.parts: Sequence[Part] = life.parts()
-        self.reader = QueueReader(store, prefix, queue, life)
+        self.reader = QueueReader.of_life(store, prefix, queue, life)
         self._starts = [part.queue_offset for part in self.parts]
         self._store = store
         self._prefix = prefix

@@ -47,7 +47,7 @@ class _Reading:
         self, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
     ) -> None:
         self.life = life
-        self.reader = QueueReader(store, prefix, queue, life)
+        self.reader = QueueReader.of_life(store, prefix, queue, life)
 
 
 class Indexer:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action
 
 
+_LIFE_VALUES_MAX = 10
 _MERGED = 1
 """Of a segment in a checkpoint, in the place of ``sealed``: sealed and merged. To older programs it equals ``true``."""
 
@@ -153,6 +154,7 @@ class QueueLife:
         quarantined: Records put into quarantine.
         ended: Why this life is over; empty while it lasts.
         indexed: Queue offsets whose keys are in index objects (``tiered.log.indexed``).
+        cut_at: Of what the broker took back: where it was cut off, whatever of it has expired since; else -1.
     """
 
     incarnation: int
@@ -164,6 +166,7 @@ class QueueLife:
     quarantined: int = 0
     ended: str = ""
     indexed: Ranges = ()
+    cut_at: int = -1
 
     def parts(self) -> list[Part]:
         """All parts, in order."""
@@ -327,8 +330,10 @@ def _range_json(place: ObjectRange) -> list[Any]:
 def life_json(life: QueueLife) -> list[Any]:
     """A life as a JSON row: its fields in order; segments, parts and gaps as rows in turn.
 
-    A life of which nothing is indexed has a row of 8 values, others one of 9.
+    A row has 8 values; 9 if something is indexed, 10 if the broker took it back.
     """
+    indexed = [list(pair) for pair in life.indexed]
+    is_tail = life.cut_at >= 0
     return [
         life.incarnation,
         life.min_offset,
@@ -347,7 +352,8 @@ def life_json(life: QueueLife) -> list[Any]:
         [[gap.start, gap.end, gap.reason] for gap in life.gaps],
         life.quarantined,
         life.ended,
-        *([[list(pair) for pair in life.indexed]] if life.indexed else []),
+        *([indexed] if indexed or is_tail else []),
+        *([life.cut_at] if is_tail else []),
     ]
 
 
@@ -357,10 +363,10 @@ def life_of(row: list[Any]) -> QueueLife:
     Raises:
         ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
     """
-    number, low, commit, log_end, segments, gaps, quarantined, ended, *indexed = row
-    if len(indexed) > 1:
+    number, low, commit, log_end, segments, gaps, quarantined, ended, *more = row
+    if len(row) > _LIFE_VALUES_MAX:
         raise ValueError(f"a life has {len(row)} values")
-    check_ints((number, low, commit, log_end, quarantined), "a life")
+    check_ints((number, low, commit, log_end, quarantined, *more[1:]), "a life")
     check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
     check_ints((value for gap in gaps for value in gap[:2]), "a gap")
     check_ints((value for segment in segments for value in segment[:3]), "a segment")
@@ -383,5 +389,6 @@ def life_of(row: list[Any]) -> QueueLife:
         tuple(Gap(*gap) for gap in gaps),
         quarantined,
         ended,
-        ranges_of(indexed[0]) if indexed else (),
+        ranges_of(more[0]) if more else (),
+        *more[1:],
     )

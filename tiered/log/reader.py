@@ -1,59 +1,61 @@
 """Plain, correct, sequential reading of a tier: block by block, every byte checked.
 
-``TierReader`` is one broker's tier at one moment (``refresh`` moves it on); ``QueueReader`` reads one life of one queue.
-The adaptive fetcher comes behind the same face.
+``TierReader`` is one broker's tier at one moment (``refresh`` moves it on); ``QueueReader`` reads one history of one queue
+(``tiered.log.cursor``, which also says what becomes of objects that are gone). The adaptive fetcher has the same cursors.
 
-An object that is gone (404) may have been merged or have expired: the journal is replayed, and then asked again. What the
-new state no longer has is an ``ExpiredError``; an object that it still names is damage. Never other bytes.
-
-Threads: a ``QueueReader`` may be used from any thread at once; ``refresh`` from one.
+Threads: all may be used from any thread at once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from backends.errors import ObjectNotFoundError
-from tiered.errors import DataError, ExpiredError, InvalidError
+from tiered.errors import InvalidError
 from tiered.journal.reader import JournalReader
-from tiered.log.by_time import StoreRanges, offset_by_time
+from tiered.log.by_time import Boundary, StoreRanges, offset_by_time
 from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.cursor import Place, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.objects import read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
 from tiered.log.view import LifeView
+from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from backends.base import ObjectStore
-    from tiered.model import MessageQueue, QueueOffset
+    from tiered.model import MessageQueue
 
 __all__ = ["READ_BYTES", "QueueReader", "TierBatch", "TierReader"]
 
-T = TypeVar("T")
-
-REPLAYS_MAX = 4
-"""How often one read replays the journal because an object is gone: each time another must have gone."""
 READ_BYTES = 8 * 1024 * 1024
 """How much of a part is read at once, about; bounds the memory of a reader to twice that and its largest record."""
 
 
 class TierReader:
-    """One broker's tier, read-only."""
+    """One broker's tier, read-only; a ``tiered.log.cursor.Journal``."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self.store = store
         self.prefix = prefix
         self._journal = JournalReader(store, prefix, TierMachine())
+        self._replaying = threading.Lock()
+        self._views: dict[tuple[MessageQueue, int, int], LifeView] = {}
 
     @property
     def state(self) -> TierState:
-        """As of the last ``refresh``."""
+        """As of the last ``refresh``, of whomever: reading refreshes when an object is gone."""
         return self._journal.state
+
+    @property
+    def where(self) -> str:
+        """The tier, for messages."""
+        return f"{self.store.url}/{self.prefix}"
 
     @property
     def journal_number(self) -> int:
@@ -62,77 +64,102 @@ class TierReader:
 
     def refresh(self) -> bool:
         """Replay what is new in the journal; whether there was anything."""
-        before = self._journal.number
-        self._journal.catch_up()
-        return self._journal.number != before
+        with self._replaying:
+            before = self._journal.number
+            self._journal.catch_up()
+            return self._journal.number != before
 
-    def queue(self, queue: MessageQueue, incarnation: int | None = None) -> QueueReader:
-        """A reader of one life of a queue (default: the present one).
+    def view(self, queue: MessageQueue, life: QueueLife) -> LifeView:
+        """A life of a queue, laid out; the same as last time unless it has changed."""
+        name = (queue, life.incarnation, life.cut_at)
+        view = self._views.get(name)
+        if view is None or view.life is not life:
+            view = self._views[name] = LifeView.of(queue, life)
+        return view
+
+    def present(self, queue: MessageQueue) -> LifeView | None:
+        """The present life of a queue, as last seen; None: there is no such queue."""
+        life = self.state.life(queue)
+        return None if life is None else self.view(queue, life)
+
+    def cursor(
+        self, queue: MessageQueue, incarnation: int | None = None, *, state: TierState | None = None
+    ) -> QueueCursor:
+        """A cursor on the history that an incarnation of a queue (default: the present one) has now.
+
+        Args:
+            queue: Whose.
+            incarnation: Which.
+            state: What the journal said at another time.
 
         Raises:
             InvalidError: The tier has no such queue.
         """
-        lives = self.state.queues.get(queue, ())
-        chosen = [life for life in lives if incarnation in {None, life.incarnation}]
-        if not chosen:
-            raise InvalidError(
-                f"the tier has no queue {queue}",
-                where=self.store.url,
-                do="`tiered ls URL` lists the topics and queues",
-            )
-        return self._life(queue, chosen[-1])
+        lives = (self.state if state is None else state).queues.get(queue, ())
+        for number in reversed(range(len(lives))):
+            if incarnation in {None, lives[number].incarnation}:
+                return self._cursor(queue, lives, number)
+        of_it = "" if incarnation is None else f" of incarnation {incarnation}"
+        raise InvalidError(
+            f"the tier has no queue {queue}{of_it}",
+            where=self.store.url,
+            do="`tiered ls URL` lists the topics and queues",
+        )
+
+    def _cursor(self, queue: MessageQueue, lives: Sequence[QueueLife], number: int) -> QueueCursor:
+        view, tails = self.view(queue, lives[number]), history_of(lives, number).tails
+        return QueueCursor(queue, view, tails=tails, journal=self)
+
+    def queue(self, queue: MessageQueue, incarnation: int | None = None) -> QueueReader:
+        """A reader of one history of a queue; see ``cursor``.
+
+        Raises:
+            InvalidError: The tier has no such queue.
+        """
+        return QueueReader(self.store, self.prefix, self.cursor(queue, incarnation))
 
     def lives(self, queue: MessageQueue) -> list[QueueReader]:
         """Readers of all lives of a queue, oldest first: what is over, ends that the broker took back, the present one."""
-        return [self._life(queue, life) for life in self.state.queues.get(queue, ())]
-
-    def _life(self, queue: MessageQueue, life: QueueLife) -> QueueReader:
-        return QueueReader(
-            self.store, self.prefix, queue, life, lambda: self._life_now(queue, life)
-        )
-
-    def _life_now(self, queue: MessageQueue, old: QueueLife) -> QueueLife | None:
-        """A life as the journal has it now; read anew, since our own state is another thread's."""
-        journal = JournalReader(self.store, self.prefix, TierMachine())
-        journal.catch_up()
-        for life in reversed(journal.state.queues.get(queue, ())):
-            same_end = life.commit_offset == old.commit_offset
-            if life.incarnation == old.incarnation and (same_end or not old.ended):
-                return life
-        return None
+        lives = self.state.queues.get(queue, ())
+        cursors = (self._cursor(queue, lives, number) for number in range(len(lives)))
+        return [QueueReader(self.store, self.prefix, cursor) for cursor in cursors]
 
 
 class QueueReader:
-    """Reads one life of a queue as of one state."""
+    """Reads one history of a queue as of one state.
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        prefix: str,
-        queue: MessageQueue,
-        life: QueueLife,
-        life_now: Callable[[], QueueLife | None] | None = None,
-    ) -> None:
+    Attributes:
+        cursor: On that history.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str, cursor: QueueCursor) -> None:
         """Read nothing yet.
 
         Args:
             store: The tier's store.
             prefix: Of the broker.
-            queue: Whose.
-            life: The life to read.
-            life_now: Gives that life as the journal has it now, when an object is gone (None: it is no more).
-                Without it what is gone is an ``ObjectNotFoundError``, for the caller to look into.
+            cursor: What to read.
         """
         self._store = store
         self._prefix = prefix
-        self.queue = queue
-        self._life_now = life_now
-        self._view = LifeView.of(queue, life)
+        self.cursor = cursor
+
+    @classmethod
+    def of_life(
+        cls, store: ObjectStore, prefix: str, queue: MessageQueue, life: QueueLife
+    ) -> QueueReader:
+        """A reader of one life as it is: what is gone is an ``ObjectNotFoundError``, for the caller to look into."""
+        return cls(store, prefix, QueueCursor(queue, LifeView.of(queue, life)))
+
+    @property
+    def queue(self) -> MessageQueue:
+        """Whose."""
+        return self.cursor.queue
 
     @property
     def life(self) -> QueueLife:
-        """The life, as last seen."""
-        return self._view.life
+        """The life that was read last, as last seen."""
+        return self.cursor.life
 
     def read(
         self, start: QueueOffset, *, bytes_max: int = READ_BYTES, count_max: int = 1 << 20
@@ -152,16 +179,20 @@ class QueueReader:
             DataError: The bytes are damaged; nothing of them is returned.
             BackendError: They could not be read.
         """
-        begin = max(start, self.life.min_offset)
-        return self._again(lambda view: self._read(view, begin, bytes_max, count_max), begin)
+        return self.cursor.again(
+            start, lambda place: self._read(place, start, bytes_max, count_max)
+        )
 
     def _read(
-        self, view: LifeView, start: QueueOffset, bytes_max: int, count_max: int
+        self, place: Place, start: QueueOffset, bytes_max: int, count_max: int
     ) -> TierBatch | Gap | None:
-        found = view.locate(start, where=self._prefix)
+        begin = QueueOffset(max(start, place.view.life.min_offset))
+        if begin >= place.end:
+            return None
+        found = place.view.locate(begin, where=self._prefix)
         if found is None or isinstance(found, Gap):
             return found
-        return self._read_part(found, start, bytes_max, count_max)
+        return self._read_part(found, begin, bytes_max, min(count_max, place.end - begin))
 
     def batches(
         self, start: QueueOffset, *, bytes_max: int = READ_BYTES
@@ -172,43 +203,21 @@ class QueueReader:
             yield found
             at = found.end if isinstance(found, Gap) else found.records.end_offset
 
-    def offset_by_time(self, timestamp_ms: int, *, upper: bool = False) -> QueueOffset:
-        """First queue offset stored at or after a time (``upper``: after it); the end when there is none.
+    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> QueueOffset:
+        """A queue offset by store time (``tiered.log.by_time``: what it means, and the requests that it takes)."""
 
-        See ``tiered.log.by_time`` for the requests that it takes, and for disorder of store times.
-        """
-        since_ms = timestamp_ms + 1 if upper else timestamp_ms
+        def work(place: Place) -> QueueOffset:
+            return offset_by_time(
+                place.view,
+                StoreRanges(self._store, self._prefix),
+                timestamp_ms,
+                boundary,
+                low=place.start,
+                high=place.end,
+                where=self._prefix,
+            )
 
-        def work(view: LifeView) -> QueueOffset:
-            ranges = StoreRanges(self._store, self._prefix)
-            return offset_by_time(view, ranges, since_ms, where=self._prefix)
-
-        return self._again(work, None)
-
-    def _again(self, work: Callable[[LifeView], T], start: QueueOffset | None) -> T:
-        """Work on the life as last seen; when an object is gone, on the life as it is now."""
-        for tries_left in reversed(range(REPLAYS_MAX)):
-            view = self._view
-            try:
-                return work(view)
-            except ObjectNotFoundError as error:
-                if self._life_now is None:
-                    raise
-                now = self._life_now() if tries_left else None
-                if now is None or now == view.life:
-                    raise DataError(
-                        f"an object that the journal names is gone: {error}",
-                        where=f"{self._store.url}/{self._prefix}",
-                        do="run `tiered verify` to see what is damaged",
-                    ) from error
-                if start is not None and start < now.min_offset:
-                    raise ExpiredError(
-                        f"offsets {start} to {now.min_offset} of {self.queue} have expired",
-                        now.min_offset,
-                        where=f"{self._store.url}/{self._prefix}",
-                    ) from error
-                self._view = LifeView.of(self.queue, now)
-        raise AssertionError("the last try ends by itself")
+        return self.cursor.search(work)
 
     def _read_part(
         self, part: Part, start: QueueOffset, bytes_max: int, count_max: int

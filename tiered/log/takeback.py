@@ -70,6 +70,7 @@ def cut(
         quarantined=0,
         ended=reason,
         indexed=clipped(life.indexed, end, was),
+        cut_at=end,
     )
     rest = replace(
         life,

@@ -128,7 +128,7 @@ class _Run:
         steps: list[_Step] = []
         for queue, lives in self._reader.state.queues.items():
             if queue in theirs:
-                tier = QueueReader(self._store, self._prefix, queue, lives[-1])
+                tier = QueueReader.of_life(self._store, self._prefix, queue, lives[-1])
                 comparison = QueueComparison(tier, local, theirs[queue])
                 size = sum(part.log.size_bytes for part in lives[-1].parts())
                 steps.append(_Step(comparison.run, size))

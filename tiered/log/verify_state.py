@@ -26,6 +26,10 @@ def check_state(state: TierState) -> Iterator[Problem]:
             expected = number - sum(is_tail(lives, before) for before in range(number))
             if life.incarnation != expected:
                 details.append(f"it is the life number {expected} of its queue")
+            if is_tail(lives, number) != (0 <= life.cut_at <= life.min_offset):
+                details.append(
+                    f"it was cut off at {life.cut_at}, and its minimum is {life.min_offset}"
+                )
             if bool(life.ended) != (number < len(lives) - 1):
                 details.append("only the last life of a queue may go on")
             yield from (Problem("state", where, detail) for detail in details)

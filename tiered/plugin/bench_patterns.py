@@ -165,9 +165,9 @@ class Seen:
         until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
         """One read of a client, which may say up to where it will read."""
-        engine, clock = run.tier.engine, run.clock
+        engine, clock, cursor = run.tier.engine, run.clock, run.tier.reader.cursor(queue)
         begin_s = clock.monotonic_s()
-        found = engine.fetch(group, queue, at, bytes_max=BATCH_BYTES, count_max=count, until=until)
+        found = engine.fetch(group, cursor, at, bytes_max=BATCH_BYTES, count_max=count, until=until)
         self.seconds.append(clock.monotonic_s() - begin_s)
         if found is not None and not isinstance(found, Gap):
             self.messages += found.records.count

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
     from fetcher.settings import FetchSettings
     from tiered.clock import Clock
+    from tiered.log.cursor import QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Gap
     from tiered.log.reader import TierReader
-    from tiered.model import MessageQueue, QueueOffset
+    from tiered.model import QueueOffset
 
 
 class Engine:
@@ -75,12 +76,11 @@ class Engine:
     def fetch(
         self,
         group: str,
-        queue: MessageQueue,
+        cursor: QueueCursor,
         start: QueueOffset,
         *,
         bytes_max: int,
         count_max: int,
-        incarnation: int | None = None,
         until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
         """See ``TieredMessageFetcher.read``; what the store says comes as an error of ours."""
@@ -89,11 +89,11 @@ class Engine:
         try:
             return fetcher.read(
                 group,
-                queue,
+                cursor.queue,
                 start,
                 bytes_max=bytes_max,
                 count_max=count_max,
-                incarnation=incarnation,
+                cursor=cursor,
                 until=until,
             )
         except BackendError:
@@ -116,13 +116,8 @@ class Engine:
 
     def refresh(self) -> bool:
         """See what was committed since; whether there was anything."""
-        with self._lock:
-            made = self._made
-            if made is None:
-                with backend_errors():
-                    return self._reader.refresh()
         with backend_errors():
-            return made[0].refresh()
+            return self._reader.refresh()
 
     def close(self) -> None:
         """End reads and threads; waits for requests under way, at most 10 seconds before it gives them up."""

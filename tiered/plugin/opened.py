@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Self
 from fetcher.settings import FetchSettings
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
+from tiered.log.by_time import Boundary
 from tiered.log.reader import TierReader
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 from tiered.plugin.choice import Choice, time_ms
 from tiered.plugin.engine import Engine
-from tiered.plugin.reading import find_life, follow_queue, interleave, plan_span, read_span
+from tiered.plugin.reading import follow_queue, interleave, plan_span, read_span
 from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ class Tier:
         Raises:
             InvalidError: No such queue.
         """
-        life = find_life(self.state, MessageQueue(topic, queue_id), where=self.store.url)
-        return QueueBounds(life.min_offset, life.commit_offset)
+        cursor = self.reader.cursor(MessageQueue(topic, queue_id))
+        return QueueBounds(cursor.low, cursor.end)
 
     def offset_for_time(
         self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
@@ -123,7 +124,8 @@ class Tier:
         """
         queue = self.reader.queue(MessageQueue(topic, queue_id))
         with backend_errors():
-            return queue.offset_by_time(time_ms(time), upper=upper)
+            boundary = Boundary.UPPER if upper else Boundary.LOWER
+            return queue.offset_by_time(time_ms(time), boundary)
 
     # Reading
 
@@ -206,9 +208,8 @@ class Tier:
         batch_bytes: int = ARROW_BATCH_BYTES,
     ) -> Iterator[TierBatch]:
         """Batches of stored records, checked and otherwise as they are: what the other forms are made of; see ``read``."""
-        queue, where = MessageQueue(topic, queue_id), self.store.url
-        span = plan_span(self.state, queue, start, stop, incarnation, where=where)
-        return read_span(self.engine, span, batch_bytes=batch_bytes)
+        cursor = self.reader.cursor(MessageQueue(topic, queue_id), incarnation)
+        return read_span(self.engine, plan_span(cursor, start, stop), batch_bytes=batch_bytes)
 
     def read_topic(
         self,
@@ -256,14 +257,19 @@ class Tier:
         self, topic: str, *, queues_at_once: int = 16, batch_bytes: int = ARROW_BATCH_BYTES
     ) -> Iterator[TierBatch]:
         """All of a topic in batches of stored records, each of one queue; see ``read_topic`` and ``read_records``."""
-        queues = self.queues(topic)
+        state = self.state  # of which all queues are read, whenever their turn comes
+        queues = sorted(queue for queue in state.queues if queue.topic == topic)
         if not queues:
             raise InvalidError(
                 f"the tier has no topic {topic}",
                 where=self.store.url,
                 do="`tiered ls URL` lists the topics",
             )
-        sources = (self.read_records(topic, q.queue_id, batch_bytes=batch_bytes) for q in queues)
+        cursors = (self.reader.cursor(queue, state=state) for queue in queues)
+        sources = (
+            read_span(self.engine, plan_span(cursor, 0, None), batch_bytes=batch_bytes)
+            for cursor in cursors
+        )
         return interleave(sources, at_once=queues_at_once)
 
     def follow(
@@ -312,8 +318,7 @@ class Tier:
         """As ``follow``, in batches of stored records."""
         return follow_queue(
             self.engine,
-            self.reader,
-            MessageQueue(topic, queue_id),
+            self.reader.cursor(MessageQueue(topic, queue_id)),
             start,
             stop or threading.Event(),
             batch_bytes=batch_bytes,

@@ -17,13 +17,11 @@ from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
+    from tiered.log.cursor import QueueCursor
     from tiered.log.decode import TierBatch
-    from tiered.log.parts import QueueLife, TierState
-    from tiered.log.reader import TierReader
-    from tiered.model import MessageQueue
     from tiered.plugin.engine import Engine
 
 T = TypeVar("T")
@@ -35,62 +33,31 @@ FOLLOW_S_MIN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What to read of one life of a queue.
+    """What to read of one history of a queue.
 
     Attributes:
-        queue: Whose.
-        incarnation: Which life.
+        cursor: On the history.
         start: First queue offset.
         stop: One past the last.
         is_firm: Whoever reads has named the end: it is read ahead up to there.
     """
 
-    queue: MessageQueue
-    incarnation: int
+    cursor: QueueCursor
     start: QueueOffset
     stop: QueueOffset
     is_firm: bool = False
 
 
-def plan_span(
-    state: TierState,
-    queue: MessageQueue,
-    start: int,
-    stop: int | None,
-    incarnation: int | None,
-    *,
-    where: str,
-) -> Span:
-    """What a read goes through: bounds are cut to what there is now.
+def plan_span(cursor: QueueCursor, start: int, stop: int | None) -> Span:
+    """What a read goes through: bounds are cut to what there is when the cursor is made.
 
     Raises:
-        InvalidError: No such queue or incarnation, or a bound below zero.
+        InvalidError: A bound below zero.
     """
     if start < 0 or (stop is not None and stop < 0):
-        raise InvalidError(f"a queue offset below zero: {start} to {stop}", where=str(queue))
-    life = find_life(state, queue, incarnation, where=where)
-    end = life.commit_offset if stop is None else min(stop, life.commit_offset)
-    begin = QueueOffset(max(start, life.min_offset))
-    return Span(queue, life.incarnation, begin, QueueOffset(end), stop is not None)
-
-
-def find_life(
-    state: TierState, queue: MessageQueue, incarnation: int | None = None, *, where: str
-) -> QueueLife:
-    """A life of a queue (None: the present one).
-
-    Raises:
-        InvalidError: There is none.
-    """
-    lives = [x for x in state.queues.get(queue, ()) if incarnation in {None, x.incarnation}]
-    if lives:
-        return lives[-1]
-    of_it = "" if incarnation is None else f" of incarnation {incarnation}"
-    raise InvalidError(
-        f"the tier has no queue {queue}{of_it}",
-        where=where,
-        do="`tiered ls URL` lists the topics and queues",
-    )
+        raise InvalidError(f"a queue offset below zero: {start} to {stop}", where=str(cursor.queue))
+    end = cursor.end if stop is None else min(stop, cursor.end)
+    return Span(cursor, QueueOffset(max(start, cursor.low)), QueueOffset(end), stop is not None)
 
 
 def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierBatch]:
@@ -106,11 +73,10 @@ def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierB
         while at < span.stop:
             found = engine.fetch(
                 group,
-                span.queue,
+                span.cursor,
                 at,
                 bytes_max=batch_bytes,
                 count_max=min(span.stop - at, COUNT_MAX),
-                incarnation=span.incarnation,
                 until=span.stop if span.is_firm else None,
             )
             if found is None:
@@ -124,8 +90,7 @@ def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierB
 
 def follow_queue(
     engine: Engine,
-    reader: TierReader,
-    queue: MessageQueue,
+    cursor: QueueCursor,
     start: int | None,
     stop: threading.Event,
     *,
@@ -134,53 +99,28 @@ def follow_queue(
 ) -> Iterator[TierBatch]:
     """All that is committed from an offset on, waiting for more until ``stop`` is set.
 
-    A queue that was deleted and made again is followed into its new life from its beginning; of what the broker took back
-    what came in its place is given, so that queue offsets may come again.
+    A history is read to where it ended when it was looked at last; then the cursor goes on. A queue that was deleted and
+    made again is followed into its new life when all of the old one has been given; of what the broker took back what
+    came in its place is given, so that queue offsets may come again.
 
     Raises:
         TieredStoreError: As ``read_span``.
     """
-    life = find_life(reader.state, queue, where=reader.store.url)
-    at, pause_s = life.commit_offset if start is None else QueueOffset(start), FOLLOW_S_MIN
-    incarnation, known = life.incarnation, len(reader.state.queues[queue])
+    at = cursor.end if start is None else QueueOffset(max(start, cursor.low))
+    pause_s = FOLLOW_S_MIN
     with engine.group() as group:
         while not stop.is_set():
-            lives = reader.state.queues[queue]
-            at = plan_going_on(lives, known, at, incarnation)
-            incarnation, known = lives[-1].incarnation, len(lives)
-            found = engine.fetch(
-                group,
-                queue,
-                at,
-                bytes_max=batch_bytes,
-                count_max=COUNT_MAX,
-                incarnation=incarnation,
-            )
+            found = engine.fetch(group, cursor, at, bytes_max=batch_bytes, count_max=COUNT_MAX)
             if found is None:
-                pause_s = _await_news(engine, stop, pause_s, pause_s_max)
+                seen = cursor.history, cursor.end
+                at = cursor.go_on(at)
+                if seen == (cursor.history, cursor.end):
+                    pause_s = _await_news(engine, stop, pause_s, pause_s_max)
             elif isinstance(found, Gap):
                 at = found.end
             else:
                 at, pause_s = found.end_offset, FOLLOW_S_MIN
                 yield found
-
-
-def plan_going_on(
-    lives: Sequence[QueueLife], known: int, at: QueueOffset, incarnation: int
-) -> QueueOffset:
-    """Where a follower goes on: at the beginning of a new life, or where the broker took back what it has read.
-
-    Args:
-        lives: Of the queue, as they are now; what was taken back is one of them.
-        known: How many there were when it last looked.
-        at: Where it would go on.
-        incarnation: Of the life that it was in.
-    """
-    now = lives[-1]
-    if now.incarnation != incarnation:
-        return now.min_offset
-    taken_back = [life.min_offset for life in lives[known - 1 : -1]]
-    return max(min([at, *taken_back]), now.min_offset)
 
 
 def _await_news(engine: Engine, stop: threading.Event, pause_s: float, pause_s_max: float) -> float:

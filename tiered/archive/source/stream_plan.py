@@ -20,8 +20,9 @@ from tiered.archive.source.positions import (
     latest,
     queues_of,
 )
-from tiered.archive.source.stretches import FAIL, SKIP, History, cut, owner
+from tiered.archive.source.stretches import FAIL, SKIP, History, cut
 from tiered.errors import DataError, InvalidError
+from tiered.log.cursor import life_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,7 +80,7 @@ def base_of(
         raise _stranger(key, f"incarnation {at.incarnation}")
     mine = lives[at.incarnation]
     main, tails = mine[-1], len(mine) - 1
-    cuts = [life.min_offset if life.parts() else main.min_offset for life in mine[at.tails : -1]]
+    cuts = [life.cut_at for life in mine[at.tails : -1]]
     low = min([*(cut for cut in cuts if cut < at.offset), main.commit_offset])
     if low >= at.offset:
         return replace(at, tails=tails)
@@ -369,11 +370,9 @@ def _owned(
     lives: list[QueueLife], tails: int, begin: int, end: int
 ) -> Iterator[tuple[QueueLife, int, int]]:
     """Offsets ``[begin, end)`` by the life in which they lay, as so many ends had been taken back."""
-    cuts = [life.min_offset for life in lives[tails:-1]]
     at = begin
     while at < end:
-        life = owner(lives, tails, at)
-        behind = [int(cut) for cut in cuts if cut > at]
-        stop = min([end, *behind, *([life.commit_offset] if life is not lives[-1] else [])])
+        life, _, high = life_at(lives, tails, at)
+        stop = min(end, high) if high > at else end
         yield life, at, stop
         at = stop

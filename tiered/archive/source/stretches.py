@@ -4,9 +4,9 @@ Overview: planning goes by the journal alone: for each life of a queue that the 
 without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only when one of
 their objects is gone (merged by sealing, or expired).
 
-A stretch is part of one history: the broker may take an end of a queue back and put other messages there. ``tails`` says
-how often that had happened when the stretch was planned; its rows are those that stood there then, or an error: never
-others.
+A stretch is part of one history (``tiered.log.cursor``): the broker may take an end of a queue back and put other messages
+there. ``tails`` says how often that had happened when the stretch was planned; its rows are those that stood there then, or
+an error: never others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from tiered.archive.columns import Columns
 from tiered.archive.model import Lane
 from tiered.archive.plan import Task
 from tiered.archive.selection import shown
-from tiered.errors import DataError, InvalidError, StoreUnavailableError
+from tiered.errors import DataError, InvalidError
+from tiered.log.cursor import QueueCursor
 from tiered.log.parts import Gap
 from tiered.log.reader import QueueReader, TierReader
+from tiered.log.view import LifeView
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -93,14 +95,6 @@ def incarnations(lives: Sequence[QueueLife]) -> dict[int, list[QueueLife]]:
     for life in lives:
         found.setdefault(life.incarnation, []).append(life)
     return found
-
-
-def owner(lives: Sequence[QueueLife], tails: int, offset: int) -> QueueLife:
-    """The life of one incarnation in which an offset lay when so many of its ends had been taken back."""
-    unseen = lives[tails:-1]
-    return next(
-        (life for life in unseen if life.min_offset <= offset < life.commit_offset), lives[-1]
-    )
 
 
 def plan_tier(states: Mapping[Place, TierState], wanted: Selection) -> TierPlan:
@@ -231,13 +225,12 @@ def read_stretch(
     Raises:
         DataError: The bytes are damaged.
         ExpiredError: Some of it has expired since the stretch was planned.
-        StoreUnavailableError: The broker has taken some of it back since then.
         BackendError: The store failed.
     """
     task = stretch.task
-    reader = QueueReader(
-        store, stretch.prefix, task.lane.queue, task.life, lambda: _life_now(store, stretch)
-    )
+    journal, view = TierReader(store, stretch.prefix), LifeView.of(task.lane.queue, task.life)
+    cursor = QueueCursor(task.lane.queue, view, tails=task.tails, journal=journal)
+    reader = QueueReader(store, stretch.prefix, cursor)
     needed = None if names is None else {*names, *wanted.columns}
     columns, at = Columns(task.lane, names=needed), QueueOffset(task.start)
     while at < task.end:
@@ -259,21 +252,3 @@ def read_stretch(
             )
         yield from (wanted.rows_of(some) for some in rows)
         at = batch.end_offset
-
-
-def _life_now(store: ObjectStore, stretch: Stretch) -> QueueLife | None:
-    """The life that a stretch is of, as the journal has it now."""
-    task = stretch.task
-    reader = TierReader(store, stretch.prefix)
-    reader.refresh()
-    found = incarnations(reader.state.queues.get(task.lane.queue, ())).get(task.lane.incarnation)
-    if not found:
-        return None
-    life = owner(found, task.tails, task.start)
-    if life.commit_offset < task.end or owner(found, task.tails, task.end - 1) != life:
-        raise StoreUnavailableError(
-            f"the broker has taken back messages of {task.lane} while they were read",
-            where=stretch.prefix,
-            do="read again",
-        )
-    return life

@@ -1,0 +1,85 @@
+"""Which life has an offset of a history: right for every history that there ever was, whatever was cut and expired since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.log.test_state import MACHINE, QUEUE, REIGN, add, life, part, replay
+from tests.log.test_takeback import head, take_back, then
+from tiered.log.cursor import History, history_of, life_at
+from tiered.log.expiry import segment_end
+from tiered.log.parts import queue_action
+from tiered.log.verify_state import check_state
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("cut"), st.integers(1, 59)),
+        st.tuples(st.just("expire"), st.integers(0, 9)),
+        st.tuples(st.just("grow"), st.integers(1, 9)),
+    ),
+    max_size=10,
+)
+
+
+def names(one: object) -> dict[int, str]:
+    """Of each offset of a life the object that has it."""
+    parts = one.parts()  # type: ignore[attr-defined]
+    return {at: p.log.key for p in parts for at in range(p.queue_offset, p.queue_end)}
+
+
+@given(STEPS)
+def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tuple[str, int]]):
+    state = replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
+    met: list[tuple[History, int, dict[int, str]]] = []
+    for number, (what, value) in enumerate(steps):
+        now, lives = life(state), state.queues[QUEUE]
+        met.append((history_of(lives, len(lives) - 1), now.min_offset, names(now)))
+        if what == "grow":
+            fresh = part(now.commit_offset, now.log_end, count=value, size=100 * value)
+            key = replace(fresh.log, key=f"l{number}"), replace(fresh.index, key=f"i{number}")
+            state = then(state, add(replace(fresh, log=key[0], index=key[1]), now.log_end))
+        elif what == "cut":
+            over = next((p for p in now.parts() if p.queue_offset < value < p.queue_end), None)
+            cut = head(over, value - over.queue_offset) if over else None
+            state = then(state, take_back(value, now.commit_offset, cut))
+        else:
+            which = value % len(lives)
+            one = lives[which]
+            if one.segments:
+                bounds = {"min_from": one.min_offset, "min_to": segment_end(one.segments[0])}
+                state = then(state, queue_action("expire", QUEUE, 0, life=which, **bounds))
+        state = MACHINE.load(MACHINE.dump(state))
+    assert not [p for p in check_state(state) if "is no key" not in p.detail]
+    lives = state.queues[QUEUE]
+    for history, low, expected in met:
+        for offset, name in expected.items():
+            found, start, end = life_at(lives, history.tails, offset)
+            assert start <= offset < end
+            has = names(found).get(offset)
+            assert has == name if offset >= found.min_offset else has is None
+            assert offset >= low
+
+
+def test_an_end_that_was_taken_back_is_a_history_by_itself():
+    state = replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
+    state = then(state, take_back(10, 20), add(part(10, 1000, count=5, size=500), 1000))
+    state = then(state, take_back(5, 15, head(part(0, 0), 5)))
+    lives = state.queues[QUEUE]
+    assert [history_of(lives, number) for number in range(3)] == [(0, 0), (0, 1), (0, 2)]
+    assert [one.cut_at for one in lives] == [10, 5, -1]
+    assert [life_at(lives, 0, at)[0] for at in (3, 7, 12)] == [lives[2], lives[1], lives[0]]
+    assert life_at(lives, 0, 7)[1:] == (5, 10), "behind that it is another history's"
+
+
+@pytest.mark.parametrize("cut_at", [-1, 11, 25])
+def test_verify_sees_where_an_end_was_cut_off(cut_at: int):
+    state = replay([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 1000)])
+    state = then(state, take_back(10, 20))
+    tail, now = state.queues[QUEUE]
+    wrong = replace(state, queues={QUEUE: (replace(tail, cut_at=cut_at), now)})
+    assert any("cut off" in problem.detail for problem in check_state(wrong))
+    assert not any("cut off" in problem.detail for problem in check_state(state))

@@ -1,0 +1,282 @@
+"""A cursor over a queue's lives: whoever reads a queue piece by piece stays on one history of it.
+
+Overview
+    Queue offsets alone do not say which messages are meant. The broker may take back an end of a queue and write others at
+    the same offsets, and a topic may be deleted and made again. The journal keeps all of it: the *lives* of a queue, and
+    of each incarnation the ends that were taken back. A *history* is an incarnation and the number of its ends that had
+    been taken back; a ``QueueCursor`` is on one of them, up to where it ended when the cursor was made, whatever anybody
+    refreshes meanwhile. Iterators, followers, ``cat``, readers of single queues and of archives' stretches all have one.
+
+Where the history lies
+    At first in one life, whose view the cursor keeps: nothing is looked up, and the journal may move on. When an object is
+    gone (404), since its part was merged or has expired, the journal is replayed, and the history is looked for in what it
+    says now: still one life, or a beginning that goes on with others and the ends that were taken back since (``life_at``).
+
+Errors: what has expired is an ``ExpiredError`` that says where to go on; an object that is still named is damage. Never
+messages of another history.
+
+Following: ``go_on`` alone leaves a history, for the one that goes on from it, and says at which offset.
+
+Threads: reads in any; ``go_on`` in one. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+from backends.errors import ObjectNotFoundError
+from tiered.errors import DataError, ExpiredError, InvalidError
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tiered.log.parts import QueueLife, TierState
+    from tiered.log.view import LifeView
+    from tiered.model import MessageQueue
+
+T = TypeVar("T")
+
+REPLAYS_MAX = 4
+"""How often one read replays the journal because an object is gone: each time another must have gone."""
+
+
+class Journal(Protocol):
+    """What a cursor asks when an object is gone."""
+
+    @property
+    def state(self) -> TierState:
+        """As of the last ``refresh``."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """The tier, for messages."""
+        ...
+
+    def refresh(self) -> bool:
+        """Replay what is new; whether there was anything."""
+        ...
+
+    def view(self, queue: MessageQueue, life: QueueLife) -> LifeView:
+        """A life of a queue, laid out."""
+        ...
+
+
+class History(NamedTuple):
+    """One history of a queue.
+
+    Attributes:
+        incarnation: Which.
+        tails: How many of its ends had been taken back. Of such an end itself: how many before it.
+    """
+
+    incarnation: int
+    tails: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Queue offsets ``[start, end)`` of a history, in the one life that has them."""
+
+    view: LifeView
+    start: QueueOffset
+    end: QueueOffset
+
+
+def of_incarnation(lives: Sequence[QueueLife], incarnation: int) -> list[QueueLife]:
+    """Lives of one incarnation: ends that were taken back, oldest first, and what counts or counted."""
+    return [life for life in lives if life.incarnation == incarnation]
+
+
+def history_of(lives: Sequence[QueueLife], number: int) -> History:
+    """The history that the life at a place among the lives of its queue is, or was the end of."""
+    incarnation = lives[number].incarnation
+    return History(incarnation, sum(life.incarnation == incarnation for life in lives[:number]))
+
+
+def life_at(lives: Sequence[QueueLife], tails: int, offset: int) -> tuple[QueueLife, int, int]:
+    """Where a queue offset of a history lies now.
+
+    Args:
+        lives: Of one incarnation, as they are now.
+        tails: Of the history.
+        offset: The queue offset.
+
+    Returns:
+        The life, and the bounds ``[start, end)`` within which it has all of the history.
+    """
+    end: int | None = None
+    for life in lives[tails:]:  # each end was cut from what the one before had left
+        start = 0 if life is lives[-1] else life.cut_at
+        if start <= offset or life is lives[-1]:
+            return life, start, life.commit_offset if end is None else min(end, life.commit_offset)
+        end = start if end is None else min(end, start)
+    raise AssertionError("the last life has all that no other has")
+
+
+class QueueCursor:
+    """See the module's contract.
+
+    Attributes:
+        queue: Whose.
+        history: Which history it is on.
+        start: Where that begins: 0, or where an end was cut off that is read by itself.
+        low: The first offset that there was when the journal was looked at.
+        end: Where it ended then.
+    """
+
+    def __init__(
+        self, queue: MessageQueue, view: LifeView, *, tails: int = 0, journal: Journal | None = None
+    ) -> None:
+        """Stand on the history of a life.
+
+        Args:
+            queue: Whose.
+            view: The life, as it is now.
+            tails: How many ends of its incarnation had been taken back before; see ``History``.
+            journal: Is asked when an object is gone. Without it that is an ``ObjectNotFoundError``, for the caller to look
+                into.
+        """
+        self.queue = queue
+        self._journal = journal
+        self._stand(view, tails)
+
+    def _stand(self, view: LifeView, tails: int) -> None:
+        life = view.life
+        self.history = History(life.incarnation, tails)
+        self.start = QueueOffset(max(life.cut_at, 0))
+        self.low, self.end = life.min_offset, life.commit_offset
+        self._place = Place(view, self.start, self.end)
+
+    @property
+    def life(self) -> QueueLife:
+        """The life that was read last, as last seen."""
+        return self._place.view.life
+
+    def at(self, offset: int) -> Place:
+        """Where a queue offset lies, as last seen; behind the end, where that is."""
+        place = self._place
+        offset = self._within(offset)
+        if self.start >= self.end or place.start <= offset < place.end:
+            return place
+        self._place = place = self._find(offset)
+        return place
+
+    def again(self, offset: int, work: Callable[[Place], T], *, or_behind: bool = False) -> T:
+        """Work where a queue offset lies, as last seen; when an object is gone, where it lies now.
+
+        Args:
+            offset: Queue offset.
+            work: Does it; called again when an object is gone.
+            or_behind: What has expired is passed over.
+
+        Raises:
+            ExpiredError: The offset has expired since the cursor was made.
+            DataError: An object that the journal names is gone.
+        """
+        for tries_left in reversed(range(REPLAYS_MAX)):
+            place = self.at(offset)
+            self._require(offset, place, or_behind=or_behind)
+            try:
+                return work(place)
+            except ObjectNotFoundError as error:
+                if self._journal is None:
+                    raise
+                if tries_left:
+                    self._journal.refresh()
+                now = self._find(self._within(offset)) if tries_left else place
+                if now.view.life == place.view.life:
+                    raise DataError(
+                        f"an object that the journal names is gone: {error}",
+                        where=self._journal.where,
+                        do="run `tiered verify` to see what is damaged",
+                    ) from error
+                self._require(offset, now, or_behind=or_behind, cause=error)
+                self._place = now
+        raise AssertionError("the last try ends by itself")
+
+    def search(self, work: Callable[[Place], QueueOffset]) -> QueueOffset:
+        """What ``work`` finds first in the history; it returns the end of the place when there is nothing in it."""
+        offset = self.start
+        while True:
+            place, found = self.again(offset, lambda at: (at, work(at)), or_behind=True)
+            if found < place.end or place.end >= self.end:
+                return found
+            offset = place.end
+
+    def go_on(self, offset: int) -> QueueOffset:
+        """Go on in what the journal says now, with everything before ``offset`` read: where to read on.
+
+        Of what was taken back what came in its place is next, so that offsets come again. A new incarnation is next when
+        all of the old one has been read.
+
+        Raises:
+            ExpiredError: What would be next has expired.
+        """
+        assert self._journal is not None
+        every = self._journal.state.queues.get(self.queue, ())
+        lives = self._mine(every)
+        at = min([offset, *(tail.cut_at for tail in lives[self.history.tails : -1])])
+        while at >= lives[-1].commit_offset:
+            later = of_incarnation(every, lives[-1].incarnation + 1)
+            if not later:
+                break
+            lives, at = later, later[-1].min_offset
+        life = lives[-1]
+        if _behind_gaps(life, at) < life.min_offset:
+            what = f"offsets {at} to {life.min_offset} of {self.queue} have expired"
+            raise ExpiredError(what, every[-1].min_offset, where=self._journal.where)
+        if life is not self.life:
+            self._stand(self._journal.view(self.queue, life), len(lives) - 1)
+        return QueueOffset(max(at, life.min_offset))
+
+    def _within(self, offset: int) -> int:
+        return min(max(offset, self.start), self.end - 1)
+
+    def _require(
+        self, offset: int, place: Place, *, or_behind: bool, cause: Exception | None = None
+    ) -> None:
+        """See that what is wanted has not expired since the cursor was made."""
+        first, low = max(offset, self.low), place.view.life.min_offset
+        if or_behind or first >= low:
+            return
+        assert self._journal is not None
+        cut = place.view.life.cut_at
+        if cut < 0 or self.start:
+            what = f"offsets {first} to {low} of {self.queue} have expired"
+            raise ExpiredError(what, low, where=self._journal.where) from cause
+        lives = self._mine(self._journal.state.queues.get(self.queue, ()))
+        cuts = [life.cut_at for life in lives[self.history.tails : -1]]
+        what = f"offsets {first} to {low} of {self.queue} were taken back by the broker, and have expired"
+        next_offset = max(min(cuts), lives[-1].min_offset)
+        raise ExpiredError(what, next_offset, where=self._journal.where) from cause
+
+    def _find(self, offset: int) -> Place:
+        """Where an offset of the history lies, as the journal has it."""
+        assert self._journal is not None
+        lives = self._mine(self._journal.state.queues.get(self.queue, ()))
+        life, start, end = life_at(lives, self.history.tails, offset)
+        bounds = max(start, self.start), min(end, self.end)
+        return Place(self._journal.view(self.queue, life), *map(QueueOffset, bounds))
+
+    def _mine(self, lives: Sequence[QueueLife]) -> list[QueueLife]:
+        """Lives of the incarnation."""
+        assert self._journal is not None
+        found = of_incarnation(lives, self.history.incarnation)
+        if len(found) > self.history.tails:
+            return found
+        raise InvalidError(
+            f"the journal does not know what was read of {self.queue} any more: it has been rebuilt",
+            where=self._journal.where,
+            do="open the tier again",
+        )
+
+
+def _behind_gaps(life: QueueLife, offset: int) -> int:
+    """An offset, or where the gaps end that it lies in: nothing ever came there, so that nothing can have expired."""
+    for gap in life.gaps:
+        if gap.start <= offset < gap.end:
+            offset = gap.end
+    return offset
