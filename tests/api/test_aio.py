@@ -144,3 +144,88 @@ def test_follow_gives_what_is_new_and_ends_with_its_task():
         return found
 
     assert asyncio.run(main()) == [b"body 1", b"new"]
+
+
+FOLLOWERS = 100
+"""More than there are threads."""
+
+
+class Followers:
+    """So many of one queue, which wait at its end."""
+
+    def __init__(self, opened: AsyncTier) -> None:
+        self.found: list[bytes] = []
+        self.more = asyncio.Condition()
+        self.tasks = [asyncio.create_task(self._follow(opened)) for _ in range(FOLLOWERS)]
+
+    async def _follow(self, opened: AsyncTier) -> None:
+        async for message in opened.follow("orders", 0, 1, pause_s_max=60):
+            async with self.more:
+                self.found.append(message.body)
+                self.more.notify_all()
+
+    async def have(self, count: int) -> None:
+        async with self.more:
+            await asyncio.wait_for(self.more.wait_for(lambda: len(self.found) >= count), 60)
+
+    async def cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        ended = await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert {type(error) for error in ended} == {asyncio.CancelledError}
+
+
+def test_followers_that_wait_cost_no_thread():
+    async def main() -> None:
+        tier = made(2)
+        async with await open_async(tier.url) as opened:
+            followers = Followers(opened)
+            await followers.have(FOLLOWERS)
+            calls = asyncio.gather(
+                opened.offset_for_time("orders", 0, 0),
+                anext(opened.read("orders", 0)),
+                opened.query("orders", "nothing"),
+            )
+            assert (await asyncio.wait_for(calls, 60))[0] == 0
+            tier.add(b"new")
+            assert await opened.refresh()
+            await followers.have(2 * FOLLOWERS)  # their pauses would be up to a minute
+            await followers.cancel()
+        assert followers.found == [b"body 1"] * FOLLOWERS + [b"new"] * FOLLOWERS
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_one_listing_serves_all_that_wait():
+    class Counting(WrappingStore):
+        lists = 0
+
+        def list(self, prefix: str, *, start_after: str = "") -> Any:
+            self.lists += 1
+            return super().list(prefix, start_after=start_after)
+
+    async def main() -> None:
+        tier = made(2).open()
+        store = Counting(tier.store)
+        slow = Tier(store, tier.meter, tier.place, clock=SystemClock())
+        slow.refresh()
+        async with AsyncTier(slow) as opened:
+            before = store.lists
+            followers = Followers(opened)
+            await followers.have(FOLLOWERS)
+            await followers.cancel()
+            assert store.lists - before < FOLLOWERS / 2
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_closing_ends_followers_that_wait():
+    async def main() -> None:
+        async with await open_async(made(2).url) as opened:
+            followers = Followers(opened)
+            await followers.have(FOLLOWERS)
+        every = asyncio.gather(*followers.tasks, return_exceptions=True)
+        ended = await asyncio.wait_for(every, 60)
+        assert {type(error) for error in ended} == {ClosedError}
+
+    asyncio.run(asyncio.wait_for(main(), 120))

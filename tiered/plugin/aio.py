@@ -1,10 +1,11 @@
 """The Python API for asyncio: the same methods, as async iterators and coroutines.
 
 Overview: an ``AsyncTier`` wraps a ``Tier``. What may wait for the store runs in threads of its own, batch by batch, so the
-loop is held up only by handing messages over.
+loop is held up only by handing messages over. Followers that wait for more wait in the loop, without a thread, however many
+they are; one listing of the journal serves all that wait at that moment.
 
 Cancelling: whoever awaits is let go at once. A read that a thread is amid of runs on until its answer, its deadline or
-``close``, and is dropped; a follower's thread ends within a moment.
+``close``, and is dropped.
 
 Ordering, retries and errors are those of ``Tier``.
 """
@@ -14,12 +15,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tiered.errors import ClosedError
+from tiered.model import MessageQueue
 from tiered.plugin.choice import Choice
 from tiered.plugin.opened import MESSAGE_BATCH_BYTES
+from tiered.plugin.reading import FOLLOW_S_MIN, Follower, longer
 from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
@@ -30,14 +34,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiered.log.decode import TierBatch
-    from tiered.model import MessageQueue, QueueBounds, QueueOffset
+    from tiered.model import QueueBounds, QueueOffset
     from tiered.plugin.lookup import Found
     from tiered.plugin.message import Message
     from tiered.plugin.opened import Tier
 
 T = TypeVar("T")
 THREADS = 32
-"""Reads that may wait at once."""
+"""Reads and listings that may be under way at once; others wait for their turn."""
 
 
 class AsyncTier:
@@ -51,8 +55,10 @@ class AsyncTier:
         """Take a tier over; it is closed with this one."""
         self.tier = tier
         self._pool = ThreadPoolExecutor(THREADS, "tiered-aio")
-        self._stops: set[threading.Event] = set()
-        self._is_closed = False
+        self._closing = threading.Event()
+        self._looking: asyncio.Task[bool] | None = None
+        self._looks = 0
+        self._news = asyncio.Event()
 
     def topics(self) -> list[str]:
         """See ``Tier``; asks no store."""
@@ -68,7 +74,7 @@ class AsyncTier:
 
     async def refresh(self) -> bool:
         """See ``Tier``."""
-        return await self._call(self.tier.refresh)
+        return self._tell(is_new=await self._call(self.tier.refresh))
 
     async def offset_for_time(
         self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
@@ -154,18 +160,50 @@ class AsyncTier:
         pause_s_max: float = 5.0,
     ) -> AsyncIterator[Message]:
         """See ``Tier``; cancel the task, or ``aclose`` the iterator, to end it."""
-        stop = threading.Event()
-        self._stops.add(stop)
-        try:
-            batches = self.tier.follow_records(
-                topic, queue_id, start, stop=stop, pause_s_max=pause_s_max
-            )
-            async for found in self._each(Choice.of(tags, sql).lists(batches)):
-                for message in found:
-                    yield message
-        finally:
-            stop.set()
-            self._stops.discard(stop)
+        choice, pause_s = Choice.of(tags, sql), FOLLOW_S_MIN
+        cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
+        limits = {"batch_bytes": MESSAGE_BATCH_BYTES}
+        with self.tier.engine.group() as group:
+            follower = Follower(self.tier.engine, cursor, start, group=group, **limits)
+
+            def step() -> list[Message] | None:
+                found = follower.step()
+                return None if found is None else next(choice.lists([found]))
+
+            seen = self._looks
+            while True:
+                found = await self._call(step)
+                if found is not None:
+                    pause_s = FOLLOW_S_MIN
+                    for message in found:
+                        yield message
+                elif self._looks == seen and await self._look():
+                    pause_s = FOLLOW_S_MIN
+                else:
+                    seen, news = self._looks, self._news
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(news.wait(), min(pause_s, pause_s_max))
+                    pause_s = longer(pause_s, pause_s_max)
+
+    async def _look(self) -> bool:
+        """Look at the journal, or wait for the look that is under way; whether there was anything."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._call(self.tier.refresh))
+            self._looking.add_done_callback(self._looked)
+        return await asyncio.shield(self._looking)
+
+    def _looked(self, task: asyncio.Task[bool]) -> None:
+        self._looking = None
+        if not task.cancelled() and task.exception() is None:
+            self._looks += 1
+            self._tell(is_new=task.result())
+
+    def _tell(self, *, is_new: bool) -> bool:
+        """Wake the followers that wait, if there is anything new."""
+        if is_new:
+            self._news.set()
+            self._news = asyncio.Event()
+        return is_new
 
     async def _each(self, iterator: Iterator[T]) -> AsyncIterator[T]:
         """Elements of an iterator, each made in a thread."""
@@ -174,15 +212,23 @@ class AsyncTier:
             yield element
 
     async def _call(self, work: Callable[..., T], *arguments: object) -> T:
-        if self._is_closed:
-            raise ClosedError("the tier has been closed", where=self.tier.store.url)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        if self._closing.is_set():
+            raise self._closed()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closing.is_set() and task is not None and not task.cancelling():
+                raise self._closed() from None  # it had no thread yet
+            raise
+
+    def _closed(self) -> ClosedError:
+        return ClosedError("the tier has been closed", where=self.tier.store.url)
 
     async def close(self) -> None:
-        """End threads and give back connections; see ``Tier``."""
-        self._is_closed = True
-        for stop in self._stops:
-            stop.set()
+        """End threads and give back connections; see ``Tier``. Followers that wait end with ``ClosedError``."""
+        self._closing.set()
+        self._news.set()
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

@@ -88,6 +88,59 @@ def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierB
                 yield found
 
 
+class Follower:
+    """One follower of a queue: what comes next, without waiting for what is not there yet. For one thread at a time.
+
+    A history is read to where it ended when it was looked at last; then the cursor goes on. A queue that was deleted and
+    made again is followed into its new life when all of the old one has been given; of what the broker took back what
+    came in its place is given, so that queue offsets may come again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cursor: QueueCursor,
+        start: int | None,
+        *,
+        group: str,
+        batch_bytes: int,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            engine: Reads.
+            cursor: On the history to begin with; it becomes the follower's.
+            start: First queue offset; None: the end.
+            group: Who reads.
+            batch_bytes: Of a batch, at most.
+        """
+        self._engine, self._cursor = engine, cursor
+        self._group, self._batch_bytes = group, batch_bytes
+        self._at = cursor.end if start is None else QueueOffset(max(start, cursor.low))
+
+    def step(self) -> TierBatch | None:
+        """The next batch; None: there is no more in what was seen of the journal.
+
+        Raises:
+            TieredStoreError: As ``read_span``.
+        """
+        cursor = self._cursor
+        while True:
+            found = self._engine.fetch(
+                self._group, cursor, self._at, bytes_max=self._batch_bytes, count_max=COUNT_MAX
+            )
+            if found is None:
+                seen = cursor.history, cursor.end
+                self._at = cursor.go_on(self._at)
+                if seen == (cursor.history, cursor.end):
+                    return None
+            elif isinstance(found, Gap):
+                self._at = found.end
+            else:
+                self._at = found.end_offset
+                return found
+
+
 def follow_queue(
     engine: Engine,
     cursor: QueueCursor,
@@ -97,29 +150,20 @@ def follow_queue(
     batch_bytes: int,
     pause_s_max: float,
 ) -> Iterator[TierBatch]:
-    """All that is committed from an offset on, waiting for more until ``stop`` is set.
-
-    A history is read to where it ended when it was looked at last; then the cursor goes on. A queue that was deleted and
-    made again is followed into its new life when all of the old one has been given; of what the broker took back what
-    came in its place is given, so that queue offsets may come again.
+    """All that is committed from an offset on (``Follower``), waiting for more until ``stop`` is set.
 
     Raises:
         TieredStoreError: As ``read_span``.
     """
-    at = cursor.end if start is None else QueueOffset(max(start, cursor.low))
     pause_s = FOLLOW_S_MIN
     with engine.group() as group:
+        follower = Follower(engine, cursor, start, group=group, batch_bytes=batch_bytes)
         while not stop.is_set():
-            found = engine.fetch(group, cursor, at, bytes_max=batch_bytes, count_max=COUNT_MAX)
+            found = follower.step()
             if found is None:
-                seen = cursor.history, cursor.end
-                at = cursor.go_on(at)
-                if seen == (cursor.history, cursor.end):
-                    pause_s = _await_news(engine, stop, pause_s, pause_s_max)
-            elif isinstance(found, Gap):
-                at = found.end
+                pause_s = _await_news(engine, stop, pause_s, pause_s_max)
             else:
-                at, pause_s = found.end_offset, FOLLOW_S_MIN
+                pause_s = FOLLOW_S_MIN
                 yield found
 
 
@@ -128,6 +172,11 @@ def _await_news(engine: Engine, stop: threading.Event, pause_s: float, pause_s_m
     if engine.refresh():
         return FOLLOW_S_MIN
     engine.clock.wait(stop, min(pause_s, pause_s_max))
+    return longer(pause_s, pause_s_max)
+
+
+def longer(pause_s: float, pause_s_max: float) -> float:
+    """A follower's next pause, when nothing came."""
     return pause_s * 2 if pause_s < pause_s_max else pause_s
 
 
