@@ -30,8 +30,7 @@ from fetcher.policies import Both, Policy, parts_ways
 from fetcher.scanning import Scan, ScanLimits
 from fetcher.times import TimeLookup
 from tiered.errors import StoreUnavailableError, TieredStoreError
-from tiered.log.by_time import Boundary
-from tiered.model import MessageQueue, QueueOffset
+from tiered.model import Boundary, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +198,7 @@ class TieredMessageStore:
         timeout_s: float | None = None,
         policy: Policy | None = None,
     ) -> QueueOffset:
-        """A queue offset by store time; the end when all messages are earlier. See ``fetcher.times``.
+        """A queue offset by store time: what ``Boundary`` says. See ``fetcher.times``.
 
         Raises:
             InvalidError: Neither side has the queue.

@@ -13,9 +13,9 @@ import numpy as np
 
 from fetcher.wire_ranges import WireRanges
 from tiered.errors import InvalidError, StoreUnavailableError
-from tiered.log.by_time import Boundary, offset_by_time
+from tiered.log.by_time import offset_by_time
 from tiered.log.marks import mark_of_item
-from tiered.model import QueueBounds, QueueOffset
+from tiered.model import Boundary, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 _NEAR_ITEMS = 256
-"""How many items before a time are looked at for a message of exactly that time, at once."""
+"""How many items before a time are looked at for a message, at once."""
 _NEAR_BYTES = 1 << 20
 
 
@@ -104,26 +104,35 @@ class LocalSide:
     def offset_by_time(
         self, queue: MessageQueue, time_ms: int, boundary: Boundary
     ) -> tuple[QueueOffset, bool]:
-        """A queue offset by store time, and whether a message has exactly that time (told for ``UPPER`` only).
+        """A queue offset by store time, and whether there is a message that it means.
 
         Times are taken to be in order, as a broker's own search takes them.
         """
         if boundary is Boundary.LOWER:
-            return self._store.offset_by_time(queue, time_ms), False
-        after = self._store.offset_by_time(queue, time_ms + 1)
-        start = max(after - _NEAR_ITEMS, 0)
-        while start < after:
-            batch = self.read(queue, QueueOffset(start), _NEAR_BYTES, after - start)
+            found, bounds = self._store.offset_by_time(queue, time_ms), self.bounds(queue)
+            return found, bounds is not None and found < bounds.end
+        after, bounds = self._store.offset_by_time(queue, time_ms + 1), self.bounds(queue)
+        low, at, count = 0 if bounds is None else bounds.min, after, 1
+        while at > low:  # there are holes before it
+            start = max(at - count, low)
+            last = self._last_message(queue, start, at)
+            if last is not None:
+                return last, True
+            at, count = QueueOffset(start), min(2 * count, _NEAR_ITEMS)
+        return QueueOffset(low), False
+
+    def _last_message(self, queue: MessageQueue, start: int, end: int) -> QueueOffset | None:
+        """The last message in queue offsets ``[start, end)``."""
+        last = None
+        while start < end:
+            batch = self.read(queue, QueueOffset(start), _NEAR_BYTES, end - start)
             if batch is None:
                 break
-            before = np.flatnonzero((batch.sizes > 0) & (np.arange(batch.count) < after - batch.base_offset))  # fmt: skip
-            if batch.end_offset < after:
-                start = batch.end_offset
-                continue
-            if len(before) and batch.store_timestamps_ms[before[-1]] == time_ms:
-                return QueueOffset(batch.base_offset + int(before[-1])), True
-            break
-        return after, False
+            real = np.flatnonzero(batch.sizes > 0) + batch.base_offset
+            real = real[real < end]
+            last = QueueOffset(int(real[-1])) if len(real) else last
+            start = batch.end_offset
+        return last
 
 
 class TierSide:
@@ -200,7 +209,7 @@ class TierSide:
         high: int,
         deadline_s: float,
     ) -> QueueOffset:
-        """A queue offset below ``high`` by store time; ``high`` if all there are earlier.
+        """A queue offset below ``high`` by store time; ``high`` if no message there is meant.
 
         Raises:
             StoreUnavailableError: Not before the deadline.

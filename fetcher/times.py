@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from backends.errors import BackendError
 from fetcher.policies import Both, Policy
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
-from tiered.log.by_time import Boundary
+from tiered.model import Boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class TimeLookup:
             tier: The tier, if there is one.
 
         Returns:
-            The queue offset; the end when all messages are earlier.
+            The queue offset; see ``Boundary``.
 
         Raises:
             InvalidError: Neither side has the queue.
@@ -118,13 +118,12 @@ class TimeLookup:
         return high if found >= limit else found
 
     def _forced(self, both: Both, local: LocalSide, tier: TierSide | None) -> QueueOffset:
-        """All that the tier has from there; what is fresher from the local side."""
+        """All that the tier has; what is fresher from the local side."""
         assert both.tier is not None
         end = both.tier.end
         found = self._in_tier(both, tier, end)
-        if found < end - 1 or both.local is None or both.local.end <= end:
+        is_lower = self.boundary is Boundary.LOWER
+        if (is_lower and found < end) or both.local is None or both.local.end <= end:
             return found
-        fresh, is_exact = self._in_local(local)
-        if found < end and not is_exact:
-            return found
-        return max(found, fresh)
+        fresh, is_there = self._in_local(local)
+        return max(found, fresh) if is_lower or is_there else found

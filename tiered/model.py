@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NewType
 
 QueueOffset = NewType("QueueOffset", int)
@@ -44,3 +45,12 @@ class QueueBounds:
 
     min: QueueOffset
     end: QueueOffset
+
+
+class Boundary(Enum):
+    """Which message a store time means, as a RocketMQ broker has it."""
+
+    LOWER = "lower"
+    """The first stored at or after it; the end when there is none."""
+    UPPER = "upper"
+    """The last stored at or before it; the first there is when there is none."""

@@ -147,7 +147,10 @@ def test_filters():
 def test_offset_for_time_takes_milliseconds_and_datetimes():
     with made(5, 5).open() as tier:
         assert tier.offset_for_time("orders", 0, TIME_MS + 6) == 6
-        assert tier.offset_for_time("orders", 0, TIME_MS + 6, upper=True) == 7
+        assert tier.offset_for_time("orders", 0, TIME_MS + 6, upper=True) == 6
+        assert tier.offset_for_time("orders", 0, TIME_MS - 1, upper=True) == 0
+        assert tier.offset_for_time("orders", 0, TIME_MS + 99) == 10
+        assert tier.offset_for_time("orders", 0, TIME_MS + 99, upper=True) == 9
         moment = datetime.fromtimestamp((TIME_MS + 6) / 1000, UTC)
         assert tier.offset_for_time("orders", 0, moment) == 6
         with pytest.raises(InvalidError, match="time zone"):

@@ -13,9 +13,8 @@ from backends.metered import MeteredStore
 from fetcher.keys import KeyQuery
 from fetcher.policies import Policy
 from tiered.clock import ManualClock
-from tiered.log.by_time import Boundary
 from tiered.log.reader import TierReader
-from tiered.model import QueueOffset
+from tiered.model import Boundary, QueueOffset
 from tiered.plugin.keys import LocalKeys, TierKeys
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from support.both_sides import QUEUE, BothSides
 from fetcher.policies import Both, Policy, Side, plan_sides
 from fetcher.scanning import ScanLimits
 from tiered.errors import InvalidError
-from tiered.log.by_time import Boundary
-from tiered.model import QueueBounds, QueueOffset
+from tiered.model import Boundary, QueueBounds, QueueOffset
 
 LOCAL, TIER = (Side.LOCAL,), (Side.TIER,)
 LOCAL_FIRST, TIER_FIRST = (Side.LOCAL, Side.TIER), (Side.TIER, Side.LOCAL)
@@ -95,7 +94,7 @@ def test_offsets_by_time_have_no_seam(
     for policy in (Policy.NOT_IN_DISK, Policy.NOT_IN_MEM, Policy.FORCE):
         for time_ms in range(999, at + 2):
             lower = next((o for o, t in enumerate(times) if t >= time_ms), end)
-            last = max((o for o, t in enumerate(times) if t == time_ms), default=lower)
+            last = max((o for o, t in enumerate(times) if t <= time_ms), default=0)
             for boundary, wanted in ((Boundary.LOWER, lower), (Boundary.UPPER, last)):
                 found = both.store.offset_by_time("t", 0, time_ms, boundary, policy=policy)
                 assert found == wanted, (policy, time_ms, boundary)

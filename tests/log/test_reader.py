@@ -23,7 +23,7 @@ from tiered.log.consume_queue import TieredConsumeQueue
 from tiered.log.objects import read_range, read_trailer
 from tiered.log.reader import QueueReader, TierBatch, TierReader
 from tiered.log.state import Gap, Part, QueueLife, Segment
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.model import Boundary, LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -182,9 +182,9 @@ def test_i5_a_state_with_neither_part_nor_gap_is_damage_not_the_end():
 
 
 @settings(deadline=None)
-@given(STEPS, st.integers(-3, 80), st.booleans())
-def test_offset_by_time_is_the_first_message_then_or_later(
-    steps: list[Any], time: int, upper: bool
+@given(STEPS, st.integers(-3, 80))
+def test_offset_by_time_is_the_first_message_then_or_later_or_the_last_then_or_earlier(
+    steps: list[Any], time: int
 ):
     builder, wanted, _ = build(steps, 0)
     batch_times = {o: TIME_MS + o for o, raw in wanted.items() if raw}
@@ -195,10 +195,11 @@ def test_offset_by_time_is_the_first_message_then_or_later(
                 if piece.records.sizes[n]:
                     batch_times[piece.records.base_offset + n] = stored
     asked = TIME_MS + time
-    late = [
-        o for o, stored in batch_times.items() if stored > asked or (stored == asked and not upper)
-    ]
-    assert reader.offset_by_time(asked, upper=upper) == min(late, default=reader.life.commit_offset)
+    late = [o for o, stored in batch_times.items() if stored >= asked]
+    early = [o for o, stored in batch_times.items() if stored <= asked]
+    assert reader.offset_by_time(asked) == min(late, default=reader.life.commit_offset)
+    found = reader.offset_by_time(asked, Boundary.UPPER)
+    assert found == max(early, default=reader.life.min_offset)
 
 
 # -- flat files over the same parts -------------------------------------------------------------

@@ -11,11 +11,11 @@ from store.harness import SMALL, create, reopen
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.format.tags import java_hash
-from tiered.model import MessageQueue, QueueOffset
+from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.store.keyhash import key_hash
 from tiered.store.keyindex import index_paths
 from tiered.store.messages import Appended, Message
-from tiered.store.reading import Boundary, Status
+from tiered.store.reading import Status
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,13 @@ import pytest
 from store.harness import create, reopen
 from store.javalines import as_java_tells
 from store.replayed import records_of
+from support.journals import PREFIX
 from support.oracle import CLUSTER, ORACLE, SMALL, Broker, needs_java, run
+from support.timed import put_queue
 
+from backends.memory import MemoryStore
+from tiered.log.by_time import StoreRanges, offset_by_time
+from tiered.model import Boundary
 from tiered.store.messages import Message
 from tiered.store.options import Flush, StoreOptions
 
@@ -148,6 +153,11 @@ def check_offsets(broker: Broker, records: Mapping[Place, Record], time_ms: int)
         assert line["earliest_store_timestamp_ms"] == times[0]
         assert line["search_lower"] == line["search_default"] == lower
         assert line["search_upper"] == max(0, sum(time <= time_ms for time in times) - 1)
+        objects, held = MemoryStore(), [[(time, 10) for time in times]]
+        view, ranges = put_queue(objects, held), StoreRanges(objects, PREFIX)
+        for name, boundary in (("lower", Boundary.LOWER), ("upper", Boundary.UPPER)):
+            found = offset_by_time(view, ranges, time_ms, boundary)
+            assert found == line[f"search_{name}"], "a tier says what the broker says"
         ends[line["queue_id"]] = (0, len(times))
     assert topic_status(broker) == ends
 

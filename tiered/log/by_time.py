@@ -14,7 +14,6 @@ Retries and errors: nothing is retried here. What contradicts itself is a ``Data
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -25,11 +24,9 @@ from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
 from tiered.log.decode import PartItems, decode_items
 from tiered.log.objects import read_planned, read_range
-from tiered.model import QueueOffset
+from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy.typing as npt
 
     from backends.base import ObjectStore
@@ -44,15 +41,6 @@ _UNITS_BACK: Final = 2
 _SYS_FLAG_AT: Final = 36
 _HEAD_BYTES: Final = STORE_TIME_AT + V6_EXTRA_BYTES + 8
 """Size, magic, ids and times stand in the first bytes of a record, however large it is."""
-
-
-class Boundary(Enum):
-    """Which offset is meant where no message, or several, have exactly the time that is asked for."""
-
-    LOWER = "lower"
-    """The first message at the time or later; the end when there is none."""
-    UPPER = "upper"
-    """The last message at exactly the time, before any later one; if there is none, as ``LOWER``."""
 
 
 class Ranges(Protocol):
@@ -111,7 +99,8 @@ def offset_by_time(
         where: Prefix of the broker, for messages.
 
     Returns:
-        Its queue offset; ``high``, or the end, when all are earlier.
+        Its queue offset. ``LOWER``: ``high``, or the end, when all are earlier. ``UPPER``: ``low``, or the minimum, when all
+        are later.
     """
     low = max(low, view.life.min_offset)
     end = view.life.commit_offset if high is None else min(high, view.life.commit_offset)
@@ -119,8 +108,8 @@ def offset_by_time(
     if boundary is Boundary.LOWER:
         return search.first_since(time_ms, low, end)
     after = search.first_since(time_ms + 1, low, end)
-    found = search.last_at(time_ms, low, after)
-    return after if found is None else found
+    found = search.last_before(low, after)
+    return QueueOffset(low) if found is None else found
 
 
 class _Search:
@@ -146,21 +135,17 @@ class _Search:
                 return found
         return QueueOffset(max(high, low))
 
-    def last_at(self, time_ms: int, low: int, before: int) -> QueueOffset | None:
-        """The last message at exactly this time, a little before an offset before which none is later."""
-        looked_at = 0
+    def last_before(self, low: int, end: int) -> QueueOffset | None:
+        """The last message in queue offsets ``[low, end)``."""
         for part in reversed(self._view.parts):
-            first, end = max(part.queue_offset, low), min(part.queue_end, before)
-            if first >= end or not part.store_min_ms <= time_ms <= part.store_max_ms:
+            first, stop = max(part.queue_offset, low), min(part.queue_end, end)
+            if first >= stop or part.holes == part.count:
                 continue
-            if part.store_min_ms == part.store_max_ms and not part.holes:
-                return QueueOffset(end - 1)
-            for found in self._times(part).backwards(time_ms, first, end):
-                if found is not None:
-                    return found
-                looked_at += 1
-                if looked_at > _UNITS_BACK:
-                    return None
+            if not part.holes:
+                return QueueOffset(stop - 1)
+            found = self._times(part).last_before(first, stop)
+            if found is not None:
+                return found
         return None
 
     def _times(self, part: Part) -> PartTimes:
@@ -212,13 +197,11 @@ class PartTimes:
             return self._first_of(range(low, high), time_ms, first, end)
         return found
 
-    def backwards(self, time_ms: int, first: int, end: int) -> Iterator[QueueOffset | None]:
-        """For each unit of ``[first, end)``, the last first: its last message at exactly a time, if it has one."""
-        low, high = self._units(first, end)
-        for unit in reversed(range(low, high)):
-            offsets, times = self._of(unit, first, end)
-            equal = np.flatnonzero(times == time_ms)
-            yield QueueOffset(int(offsets[equal[-1]])) if len(equal) else None
+    def last_before(self, first: int, end: int) -> QueueOffset | None:
+        """The last message in queue offsets ``[first, end)``; the index tells."""
+        at = int(np.searchsorted(self._real, end - self._items.start)) - 1
+        found = int(self._real[at]) + self._items.start if at >= 0 else -1
+        return QueueOffset(found) if found >= first else None
 
     def _first_of(self, units: range, time_ms: int, first: int, end: int) -> QueueOffset | None:
         for unit in units:

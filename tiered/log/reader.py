@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from tiered.errors import InvalidError
 from tiered.journal.reader import JournalReader
-from tiered.log.by_time import Boundary, StoreRanges, offset_by_time
+from tiered.log.by_time import StoreRanges, offset_by_time
 from tiered.log.consume_queue import ITEM_BYTES
 from tiered.log.cursor import Place, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.objects import read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
 from tiered.log.view import LifeView
-from tiered.model import QueueOffset
+from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Self
 from fetcher.settings import FetchSettings
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
-from tiered.log.by_time import Boundary
 from tiered.log.reader import TierReader
-from tiered.model import MessageQueue, QueueBounds, QueueOffset
+from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 from tiered.plugin.choice import Choice, time_ms
 from tiered.plugin.engine import Engine
 from tiered.plugin.reading import follow_queue, interleave, plan_span, read_span
@@ -111,13 +110,13 @@ class Tier:
     def offset_for_time(
         self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
     ) -> QueueOffset:
-        """First queue offset stored at or after a time (``upper``: after it); the end when there is none.
+        """First queue offset stored at or after a time, the end when there is none; or ``upper``, as a broker has it.
 
         Args:
             topic: Of the queue.
             queue_id: Its number.
             time: UTC milliseconds, or a datetime with a time zone.
-            upper: Leave out messages of that very millisecond.
+            upper: The last one stored at or before the time instead, the first there is when there is none.
 
         Raises:
             InvalidError: No such queue, or a datetime without a time zone.

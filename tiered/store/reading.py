@@ -31,6 +31,7 @@ from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_r
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
+from tiered.model import Boundary
 from tiered.store.keyhash import key_hash
 
 if TYPE_CHECKING:
@@ -55,15 +56,6 @@ class Status(Enum):
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-
-
-class Boundary(Enum):
-    """Which message a time means."""
-
-    LOWER = "lower"
-    """The first stored at or after it; the end when there is none."""
-    UPPER = "upper"
-    """The last stored at or before it; the first message when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
