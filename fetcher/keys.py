@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tiered.errors import InvalidError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -23,7 +25,7 @@ class KeyQuery:
         key: One of a message's keys, or its unique id.
         from_ms: Stored at this time or later, UTC.
         until_ms: Stored before this time.
-        count: So many, the newest.
+        count: So many, the newest (> 0, else ``InvalidError``).
     """
 
     topic: str
@@ -31,6 +33,10 @@ class KeyQuery:
     from_ms: int = 0
     until_ms: int = TIME_MAX
     count: int = 64
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise InvalidError(f"a lookup for {self.count} messages", do="ask for 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tiered.errors import InvalidError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -45,9 +47,9 @@ class TransferLimits:
     def __post_init__(self) -> None:
         least = min(self.requests_in_flight_max, self.bytes_in_flight_max, self.pending_max)
         if least < 1 or self.coalesce_gap_bytes < 0 or self.coalesced_bytes_max < 1:
-            raise ValueError(f"a limit is too small: {self}")
+            raise InvalidError(f"a limit is too small: {self}")
         if not (0 <= self.hedge_budget <= 1 and self.hedge_factor >= 1 and self.hedge_floor_s > 0):
-            raise ValueError(f"hedging is set out of range: {self}")
+            raise InvalidError(f"hedging is set out of range: {self}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from tiered.errors import InvalidError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Properties: TypeAlias = Mapping[str, str] | Mapping[bytes, bytes]
 """The properties of one message by name, as text or as stored (UTF-8)."""
 
+EXPRESSION_CHARS_MAX: Final = 1 << 16
+"""Of either kind. RocketMQ has no bound of its own; 64 Ki characters are a list of some thousand texts."""
 _EXCERPT_CHARS = 40
 
 

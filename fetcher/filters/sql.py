@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fetcher.filters.batch import Row, lookup, select_items
-from fetcher.filters.face import FilterError, Properties
+from fetcher.filters.face import EXPRESSION_CHARS_MAX, FilterError, Properties
 from fetcher.filters.sql_compile import Function, compile_node
 from fetcher.filters.sql_tree import Node, Property, operands_of
 from fetcher.filters.sql_values import Unanswerable
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tiered.local.face import RecordBatch
 
-EXPRESSION_CHARS_MAX: Final = 1 << 16
-"""RocketMQ has no bound of its own; 64 Ki characters are a list of some thousand texts."""
 NAMES_MAX: Final = 256
 """Different properties that an expression may look at."""
 

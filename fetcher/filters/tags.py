@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fetcher.filters.batch import lookup, select_items
-from fetcher.filters.face import FilterError, Properties
+from fetcher.filters.face import EXPRESSION_CHARS_MAX, FilterError, Properties
 from tiered.format.properties import TAGS
 from tiered.format.tags import tag_hash
 
@@ -60,8 +60,11 @@ def compile_tags(expression: str, *, strict: bool) -> TagFilter:
         strict: Refuse an expression that names no tag, which no message matches.
 
     Raises:
-        FilterError: It consists of ``||`` alone, or names no tag.
+        FilterError: It is too long, consists of ``||`` alone, or names no tag.
     """
+    if len(expression) > EXPRESSION_CHARS_MAX:
+        what = f"the expression has more than {EXPRESSION_CHARS_MAX} characters"
+        raise FilterError(what, expression, EXPRESSION_CHARS_MAX)
     if expression in {"", ALL}:
         return TagFilter(expression, None, None)
     parts = [name.strip(BLANKS) for name in expression.split(_SEPARATOR)]

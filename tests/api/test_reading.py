@@ -107,6 +107,28 @@ def test_what_is_not_there_is_said_at_once():
             tier.read("orders", 0, tags="a", sql="b = 1")
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+def test_limits_that_let_nothing_through_are_refused_at_the_call(limit: int):
+    with made(3).open() as tier:
+        for call in (
+            lambda: tier.query("orders", "key", count=limit),
+            lambda: tier.read_topic("orders", queues_at_once=limit),
+            lambda: tier.read_topic_arrow("orders", queues_at_once=limit),
+            lambda: tier.read_topic_records("orders", batch_bytes=limit),
+            lambda: tier.read_records("orders", 0, batch_bytes=limit),
+            lambda: tier.read_arrow("orders", 0, batch_bytes=limit),
+            lambda: tier.follow("orders", 0, pause_s_max=limit),
+        ):
+            with pytest.raises(InvalidError, match=f"{limit}"):
+                call()
+        with pytest.raises(InvalidError, match="below zero: -1"):
+            next(tier.follow("orders", 0, -1))
+        assert len(tier.query("orders", "key", count=1)) == 0
+    for options in ({"requests": limit}, {"memory_bytes": limit}):
+        with pytest.raises(InvalidError):
+            made(1).open(**options)
+
+
 def test_an_old_incarnation_is_read_by_its_number():
     tier = made(3)
     tier.begin_again()

@@ -13,6 +13,8 @@ from backends.metered import MeteredStore
 from fetcher.keys import KeyQuery
 from fetcher.policies import Policy
 from tiered.clock import ManualClock
+from tiered.errors import InvalidError
+from tiered.index.asked import Wish
 from tiered.log.reader import TierReader
 from tiered.model import Boundary, QueueOffset
 from tiered.plugin.keys import LocalKeys, TierKeys
@@ -146,3 +148,11 @@ def test_a_look_at_what_is_fresh_is_bounded_and_says_so():
         .find(KeyQuery(topic="t", key="k4199"), 10.0, lambda _: 0)
         .is_complete
     )
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_lookup_for_no_message_is_refused(count: int):
+    with pytest.raises(InvalidError, match="ask for 1 or more"):
+        KeyQuery(topic="t", key="k", count=count)
+    with pytest.raises(InvalidError, match="ask for 1 or more"):
+        Wish(topic="t", key="k", count=count)

@@ -14,6 +14,7 @@ from fetcher.lanes import Lane, plan_merge
 from fetcher.limits import TransferLimits
 from fetcher.rates import TokenBucket
 from fetcher.requests import Piece
+from tiered.errors import InvalidError
 
 STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0.1, 500)), max_size=60)
 
@@ -172,5 +173,5 @@ def test_what_has_ended_is_not_kept_until_its_deadline():
     ],
 )
 def test_limits_are_checked(wrong: dict[str, float]):
-    with pytest.raises(ValueError):
+    with pytest.raises(InvalidError):
         TransferLimits(**wrong)  # type: ignore[arg-type]

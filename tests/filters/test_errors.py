@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fetcher.filters import FilterError, compile_filter, sql_parse
-from fetcher.filters.sql import EXPRESSION_CHARS_MAX, NAMES_MAX
+from fetcher.filters.face import EXPRESSION_CHARS_MAX
+from fetcher.filters.sql import NAMES_MAX
 from fetcher.filters.sql_build import NESTING_MAX
 from tiered.errors import InvalidError
 
@@ -127,6 +129,36 @@ def test_a_hostile_expression_neither_crashes_nor_hangs(name):
         told = str(error)
     assert len(told) < 1_000
     assert time.monotonic() - start < SECONDS_MAX
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_expression_takes_no_stack(name: str):
+    """As in a thread of a server that has a small one: what the limits let through recurses no deeper than they say."""
+    told: list[BaseException | None] = []
+
+    def work() -> None:
+        try:
+            made = compile_filter(HOSTILE[name], "SQL92", strict=False)
+            made.matches({"a": "1"})
+            assert made == compile_filter(HOSTILE[name], "SQL92", strict=False)
+            hash(made)
+            repr(made)
+        except FilterError:
+            pass
+        except BaseException as error:  # noqa: BLE001 (told to the test)
+            told.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert told == []
+
+
+def test_tags_are_bounded_too():
+    most = "||".join(["tag"] * (EXPRESSION_CHARS_MAX // 5))
+    assert compile_filter(most, "TAG").matches({"TAGS": "tag"})
+    with pytest.raises(FilterError, match=f"more than {EXPRESSION_CHARS_MAX} characters"):
+        compile_filter("t" * (EXPRESSION_CHARS_MAX + 1), "TAG")
 
 
 def test_nothing_of_a_wide_expression_counts_as_nesting():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from tiered.errors import InvalidError
+
 if TYPE_CHECKING:
     from tiered.errors import DataError
     from tiered.index.candidates import Hit
@@ -47,7 +49,7 @@ class Wish:
         key: One of a message's keys, or its unique id.
         from_ms: Stored at this time or later.
         until_ms: Stored before this time.
-        count: So many, the newest.
+        count: So many, the newest (> 0, else ``InvalidError``).
         every_life: Also in lives of queues that are over (deleted topics, what brokers took back).
         scan_bytes_max: Limit of what is read because no index covers it yet.
     """
@@ -59,6 +61,10 @@ class Wish:
     count: int = COUNT
     every_life: bool = False
     scan_bytes_max: int = SCAN_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise InvalidError(f"a lookup for {self.count} messages", do="ask for 1 or more")
 
     def wants(self, low_ms: int, high_ms: int) -> bool:
         """Whether messages stored in ``[low_ms, high_ms]`` may be wanted."""

@@ -23,7 +23,7 @@ from tiered.errors import ClosedError
 from tiered.model import MessageQueue
 from tiered.plugin.choice import Choice
 from tiered.plugin.opened import MESSAGE_BATCH_BYTES
-from tiered.plugin.reading import FOLLOW_S_MIN, Follower, longer
+from tiered.plugin.reading import FOLLOW_S_MIN, Follower, longer, require_positive
 from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ class AsyncTier:
         pause_s_max: float = 5.0,
     ) -> AsyncIterator[Message]:
         """See ``Tier``; cancel the task, or ``aclose`` the iterator, to end it."""
+        require_positive("pause_s_max", pause_s_max)
         choice, pause_s = Choice.of(tags, sql), FOLLOW_S_MIN
         cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
         limits = {"batch_bytes": MESSAGE_BATCH_BYTES}

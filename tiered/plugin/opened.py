@@ -13,7 +13,7 @@ from tiered.log.reader import TierReader
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 from tiered.plugin.choice import Choice, time_ms
 from tiered.plugin.engine import Engine
-from tiered.plugin.reading import follow_queue, interleave, plan_span, read_span
+from tiered.plugin.reading import follow_queue, interleave, plan_span, read_span, require_positive
 from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ class Tier:
         batch_bytes: int = ARROW_BATCH_BYTES,
     ) -> Iterator[TierBatch]:
         """Batches of stored records, checked and otherwise as they are: what the other forms are made of; see ``read``."""
+        require_positive("batch_bytes", batch_bytes)
         cursor = self.reader.cursor(MessageQueue(topic, queue_id), incarnation)
         return read_span(self.engine, plan_span(cursor, start, stop), batch_bytes=batch_bytes)
 
@@ -227,7 +228,7 @@ class Tier:
             queues_at_once: How many queues are read at once; in memory for each is what one batch holds, and read-ahead.
 
         Raises:
-            InvalidError: No such topic; see ``read``.
+            InvalidError: No such topic, or ``queues_at_once`` is not above 0; see ``read``.
         """
         choice = Choice.of(tags, sql)
         batches = self.read_topic_records(
@@ -256,6 +257,8 @@ class Tier:
         self, topic: str, *, queues_at_once: int = 16, batch_bytes: int = ARROW_BATCH_BYTES
     ) -> Iterator[TierBatch]:
         """All of a topic in batches of stored records, each of one queue; see ``read_topic`` and ``read_records``."""
+        require_positive("queues_at_once", queues_at_once)
+        require_positive("batch_bytes", batch_bytes)
         state = self.state  # of which all queues are read, whenever their turn comes
         queues = sorted(queue for queue in state.queues if queue.topic == topic)
         if not queues:
@@ -315,6 +318,7 @@ class Tier:
         batch_bytes: int = MESSAGE_BATCH_BYTES,
     ) -> Iterator[TierBatch]:
         """As ``follow``, in batches of stored records."""
+        require_positive("pause_s_max", pause_s_max)
         return follow_queue(
             self.engine,
             self.reader.cursor(MessageQueue(topic, queue_id)),
@@ -340,9 +344,10 @@ class Tier:
             key: One of a message's keys, or its unique id.
             from_time: Stored at or after it.
             until_time: Stored before it.
-            count: So many at most.
+            count: So many at most (> 0).
 
         Raises:
+            InvalidError: ``count`` is not above 0.
             DataError: Something that may hold one is damaged; ``tiered query`` gives out what was found all the same.
         """
         from tiered.index.asked import TIME_MAX, Wish  # noqa: PLC0415 - only queries need it

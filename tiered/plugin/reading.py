@@ -48,14 +48,34 @@ class Span:
     is_firm: bool = False
 
 
+def require_positive(name: str, value: float) -> None:
+    """Refuse a limit that lets nothing through.
+
+    Raises:
+        InvalidError: It is not above 0.
+    """
+    if not value > 0:
+        raise InvalidError(f"{name} is {value}", do="make it more than 0")
+
+
+def require_offset(offset: int | None, cursor: QueueCursor) -> None:
+    """Refuse an offset that no queue has.
+
+    Raises:
+        InvalidError: It is below 0.
+    """
+    if offset is not None and offset < 0:
+        raise InvalidError(f"a queue offset below zero: {offset}", where=str(cursor.queue))
+
+
 def plan_span(cursor: QueueCursor, start: int, stop: int | None) -> Span:
     """What a read goes through: bounds are cut to what there is when the cursor is made.
 
     Raises:
         InvalidError: A bound below zero.
     """
-    if start < 0 or (stop is not None and stop < 0):
-        raise InvalidError(f"a queue offset below zero: {start} to {stop}", where=str(cursor.queue))
+    require_offset(start, cursor)
+    require_offset(stop, cursor)
     end = cursor.end if stop is None else min(stop, cursor.end)
     return Span(cursor, QueueOffset(max(start, cursor.low)), QueueOffset(end), stop is not None)
 
@@ -113,7 +133,12 @@ class Follower:
             start: First queue offset; None: the end.
             group: Who reads.
             batch_bytes: Of a batch, at most.
+
+        Raises:
+            InvalidError: A start below zero, or batches of nothing.
         """
+        require_offset(start, cursor)
+        require_positive("batch_bytes", batch_bytes)
         self._engine, self._cursor = engine, cursor
         self._group, self._batch_bytes = group, batch_bytes
         self._at = cursor.end if start is None else QueueOffset(max(start, cursor.low))
