@@ -108,6 +108,18 @@ class ByteCache(Generic[V]):
         self.reserved_bytes += size_bytes
         return True, dropped
 
+    def resize(self, bytes_max: int) -> list[Entry[V]]:
+        """Have another budget, and keep to it; what was dropped unread for that. What is on its way keeps its room."""
+        self.bytes_max, dropped = bytes_max, []
+        while self.held_bytes + self.reserved_bytes > bytes_max:
+            oldest = self._oldest()
+            if oldest is None:
+                break
+            if oldest.shelf is Shelf.UNREAD:
+                dropped.append(oldest)
+            self.drop(oldest)
+        return dropped
+
     def release(self, size_bytes: int) -> None:
         """Give back room that was reserved."""
         self.reserved_bytes -= size_bytes

@@ -38,7 +38,7 @@ from fetcher.memory import Memory
 from fetcher.obtaining import Obtainer
 from fetcher.readers import Readers
 from fetcher.runs import Run
-from fetcher.settings import FetchSettings
+from fetcher.settings import FREE_SHARE, FetchSettings
 from fetcher.stats import FetchStats
 from fetcher.stock import NOTHING, Begun, Stock
 from fetcher.transfers import Transfers
@@ -91,7 +91,9 @@ class TieredMessageFetcher:
         self.tier = reader
         self._wake: Callable[[], None] = _sleep_on
         whole_bytes = self.settings.cache_bytes + self.settings.transfers.bytes_in_flight_max
-        self._memory = Memory(2 * whole_bytes, min(self.settings.cache_bytes // 8, FREE_BYTES_MAX))
+        self._memory = Memory(
+            2 * whole_bytes, min(self.settings.cache_bytes // FREE_SHARE, FREE_BYTES_MAX)
+        )
         self.transfers = Transfers(
             reader.store,
             executor,
@@ -100,7 +102,9 @@ class TieredMessageFetcher:
             wake=self._wake_up,
             memory=self._memory,
         )
-        loader = Loader(reader.store, reader.prefix, self.transfers)
+        loader = Loader(
+            reader.store, reader.prefix, self.transfers, trailer_bytes=self.settings.trailer_bytes
+        )
         self._stock = Stock(loader, self._memory, clock, self.settings, self._ahead_now)
         self._prefix = reader.prefix
         self._obtain = Obtainer(self._stock, clock, self._prefix)
@@ -357,6 +361,11 @@ class TieredMessageFetcher:
         """See what was committed since; whether there was anything."""
         return self.tier.refresh()
 
+    def lend(self, size_bytes: int) -> None:
+        """So much of the memory is used by somebody else from now on: the cache has the rest, and half of all at least."""
+        cache_bytes = self.settings.cache_bytes
+        self._stock.resize(cache_bytes - min(size_bytes, cache_bytes // 2))
+
     def listen(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called when ``tick`` ought to be called sooner than it said."""
         self._wake = wake
@@ -394,6 +403,7 @@ class TieredMessageFetcher:
                 unread_bytes=self._stock.unread_bytes,
                 cached_bytes=self._stock.cache.held_bytes,
                 reserved_bytes=self._stock.cache.reserved_bytes,
+                bytes_max=self._stock.cache.bytes_max,
                 streams=len(self._readers),
             )
 

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 TRAILERS_MAX = 2048
-"""Trailers of objects that are read in pieces which are remembered, and"""
-TRAILER_MEMORY_BYTES_MAX = 8 << 20
-"""the memory that they take: 300 bytes and 40 for each block; of a packed object 100 KiB more, since it has a dictionary."""
+"""Trailers of objects that are read in pieces which are remembered. Each takes 300 bytes and 40 for each block; of a packed
+object 100 KiB more, since it has a dictionary."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +65,11 @@ Wanted = tuple["ObjectRange", int, int]
 class Loader:
     """Asks for ranges of objects, and checks them. For any thread."""
 
-    def __init__(self, store: ObjectStore, prefix: str, transfers: Transfers) -> None:
+    def __init__(
+        self, store: ObjectStore, prefix: str, transfers: Transfers, *, trailer_bytes: int
+    ) -> None:
         self._store = store
+        self._trailer_bytes = trailer_bytes
         self.prefix = prefix
         self.transfers = transfers
         self._lock = threading.Lock()
@@ -184,9 +186,7 @@ class Loader:
             old = self._trailers.pop(key, None)
             kept = self._trailers[key] = replace(trailer, description={})
             self._memory_bytes += kept.memory_bytes - (old.memory_bytes if old else 0)
-            while (
-                len(self._trailers) > TRAILERS_MAX or self._memory_bytes > TRAILER_MEMORY_BYTES_MAX
-            ):
+            while len(self._trailers) > TRAILERS_MAX or self._memory_bytes > self._trailer_bytes:
                 self._memory_bytes -= self._trailers.popitem(last=False)[1].memory_bytes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fetcher.transfers import TransferLimits
 from fetcher.window import WindowLimits
@@ -12,6 +12,12 @@ KIB = 1024
 MIB = 1024 * KIB
 BLOCK_ALIGNMENT = 64 * KIB
 """Blocks of the cache consist of whole blocks that have a checksum."""
+MEMORY_BYTES = 256 * MIB
+"""What an opened tier may take, unless told otherwise."""
+MEMORY_BYTES_MIN = 1 * MIB
+"""With less there is no room for the parts of one read."""
+FREE_SHARE = 8
+"""Memory that is kept for what will be read next is an eighth of the cache, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +28,10 @@ class FetchSettings:
         cache_bytes: Everything that is cached or on its way: records, their arrays, indexes, and what each of these takes
             however small it is. Never exceeded, but for one record that is larger. Not in it: what a caller still holds
             of a batch (a slice keeps the run that it is of, up to ``piece_bytes``); requests under way that nobody wants
-            any more (``transfers.bytes_in_flight_max``); and an object that is read whole since it is damaged. Each
-            reader needs a block or two here, or readers drop what others are about to read.
+            any more (``transfers.bytes_in_flight_max``); trailers; memory that is kept free (an eighth of this); and an
+            object that is read whole since it is damaged. Each reader needs a block or two here, or readers drop what
+            others are about to read. What is lent (``TieredMessageFetcher.lend``) is of this, too.
+        trailer_bytes: Trailers of objects that are read in pieces.
         block_bytes: Step in which a part's records are cached and asked for; a multiple of 64 KiB.
         piece_bytes: Largest request for records; a window is read in so many at once.
         gap_bytes: Blocks that are here already are read again when no more than this lies between two that are not.
@@ -35,7 +43,8 @@ class FetchSettings:
         transfers: Bounds of what goes over the wire.
     """
 
-    cache_bytes: int = 256 * MIB
+    cache_bytes: int = MEMORY_BYTES
+    trailer_bytes: int = 8 * MIB
     block_bytes: int = 256 * KIB
     piece_bytes: int = 4 * MIB
     gap_bytes: int = 256 * KIB
@@ -54,3 +63,45 @@ class FetchSettings:
                 f"a cache of {self.cache_bytes} bytes with requests of {self.piece_bytes}",
                 do="make requests no smaller than blocks, and the cache hold two requests",
             )
+
+    @classmethod
+    def of_memory(cls, memory_bytes: int, transfers: TransferLimits | None = None) -> FetchSettings:
+        """Settings with which all that a tier keeps fits into so much memory: with little of it all pieces are small.
+
+        However little it is, each read gets on: what one needs is made room for, by dropping what others have read ahead.
+
+        Args:
+            memory_bytes: For what is cached, read ahead, on its way or kept free, trailers, and filters of the key index;
+                but for one record, one index of a part, or one filter that is larger, while it is read.
+            transfers: Bounds of what goes over the wire; what may be under way is cut to the memory.
+
+        Raises:
+            InvalidError: It is less than 1 MiB.
+        """
+        if memory_bytes < MEMORY_BYTES_MIN:
+            raise InvalidError(
+                f"memory of {memory_bytes} bytes for a tier",
+                do=f"give at least {MEMORY_BYTES_MIN} bytes (1 MiB)",
+            )
+        trailer_bytes = min(8 * MIB, memory_bytes // 16)
+        cache_bytes = (memory_bytes - trailer_bytes) * FREE_SHARE // (FREE_SHARE + 1)
+        piece_bytes = min(4 * MIB, cache_bytes // 6 // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT)
+        block_bytes = min(256 * KIB, piece_bytes)
+        transfers = transfers or TransferLimits()
+        return cls(
+            cache_bytes=cache_bytes,
+            trailer_bytes=trailer_bytes,
+            block_bytes=block_bytes,
+            piece_bytes=piece_bytes,
+            gap_bytes=block_bytes,
+            spent_bytes=min(16 * MIB, cache_bytes // 4),
+            window=WindowLimits(
+                bytes_min=min(256 * KIB, cache_bytes // 8),
+                bytes_max=min(32 * MIB, cache_bytes // 2),
+            ),
+            transfers=replace(
+                transfers,
+                bytes_in_flight_max=min(transfers.bytes_in_flight_max, cache_bytes),
+                coalesced_bytes_max=min(transfers.coalesced_bytes_max, 2 * piece_bytes),
+            ),
+        )

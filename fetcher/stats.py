@@ -17,6 +17,7 @@ class FetchStats:
         unread_bytes: Read ahead, and dropped before anybody had it.
         cached_bytes: Held now.
         reserved_bytes: On its way now.
+        bytes_max: What may be held and on its way: the budget without what is lent.
         streams: Readers now.
     """
 
@@ -27,4 +28,5 @@ class FetchStats:
     unread_bytes: int
     cached_bytes: int
     reserved_bytes: int
+    bytes_max: int
     streams: int

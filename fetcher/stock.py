@@ -210,6 +210,12 @@ class Stock:
 
     # Without it
 
+    def resize(self, bytes_max: int) -> None:
+        """Have another budget: what is too much is dropped, as for whatever comes."""
+        with self.lock:
+            self._lose(self.cache.resize(bytes_max))
+            self.room.notify_all()
+
     def begin(self, begun: Begun) -> None:
         """Ask for what was claimed."""
         for claim, load in begun:

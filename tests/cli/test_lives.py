@@ -131,3 +131,22 @@ def test_ls_of_queues_of_one_life_is_as_it_was(tiered: CommandLine, basic_tier: 
     rows = tiered.good("ls", basic_tier, "orders", "--lives", "-o", "jsonl").lines
     assert {row["state"] for row in rows} == {"present"}
     assert len(rows) == 4
+
+
+def test_a_gap_is_said_on_stderr_and_stdout_has_only_messages(
+    tiered: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tiers, "PREFIX", Place("c", "b").prefix)
+    store = LocalFolderStore(tmp_path / "gaps")
+    builder = TierBuilder(store)
+    builder.add([b"a", b"b"])
+    builder.gap(5)
+    builder.add([b"c"])
+    store.close()
+    ran = tiered.good("cat", f"file://{tmp_path}/gaps", QUEUE.topic)
+    assert [line["queue_offset"] for line in ran.lines] == [0, 1, 7]
+    assert ran.err.count("no messages from offset 2 to 7") == 1
+    assert (
+        "no messages"
+        not in tiered.good("cat", f"file://{tmp_path}/gaps", QUEUE.topic, "--quiet").err
+    )

@@ -60,3 +60,73 @@ def test_a_new_life_is_printed_from_its_beginning():
         made.add(b"A")
         look(tier, printer)
     assert out.getvalue() == b"01A"
+
+
+def test_each_gap_is_said_once_also_while_following():
+    made, out, said = Made(), BytesIO(), []
+    made.add(b"0", b"1")
+    made.builder.gap(5, queue=ORDERS)
+    made.add(b"7")
+    with made.open() as tier:
+        printer = Printer(ALL, out, None, tier.engine, said.append)
+        look(tier, printer)
+        assert out.getvalue() == b"017"
+        (one,) = said
+        assert "orders/0" in one
+        assert "offset 2 to 7" in one
+        assert "made so" in one, "the reason"
+        look(tier, printer)
+        assert len(said) == 1
+        made.builder.gap(2, queue=ORDERS)
+        made.add(b"A")
+        look(tier, printer)
+        look(tier, printer)
+    assert out.getvalue() == b"017A"
+    assert len(said) == 2
+    assert "offset 8 to 10" in said[1]
+
+
+def test_what_expired_before_it_could_be_printed_is_said_while_following():
+    made, out, said = Made(), BytesIO(), []
+    made.builder.add([b"0"], queue=ORDERS, roll=True)
+    with made.open() as tier:
+        printer = Printer(ALL, out, None, tier.engine, said.append)
+        look(tier, printer)
+        made.builder.add([b"1"], queue=ORDERS, roll=True)
+        made.builder.add([b"2"], queue=ORDERS, roll=True)
+        made.expire(0, 2)
+        look(tier, printer)
+    assert out.getvalue() == b"02"
+    (one,) = said
+    assert "offsets 1 to 2 of orders/0 have expired" in one
+
+
+def test_what_was_taken_back_is_said_while_following():
+    made, out, said = Made(), BytesIO(), []
+    made.add(b"0")
+    made.add(b"1")
+    with made.open() as tier:
+        printer = Printer(ALL, out, None, tier.engine, said.append)
+        look(tier, printer)
+        made.take_back(1)
+        made.add(b"A")
+        look(tier, printer)
+        look(tier, printer)
+    assert out.getvalue() == b"01A"
+    (one,) = said
+    assert "took back" in one
+    assert "from offset 1 on" in one
+
+
+def test_the_rest_of_a_life_that_is_over_is_printed_before_the_new_one():
+    made, out = Made(), BytesIO()
+    made.add(b"0")
+    with made.open() as tier:
+        printer = Printer(ALL, out, None, tier.engine)
+        look(tier, printer)
+        made.add(b"1")
+        made.begin_again()
+        made.add(b"A")
+        look(tier, printer)
+        look(tier, printer)
+    assert out.getvalue() == b"01A"

@@ -18,7 +18,6 @@ from support.transfers import HeldExecutor
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from fetcher import loading
 from fetcher.window import WindowLimits
 from fetcher.wire_ranges import WireRanges
 from tiered.clock import ManualClock, SystemClock
@@ -148,17 +147,13 @@ def test_a_part_that_fits_into_the_window_takes_one_request_for_its_records(larg
     assert mine == [(part.log.trailer_bytes, part.log.object_bytes)]
 
 
-def test_a_trailer_that_was_forgotten_is_asked_for_again(
-    large: Large, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(loading, "TRAILER_MEMORY_BYTES_MAX", 0)
+def test_a_trailer_that_was_forgotten_is_asked_for_again(large: Large):
     part, store = large.part, Noting(large.store)
-    assert read_all(fetcher_of(store, **SMALL), count_max=7)[0] == large.wanted
+    assert read_all(fetcher_of(store, **SMALL, trailer_bytes=0), count_max=7)[0] == large.wanted
     assert store.asked.count((part.log.key, *large.trailer)) > 3
 
 
-def test_i8_trailers_take_a_bounded_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loading, "TRAILER_MEMORY_BYTES_MAX", 3000)
+def test_i8_trailers_take_a_bounded_room():
     builder = TierBuilder()
     items = [noise(n, 5 * KIB) + text(n, 5 * KIB) for n in range(60)]
     wanted: dict[int, bytes] = {}
@@ -166,7 +161,7 @@ def test_i8_trailers_take_a_bounded_room(monkeypatch: pytest.MonkeyPatch):
         wanted |= expected(builder.file(QUEUE).append_offset, items)
         builder.add(items, roll=True)
     pack(builder)
-    fetcher = fetcher_of(builder.store, **SMALL)
+    fetcher = fetcher_of(builder.store, **SMALL, trailer_bytes=3000)
     assert read_all(fetcher)[0] == wanted
     loader = fetcher._stock._loader
     assert 0 < len(loader._trailers) < 5

@@ -31,6 +31,8 @@ from tiered.format.key_index import (
 from tiered.log.objects import check_trailer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.base import ObjectStore
     from tiered.log.parts import IndexObject
 
@@ -60,7 +62,12 @@ class IndexObjects:
     """Index objects of one broker's tier."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, *, filter_bytes_max: int = FILTER_BYTES_MAX
+        self,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        filter_bytes_max: int = FILTER_BYTES_MAX,
+        tell: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Hold nothing yet.
 
@@ -68,7 +75,9 @@ class IndexObjects:
             store: The tier's.
             prefix: Of the broker.
             filter_bytes_max: Budget of all filters; one that is larger by itself is loaded each time.
+            tell: Told how many bytes are held, whenever that changes; with a lock held.
         """
+        self._tell = tell
         self._store = store
         self._prefix = prefix
         self._bytes_max = filter_bytes_max
@@ -99,8 +108,9 @@ class IndexObjects:
             if key not in self._held and loaded.memory_bytes <= self._bytes_max:
                 self._held[key] = loaded
                 self._bytes += loaded.memory_bytes
-            while self._bytes > self._bytes_max:
-                self._bytes -= self._held.popitem(last=False)[1].memory_bytes
+                while self._bytes > self._bytes_max:
+                    self._bytes -= self._held.popitem(last=False)[1].memory_bytes
+                self._tell(self._bytes)
         return loaded
 
     def items(self, index: IndexObject, loaded: Loaded, start: int, end: int) -> Items:

@@ -25,9 +25,12 @@ from tiered.index.candidates import Hit, LifeViews
 from tiered.index.objects import FILTER_BYTES_MAX, IndexObjects
 from tiered.index.search import Means, Search, Spread
 from tiered.journal.reader import JournalReader
+from tiered.log.reader import READ_BYTES
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.base import ObjectStore
 
 __all__ = ["COUNT", "SCAN_BYTES_MAX", "Hit", "IndexReader", "Lookup", "Wish"]
@@ -47,6 +50,7 @@ class IndexReader:
         prefix: str,
         *,
         filter_bytes_max: int = FILTER_BYTES_MAX,
+        tell: Callable[[int], None] = lambda _: None,
         spread: Spread = map,
     ) -> None:
         """Read nothing yet.
@@ -54,11 +58,14 @@ class IndexReader:
         Args:
             store: The tier's.
             prefix: Of the broker, ending in a slash.
-            filter_bytes_max: Budget of the filters that are kept in memory.
+            filter_bytes_max: Budget of the filters that are kept in memory, and, while a lookup runs, of the messages that
+                it looks at since no index covers them (or one that is larger).
+            tell: See ``IndexObjects``.
             spread: Fetches messages (``map`` of an executor: several at once).
         """
-        self.objects = IndexObjects(store, prefix, filter_bytes_max=filter_bytes_max)
-        self._means = Means(LifeViews(store, prefix), self.objects, spread)
+        self.objects = IndexObjects(store, prefix, filter_bytes_max=filter_bytes_max, tell=tell)
+        read_bytes = min(READ_BYTES, filter_bytes_max // 2)
+        self._means = Means(LifeViews(store, prefix), self.objects, spread, read_bytes)
         self._store = store
         self._prefix = prefix
 

@@ -46,11 +46,13 @@ class Means:
         views: Lives of queues, for reading messages.
         objects: The index objects, and the filters in memory.
         spread: Fetches messages.
+        read_bytes: How much of what is not indexed is read at once, about.
     """
 
     views: LifeViews
     objects: IndexObjects
     spread: Spread
+    read_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Search:
         """
         self._objects = means.objects
         self._spread = means.spread
+        self._read_bytes = means.read_bytes
         self._state = state
         self._wish = wish
         self._gone_is_damage = gone_is_damage
@@ -220,7 +223,9 @@ class Search:
                 if self._scan_left <= 0:
                     self._found.unscanned += end - at
                     return
-                batch = view.reader.read(QueueOffset(at), count_max=end - at)
+                batch = view.reader.read(
+                    QueueOffset(at), bytes_max=self._read_bytes, count_max=end - at
+                )
                 if batch is None or isinstance(batch, Gap):
                     return
                 self._look_at(view, batch)

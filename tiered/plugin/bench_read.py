@@ -93,10 +93,8 @@ def _holds_any(tier: Tier, queue: MessageQueue) -> bool:
 
 def _open(tier: Tier, slow: SlowStore, bench: ReadBench, clock: Clock) -> Tier:
     """A tier with nothing cached, over the slow store; the journal is replayed at full speed."""
-    settings = FetchSettings(
-        cache_bytes=bench.memory_bytes,
-        transfers=TransferLimits(requests_in_flight_max=bench.requests),
-    )
+    transfers = TransferLimits(requests_in_flight_max=bench.requests)
+    settings = FetchSettings.of_memory(bench.memory_bytes, transfers)
     slow.is_on = False
     fresh = Tier(slow, tier.meter, tier.place, clock=clock, settings=settings)
     fresh.refresh()

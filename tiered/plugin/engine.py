@@ -51,6 +51,7 @@ class Engine:
         self._lock = threading.Lock()
         self._made: tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker] | None = None
         self._is_closed = False
+        self._lent_bytes = 0
         self._groups = count(1)
 
     @property
@@ -71,6 +72,7 @@ class Engine:
         threads = self._settings.transfers.requests_in_flight_max
         executor = ThreadPoolExecutor(threads, "tiered-fetch")
         fetcher = TieredMessageFetcher(self._reader, executor, self.clock, self._settings)
+        fetcher.lend(self._lent_bytes)
         return fetcher, executor, Ticker(fetcher, self.clock)
 
     def fetch(
@@ -118,6 +120,18 @@ class Engine:
         """See what was committed since; whether there was anything."""
         with backend_errors():
             return self._reader.refresh()
+
+    @property
+    def lendable_bytes(self) -> int:
+        """What ``lend`` may be told at most."""
+        return self._settings.cache_bytes // 2
+
+    def lend(self, size_bytes: int) -> None:
+        """So much of the memory is used by lookups from now on; reading has the rest."""
+        with self._lock:
+            self._lent_bytes, made = size_bytes, self._made
+        if made is not None:
+            made[0].lend(size_bytes)
 
     def close(self) -> None:
         """End reads and threads; waits for requests under way, at most 10 seconds before it gives them up."""

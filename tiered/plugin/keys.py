@@ -17,6 +17,7 @@ from tiered.format.batch import split_batch
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.index.candidates import has_key
+from tiered.index.objects import FILTER_BYTES_MAX
 from tiered.index.reader import IndexReader, Wish
 from tiered.model import QueueOffset
 
@@ -41,18 +42,30 @@ _LOCAL_STEP_BYTES = 4 * 1024 * 1024
 class TierKeys:
     """Looks keys up in one tier; keeps the filters of its index in memory. For any thread."""
 
-    def __init__(self, reader: TierReader, clock: Clock) -> None:
+    def __init__(
+        self,
+        reader: TierReader,
+        clock: Clock,
+        *,
+        memory_bytes: int = FILTER_BYTES_MAX,
+        tell: Callable[[int], None] = lambda _: None,
+    ) -> None:
         """Ask nothing yet.
 
         Args:
             reader: The tier; whoever makes it refresh, lookups see the outcome.
             clock: For deadlines.
+            memory_bytes: Budget of the filters.
+            tell: Told what of it they take.
         """
         self._reader = reader
         self._clock = clock
         self._lookups = ThreadPoolExecutor(_LOOKUP_THREADS, "tiered-query")
         self._spread = ThreadPoolExecutor(_SPREAD_THREADS, "tiered-query-messages")
-        self._index = IndexReader(reader.store, reader.prefix, spread=self._spread.map)
+        limits = {"filter_bytes_max": memory_bytes}
+        self._index = IndexReader(
+            reader.store, reader.prefix, **limits, tell=tell, spread=self._spread.map
+        )
 
     def find(
         self,

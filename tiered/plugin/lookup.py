@@ -11,7 +11,7 @@ from tiered.plugin.message import message_of_hit
 from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from backends.base import ObjectStore
     from tiered.log.state import TierState
@@ -42,15 +42,20 @@ class Found:
 class Lookups:
     """Looks keys up in one tier; keeps the filters of its index in memory. For any thread."""
 
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
+    def __init__(
+        self, store: ObjectStore, prefix: str, *, memory_bytes: int, tell: Callable[[int], None]
+    ) -> None:
         """Start nothing yet.
 
         Args:
             store: The tier's.
             prefix: Of the broker.
+            memory_bytes: Budget of the filters.
+            tell: Told what of it they take.
         """
         self._pool = ThreadPoolExecutor(_THREADS, "tiered-query")
-        self._reader = IndexReader(store, prefix, spread=self._pool.map)
+        limits = {"filter_bytes_max": memory_bytes}
+        self._reader = IndexReader(store, prefix, **limits, tell=tell, spread=self._pool.map)
 
     def find(self, state: TierState, wish: Wish) -> Found:
         """Look a key up.

@@ -23,7 +23,7 @@ from backends.errors import BackendError
 from backends.s3_options import S3Options
 from fetcher.fetcher import TieredMessageFetcher
 from fetcher.message_store import MessageStoreSettings, TieredMessageStore
-from fetcher.settings import FetchSettings
+from fetcher.settings import MEMORY_BYTES, FetchSettings
 from fetcher.sides import LocalSide, TierSide
 from fetcher.ticker import Ticker
 from tiered.clock import Clock, SystemClock
@@ -100,7 +100,7 @@ def open_message_store(
         InvalidError: No such tier, or several; no store directory, or that of another broker.
         StoreUnavailableError: The tier cannot be reached or refuses us.
     """
-    clock, fetch = clock or SystemClock(), fetch or FetchSettings()
+    clock, fetch = clock or SystemClock(), fetch or FetchSettings.of_memory(MEMORY_BYTES)
     settings = settings or MessageStoreSettings()
     if policy is not None:
         settings = replace(settings, policy=policy)
@@ -118,7 +118,8 @@ def open_message_store(
         with backend_errors():
             reader = _open_reader(store, local, cluster, broker)
         tier, fetcher = _start(opened, reader, fetch, clock)
-        keys = TierKeys(reader, clock)
+        share_bytes = fetch.cache_bytes // 2
+        keys = TierKeys(reader, clock, memory_bytes=share_bytes, tell=fetcher.lend)
         opened.callback(keys.close)
         found = OpenMessageStore(
             _local_side(local),

@@ -6,7 +6,7 @@ import threading
 from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
-from fetcher.settings import FetchSettings
+from fetcher.settings import MEMORY_BYTES, FetchSettings
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 from tiered.log.reader import TierReader
@@ -74,7 +74,9 @@ class Tier:
         self.meter = meter
         self.place = place
         self.reader = TierReader(store, place.prefix)
-        self.engine = Engine(self.reader, clock or SystemClock(), settings or FetchSettings())
+        self.engine = Engine(
+            self.reader, clock or SystemClock(), settings or FetchSettings.of_memory(MEMORY_BYTES)
+        )
         self._stop = stop or threading.Event()
         self._lock = threading.Lock()
         self._lookups: Lookups | None = None
@@ -362,7 +364,12 @@ class Tier:
         )
         with self._lock:
             if self._lookups is None:
-                self._lookups = Lookups(self.store, self.place.prefix)
+                self._lookups = Lookups(
+                    self.store,
+                    self.place.prefix,
+                    memory_bytes=self.engine.lendable_bytes,
+                    tell=self.engine.lend,
+                )
         return self._lookups.find(self.state, wish)
 
     def close(self) -> None:

@@ -7,15 +7,13 @@ import threading
 
 from backends.s3_options import S3Options
 from fetcher.limits import TransferLimits
-from fetcher.settings import FetchSettings
+from fetcher.settings import MEMORY_BYTES, FetchSettings
 from tiered.clock import Clock, SystemClock
 from tiered.plugin.opened import Tier
 from tiered.plugin.place import choose_place
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
 __all__ = ["MEMORY_BYTES", "REQUESTS", "Tier", "open"]
-MEMORY_BYTES = 256 << 20
-"""What a tier caches and reads ahead, unless told otherwise."""
 REQUESTS = 16
 """Requests under way at once, unless told otherwise."""
 
@@ -38,19 +36,20 @@ def open(  # noqa: A001 (the API's door)
         cluster: Name of the cluster; needed only when several brokers have their data there.
         broker: Name of the broker; likewise.
         options: Endpoint, region and the like; default: from the environment.
-        memory_bytes: Everything that is cached, read ahead or on its way, at most; what a caller holds is the caller's.
+        memory_bytes: What is cached, read ahead, on its way or kept free, and filters of the key index, all together; at
+            least 1 MiB (``FetchSettings.of_memory``). What a caller holds is the caller's.
         requests: Requests under way at once, at most; as many threads are started by the first read.
         settings: All limits, in place of these two.
         clock: For tests.
 
     Raises:
-        InvalidError: No such tier, or several.
+        InvalidError: No such tier, or several; less memory, or fewer requests, than there can be.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
     clock, stop = clock or SystemClock(), threading.Event()
     if settings is None:
         transfers = TransferLimits(requests_in_flight_max=requests)
-        settings = FetchSettings(cache_bytes=memory_bytes, transfers=transfers)
+        settings = FetchSettings.of_memory(memory_bytes, transfers)
     meter = open_metered(url, options or S3Options())
     store = with_retries(meter, clock, random.Random(), stop)  # noqa: S311 (jitter)
     with backend_errors():
