@@ -13,7 +13,7 @@ import numpy as np
 
 from fetcher.wire_ranges import WireRanges
 from tiered.errors import InvalidError, StoreUnavailableError
-from tiered.log.by_time import offset_by_time
+from tiered.log.by_time import find_by_time
 from tiered.log.marks import mark_of_item
 from tiered.model import Boundary, QueueBounds, QueueOffset
 
@@ -209,7 +209,7 @@ class TierSide:
         high: int,
         deadline_s: float,
     ) -> QueueOffset:
-        """A queue offset below ``high`` by store time; ``high`` if no message there is meant.
+        """A queue offset by store time among messages below ``high``; that if all there are earlier.
 
         Raises:
             StoreUnavailableError: Not before the deadline.
@@ -217,7 +217,7 @@ class TierSide:
             BackendError: It cannot be read.
         """
 
-        def work(place: Place) -> QueueOffset:
+        def find(place: Place) -> QueueOffset | None:
             ranges = WireRanges(
                 self._fetcher.transfers,
                 self._store,
@@ -226,12 +226,12 @@ class TierSide:
                 self._clock,
                 deadline_s,
             )
-            bounds = {"low": place.start, "high": min(place.end, high)}
-            return offset_by_time(
-                place.view, ranges, time_ms, boundary, **bounds, where=self._prefix
-            )
+            low, end = place.start, min(place.end, high)
+            view, where = place.view, self._prefix
+            return find_by_time(view, ranges, time_ms, boundary, low=low, high=end, where=where)
 
-        return self._reader.cursor(queue).search(work)
+        found = self._reader.cursor(queue).by_time(find, boundary)
+        return QueueOffset(min(found, high))
 
     def first_time_ms(self, queue: MessageQueue, high: int) -> int | None:
         """Smallest store time of the first part that has messages below ``high``; None: there are none. No request."""

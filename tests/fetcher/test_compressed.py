@@ -23,7 +23,7 @@ from fetcher.wire_ranges import WireRanges
 from tiered.clock import ManualClock, SystemClock
 from tiered.dispatch.packing import Compression
 from tiered.errors import DataError, StoreUnavailableError
-from tiered.log.by_time import offset_by_time
+from tiered.log.by_time import find_by_time
 from tiered.log.decode import TierBatch
 from tiered.log.reader import TierReader
 from tiered.log.seal import SealPolicy
@@ -178,7 +178,7 @@ def test_by_time_as_a_plain_segment(large: Large):
     for offset in (0, 60, 119):
         store.asked.clear()
         ranges = WireRanges(fetcher.transfers, store, PREFIX, "s", clock, clock.monotonic_s() + 9)
-        assert offset_by_time(LifeView.of(QUEUE, life), ranges, TIME_MS + offset) == offset
+        assert find_by_time(LifeView.of(QUEUE, life), ranges, TIME_MS + offset) == offset
         assert store.asked.count((large.part.log.key, *large.trailer)) == (offset > 0)
 
 

@@ -16,7 +16,7 @@ from backends.memory import MemoryStore
 from backends.metered import MeteredStore
 from tiered.errors import DataError
 from tiered.format.part import BLOCK_BYTES
-from tiered.log.by_time import UNIT_BYTES, StoreRanges, offset_by_time
+from tiered.log.by_time import UNIT_BYTES, StoreRanges, find_by_time
 from tiered.model import Boundary
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ SMALL_BYTES = UNIT_BYTES + 2 * BLOCK_BYTES
 def find(
     store: MemoryStore, view: LifeView, time_ms: int, boundary: Boundary = Boundary.LOWER
 ) -> int:
-    return offset_by_time(view, StoreRanges(store, PREFIX), time_ms, boundary)
+    found = find_by_time(view, StoreRanges(store, PREFIX), time_ms, boundary)
+    if found is not None:
+        return found
+    return view.life.commit_offset if boundary is Boundary.LOWER else view.life.min_offset
 
 
 def wanted(view: LifeView, messages: Sequence[Timed], time_ms: int, boundary: Boundary) -> int:
@@ -125,11 +128,12 @@ def test_a_range_of_offsets_bounds_the_search():
     store = MemoryStore()
     view = put_queue(store, [messages[:12], messages[12:]])
     ranges = StoreRanges(store, PREFIX)
-    assert offset_by_time(view, ranges, 1015, high=9) == 9
-    assert offset_by_time(view, ranges, 1003, high=9) == 3
-    assert offset_by_time(view, ranges, 1003, low=7) == 7
-    assert offset_by_time(view, ranges, 1003, Boundary.UPPER, low=7) == 7
-    assert offset_by_time(view, ranges, 1015, Boundary.UPPER, high=9) == 8
+    assert find_by_time(view, ranges, 1015, high=9) is None
+    assert find_by_time(view, ranges, 900, Boundary.UPPER, low=3) is None
+    assert find_by_time(view, ranges, 1003, high=9) == 3
+    assert find_by_time(view, ranges, 1003, low=7) == 7
+    assert find_by_time(view, ranges, 1003, Boundary.UPPER, low=7) == 7
+    assert find_by_time(view, ranges, 1015, Boundary.UPPER, high=9) == 8
 
 
 def test_a_queue_without_messages_gives_its_ends():
@@ -177,7 +181,7 @@ def test_1000_segments_cost_at_most_12_small_requests(body: int, size_bytes: int
         assert one is not None
         for boundary in Boundary:
             meter = MeteredStore(store)
-            found = offset_by_time(view, StoreRanges(meter, PREFIX), one[0], boundary)
+            found = find_by_time(view, StoreRanges(meter, PREFIX), one[0], boundary)
             first = 998 + n // 3 * 3
             assert found == (first if boundary is Boundary.LOWER else min(first + 2, 998 + last))
             said = meter.snapshot()
@@ -191,8 +195,8 @@ def test_between_parts_nothing_is_read_at_all():
     store, view, _ = thousand_segments(600, MIB)
     meter = MeteredStore(store)
     ranges = StoreRanges(meter, PREFIX)
-    assert offset_by_time(view, ranges, 0) == 0
-    assert offset_by_time(view, ranges, 1_500_000) == 998
-    assert offset_by_time(view, ranges, 1_000_000 + 10 * 77) == 154
-    assert offset_by_time(view, ranges, 99_000_000) == view.life.commit_offset
+    assert find_by_time(view, ranges, 0) == 0
+    assert find_by_time(view, ranges, 1_500_000) == 998
+    assert find_by_time(view, ranges, 1_000_000 + 10 * 77) == 154
+    assert find_by_time(view, ranges, 99_000_000) == view.life.commit_offset
     assert not meter.snapshot().requests

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from api.opened import ORDERS, Made
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tiers import TIME_MS
 
 from tests.log.test_state import MACHINE, QUEUE, REIGN, add, life, part, replay
 from tests.log.test_takeback import head, take_back, then
@@ -14,6 +16,7 @@ from tiered.log.cursor import History, history_of, life_at
 from tiered.log.expiry import segment_end
 from tiered.log.parts import queue_action
 from tiered.log.verify_state import check_state
+from tiered.model import Boundary
 
 STEPS = st.lists(
     st.one_of(
@@ -83,3 +86,21 @@ def test_verify_sees_where_an_end_was_cut_off(cut_at: int):
     wrong = replace(state, queues={QUEUE: (replace(tail, cut_at=cut_at), now)})
     assert any("cut off" in problem.detail for problem in check_state(wrong))
     assert not any("cut off" in problem.detail for problem in check_state(state))
+
+
+def test_offsets_by_time_are_those_of_the_history_of_the_cursor():
+    """Also when it lies in what is left, merged with what came later, and in what was taken back."""
+    made = Made()
+    for number in range(6):
+        made.add(b"old %d" % number)
+    with made.open() as tier:
+        reader = tier.reader.queue(ORDERS)
+        made.take_back(3)
+        made.builder.add([b"new"], queue=ORDERS)
+        made.merge()
+        for offset in range(6):
+            for boundary in Boundary:
+                assert reader.offset_by_time(TIME_MS + offset, boundary) == offset
+        assert reader.offset_by_time(TIME_MS + 99) == 6
+        assert reader.offset_by_time(TIME_MS + 99, Boundary.UPPER) == 5
+        assert reader.offset_by_time(TIME_MS - 1, Boundary.UPPER) == 0

@@ -24,7 +24,7 @@ from support.oracle import CLUSTER, ORACLE, SMALL, Broker, needs_java, run
 from support.timed import put_queue
 
 from backends.memory import MemoryStore
-from tiered.log.by_time import StoreRanges, offset_by_time
+from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.model import Boundary
 from tiered.store.messages import Message
 from tiered.store.options import Flush, StoreOptions
@@ -156,8 +156,10 @@ def check_offsets(broker: Broker, records: Mapping[Place, Record], time_ms: int)
         objects, held = MemoryStore(), [[(time, 10) for time in times]]
         view, ranges = put_queue(objects, held), StoreRanges(objects, PREFIX)
         for name, boundary in (("lower", Boundary.LOWER), ("upper", Boundary.UPPER)):
-            found = offset_by_time(view, ranges, time_ms, boundary)
-            assert found == line[f"search_{name}"], "a tier says what the broker says"
+            found = find_by_time(view, ranges, time_ms, boundary)
+            nothing = len(times) if boundary is Boundary.LOWER else 0
+            told = nothing if found is None else found
+            assert told == line[f"search_{name}"], "a tier says what the broker says"
         ends[line["queue_id"]] = (0, len(times))
     assert topic_status(broker) == ends
 

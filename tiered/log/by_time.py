@@ -77,7 +77,7 @@ class StoreRanges:
         return data
 
 
-def offset_by_time(
+def find_by_time(
     view: LifeView,
     ranges: Ranges,
     time_ms: int,
@@ -86,8 +86,8 @@ def offset_by_time(
     low: int = 0,
     high: int | None = None,
     where: str = "",
-) -> QueueOffset:
-    """Find a message by its store time.
+) -> QueueOffset | None:
+    """Find the message that a store time means.
 
     Args:
         view: The life.
@@ -99,17 +99,15 @@ def offset_by_time(
         where: Prefix of the broker, for messages.
 
     Returns:
-        Its queue offset. ``LOWER``: ``high``, or the end, when all are earlier. ``UPPER``: ``low``, or the minimum, when all
-        are later.
+        Its queue offset; None: all are earlier (``LOWER``), or later (``UPPER``), or there are none.
     """
     low = max(low, view.life.min_offset)
     end = view.life.commit_offset if high is None else min(high, view.life.commit_offset)
     search = _Search(view, ranges, where)
     if boundary is Boundary.LOWER:
-        return search.first_since(time_ms, low, end)
-    after = search.first_since(time_ms + 1, low, end)
-    found = search.last_before(low, after)
-    return QueueOffset(low) if found is None else found
+        found = search.first_since(time_ms, low, end)
+        return found if found < end else None
+    return search.last_before(low, search.first_since(time_ms + 1, low, end))
 
 
 class _Search:

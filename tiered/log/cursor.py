@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from backends.errors import ObjectNotFoundError
 from tiered.errors import DataError, ExpiredError, InvalidError
-from tiered.model import QueueOffset
+from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -197,14 +197,32 @@ class QueueCursor:
                 self._place = now
         raise AssertionError("the last try ends by itself")
 
-    def search(self, work: Callable[[Place], QueueOffset]) -> QueueOffset:
-        """What ``work`` finds first in the history; it returns the end of the place when there is nothing in it."""
-        offset = self.start
-        while True:
-            place, found = self.again(offset, lambda at: (at, work(at)), or_behind=True)
-            if found < place.end or place.end >= self.end:
-                return found
+    def by_time(
+        self, find: Callable[[Place], QueueOffset | None], boundary: Boundary
+    ) -> QueueOffset:
+        """A queue offset of the history by store time: what ``Boundary`` says of all that is left of it.
+
+        Args:
+            find: The message that is meant, among those of one place.
+            boundary: The first of what is found is meant, or the last.
+
+        Raises:
+            DataError: An object that the journal names is gone.
+        """
+        offset, last = self.start, None
+        while offset < self.end:
+            place, found = self.again(offset, lambda at: (at, find(at)), or_behind=True)
+            last = last if found is None else found
+            if last is not None and boundary is Boundary.LOWER:
+                break
             offset = place.end
+        if last is not None:
+            return last
+        return (
+            self.end
+            if boundary is Boundary.LOWER
+            else QueueOffset(max(self.low, self.life.min_offset))
+        )
 
     def go_on(self, offset: int) -> QueueOffset:
         """Go on in what the journal says now, with everything before ``offset`` read: where to read on.

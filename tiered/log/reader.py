@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tiered.errors import InvalidError
 from tiered.journal.reader import JournalReader
-from tiered.log.by_time import StoreRanges, offset_by_time
+from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.consume_queue import ITEM_BYTES
 from tiered.log.cursor import Place, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
@@ -206,8 +206,8 @@ class QueueReader:
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> QueueOffset:
         """A queue offset by store time (``tiered.log.by_time``: what it means, and the requests that it takes)."""
 
-        def work(place: Place) -> QueueOffset:
-            return offset_by_time(
+        def find(place: Place) -> QueueOffset | None:
+            return find_by_time(
                 place.view,
                 StoreRanges(self._store, self._prefix),
                 timestamp_ms,
@@ -217,7 +217,7 @@ class QueueReader:
                 where=self._prefix,
             )
 
-        return self.cursor.search(work)
+        return self.cursor.by_time(find, boundary)
 
     def _read_part(
         self, part: Part, start: QueueOffset, bytes_max: int, count_max: int
