@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from conftest import use_server
 from support.tiers import QUEUE, TierBuilder
@@ -88,6 +89,27 @@ def test_rows_once_and_again_is_nothing(at: Workshop, catalog: str) -> None:
     said = table.current_snapshot().summary.additional_properties
     assert said[module.NUMBER] == str(log_writer(at).number)
     assert table.current_snapshot().summary.operation.value == "append"
+
+
+def test_a_table_says_how_rows_of_its_files_are_sorted_and_they_are(
+    at: Workshop, catalog: str
+) -> None:
+    more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
+    for queue_id in (7, 0):
+        more.add([b"x", b"y"], queue=MessageQueue(QUEUE.topic, queue_id), roll=True)
+        more.add([b"open"], queue=MessageQueue(QUEUE.topic, queue_id), roll=True)
+    archive(at)
+    log = log_writer(at)
+    merge(at, log, plan_merge(log.state, takes=lambda _lane: True))
+    published(at, catalog)
+    table = table_of(catalog, QUEUE.topic)
+    names = [table.schema().find_column_name(f.source_id) for f in table.sort_order().fields]
+    assert names == ["broker", "queue_id", "incarnation", "queue_offset"]
+    (file,) = [task.file.file_path for task in table.scan().plan_files()]
+    found = pq.read_table(file.removeprefix("file://"), partitioning=None).to_pylist()
+    places = [tuple(row[name] for name in names) for row in found]
+    assert len({place[1] for place in places}) == 3
+    assert places == sorted(places)
 
 
 def test_merged_files_take_the_place_of_the_old_in_one_snapshot(at: Workshop, catalog: str) -> None:

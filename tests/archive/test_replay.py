@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.archive.test_plan import archived, state
+from tests.archive.test_plan import COUNT, archived, state
 from tiered.archive.machine import (
     ArchiveMachine,
     ArchiveState,
@@ -127,7 +127,7 @@ def test_a_shared_mapping_is_a_mapping(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_shared_stretches_are_a_sorted_tuple(seed: int) -> None:
     chance, plain, shared = random.Random(seed), list[int](), Stretches()
-    for _ in range(3000):
+    for _ in range(1500):
         number = chance.choice([len(plain), chance.randrange(4000)])
         if number in plain and chance.random() < 0.5:
             plain.remove(number)
@@ -139,7 +139,7 @@ def test_shared_stretches_are_a_sorted_tuple(seed: int) -> None:
             shared = shared.with_one(archived(number))
         low = chance.randrange(400_000)
         high = low + chance.randrange(1, 2000)
-        near = [n for n in sorted(plain) if archived(n).start < high and archived(n).end > low]
-        assert [one.start for one in shared.around(low, high)] == [100 * n for n in near]
+        near = [n for n in sorted(plain) if COUNT * n < high and COUNT * (n + 1) > low]
+        assert [one.start for one in shared.around(low, high)] == [COUNT * n for n in near]
     assert shared == tuple(map(archived, sorted(plain)))
     assert len(shared) == len(plain)

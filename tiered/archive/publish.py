@@ -48,6 +48,8 @@ NUMBER = "tiered.archive.number"
 URL = "tiered.archive.url"
 TOPIC = "tiered.topic"
 NAMESPACE = "default"
+SORTED = ("broker", "queue_id", "incarnation", "queue_offset")
+"""Rows of a file are in this order: it is that of lanes, and of offsets in each."""
 _TRIES = 5
 _PLAIN = re.compile(r"[a-z0-9_]+")
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
@@ -266,7 +268,7 @@ class _Publisher:
         return table
 
     def _make(self, name: str, topic: str, columns: pa.Schema) -> Any:  # noqa: ANN401
-        from pyiceberg.transforms import DayTransform  # noqa: PLC0415 (heavy)
+        from pyiceberg.transforms import DayTransform, IdentityTransform  # noqa: PLC0415 (heavy)
 
         self._catalog.create_namespace_if_not_exists(self._place.namespace)
         location = f"{self._root}_iceberg/{self._place.namespace}/{table_name(topic)}"
@@ -278,6 +280,9 @@ class _Publisher:
         ) as change:
             with change.update_spec() as spec:
                 spec.add_field("store_ts", DayTransform(), "store_day")
+            with change.update_sort_order() as order:
+                for column in SORTED:
+                    order.asc(column, IdentityTransform())
             mapping = change.table_metadata.schema().name_mapping.model_dump_json()
             change.set_properties(**{"schema.name-mapping.default": mapping})
         return self._catalog.load_table(name)
