@@ -30,10 +30,10 @@ _NOWHERE = _Queue(0)
 _TAGS = ("a", "a", "red", "Grün", "\N{PILE OF POO}", "", None)
 
 
-def _properties(tags: str | None, rng: random.Random) -> bytes:
+def _properties(tags: str | None, rng: random.Random, *, is_keyed: bool) -> bytes:
     """Of a record: its tags, and perhaps a unique key."""
     pairs = [] if tags is None else [b"TAGS\x01" + tags.encode()]
-    if rng.random() < 0.5:
+    if is_keyed:
         pairs.append(b"UNIQ_KEY\x01%08X" % rng.getrandbits(32))
     return b"\x02".join(pairs)
 
@@ -73,6 +73,8 @@ class Broker(SyntheticStore):
     Attributes:
         branches: Of each queue, oldest first.
         greed: How often retention takes something between a poll and its dispatch.
+        bustle: How often a queue that retention has emptied grows while somebody looks at it.
+        sizes: What bodies have; if all have one, all records have.
         falls: How often a record is stored with a time before that of the one before it.
         rot: How often a record is damaged, so that nobody can read it.
     """
@@ -85,8 +87,10 @@ class Broker(SyntheticStore):
         self.elapsed_s: Callable[[], float] = lambda: 0.0
         self.count: Callable[[str], None] = lambda _what: None
         self.repeats = False  # bodies that can be compressed
+        self.sizes = rng.choice(((5, 40, 40, 300, 900), (5, 40, 40, 300, 900), (40,)))
         self._names = [MessageQueue(f"topic{number % 2}", number // 2) for number in range(queues)]
         self.greed = rng.choice((0.0, 0.0, 0.0, 0.3))
+        self.bustle = rng.choice((0.0, 0.5))
         self.falls = rng.choice((0.0, 0.0, 0.1))
         self.rot = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.branches: dict[QueueKey, list[Branch]] = {}
@@ -98,6 +102,15 @@ class Broker(SyntheticStore):
         """From a disk, which takes its time."""
         batch = super().read(queue, start, bytes_max=bytes_max, count_max=count_max)
         self._take_time()
+        row = self._queues.get(queue)
+        if (
+            batch is None
+            and row
+            and row.base == row.end > start
+            and self._rng.random() < self.bustle
+        ):
+            self._store(queue)  # between the two looks at a queue that retention has emptied
+            self.count("emptied and grown")
         return batch
 
     def follow(
@@ -137,7 +150,7 @@ class Broker(SyntheticStore):
     def _store(self, name: MessageQueue) -> None:
         rng = self._rng
         self._count = max(self._count, round(self.elapsed_s() * 1000))  # store times
-        size = rng.choice((5, 40, 40, 300, 900))
+        size = rng.choice(self.sizes)
         body = rng.randbytes(size)
         if self.repeats:
             body = (body[: size // 4 + 1] * 4)[:size]
@@ -146,7 +159,8 @@ class Broker(SyntheticStore):
             branches = self.branches.setdefault((name.topic, name.queue_id), [])
             first = 0 if branches else rng.choice((0, 0, 7))
             branches.append(Branch(first, first))
-        tags, falls = rng.choice(_TAGS), rng.random() < self.falls
+        is_alike = len(self.sizes) == 1
+        tags, falls = "a" if is_alike else rng.choice(_TAGS), rng.random() < self.falls
         offset = self.append(
             name.topic,
             name.queue_id,
@@ -154,7 +168,7 @@ class Broker(SyntheticStore):
             first=first,
             later_ms=-rng.choice((1, 500, 20_000)) if falls else 0,
             tags=tags,
-            properties=_properties(tags, rng),
+            properties=_properties(tags, rng, is_keyed=is_alike or rng.random() < 0.5),
             is_damaged=rng.random() < self.rot,
         )
         row = self._queues[name]
@@ -166,7 +180,8 @@ class Broker(SyntheticStore):
         name = self._rng.choice(self._names)
         row = self._queues.get(name)
         if row is not None and row.records:
-            before = row.base + self._rng.randrange(1, len(row.records) + 1)
+            is_all = self._rng.random() < 0.25
+            before = row.end if is_all else row.base + self._rng.randrange(1, len(row.records) + 1)
             self.expire(name.topic, name.queue_id, before)
             self._present(name).min = before
 
@@ -199,6 +214,15 @@ class Broker(SyntheticStore):
             for name in sorted(lost):
                 for _ in range(rng.choice((1, 4, 12))):
                     self._store(name)
+
+    def lose_behind(self, queue: QueueKey, offset: int) -> None:
+        """As ``lose_tail``, of one queue from about an offset on; other messages come at once."""
+        name, row = MessageQueue(*queue), self._queues.get(MessageQueue(*queue))
+        if row is not None and row.base < offset < row.end:
+            self._cut(name, offset)
+            self.count("tail lost")
+            for _ in range(self._rng.choice((1, 4, 12))):
+                self._store(name)
 
     def _cut(self, name: MessageQueue, end: int) -> None:
         row, old = self._queues[name], self._present(name)

@@ -49,7 +49,7 @@ def check_end(world: World) -> None:
     for queue in world.history.queues:
         if world.is_thorough:
             _check_lives(world, reader, queue)
-        _check_level(world, queue)
+        check_level(world, queue)
     local = world.broker if world.is_thorough else None
     report = verify_tier(world.memory, world.place.prefix, deep=world.is_thorough, local=local)
     real = [problem for problem in report.problems if not _is_known(world, problem)]
@@ -62,7 +62,7 @@ def check_end(world: World) -> None:
 
 
 def _is_known(world: World, problem: Problem) -> bool:
-    """A checkpoint that we have spoiled; and where one side has a hole, which nobody can compare (``_check_level``)."""
+    """A checkpoint that we have spoiled; and where one side has a hole, which nobody can compare (``check_level``)."""
     is_checkpoint = problem.kind == "journal" and problem.where.endswith(".checkpoint")
     is_hole = problem.kind == "difference" and "a hole in the" in problem.detail
     return (is_checkpoint and "spoiled" in world.met) or (is_hole and world.broker.rot > 0)
@@ -142,7 +142,7 @@ def raws_of(records: RecordBatch) -> Iterator[bytes]:
         yield raw
 
 
-def _check_level(world: World, key: QueueKey) -> None:
+def check_level(world: World, key: QueueKey) -> None:
     """The present life is what the broker has now: nothing missing, nothing that it took back.
 
     It may be ahead of a broker that has nothing else, and of one that is empty: a copy that lags looks the same.
@@ -153,19 +153,23 @@ def _check_level(world: World, key: QueueKey) -> None:
         ends = life.commit + world.broker.gone_unseen(key, life)
         require(not now or ends >= now.end, f"I12: {key} ends at {ends}, and no gap is told")
         return  # deleted, or empty: what was tiered stays
+    shared = range(max(now.min, life.min), min(now.end, life.commit))
+    told = [offset for offset in shared if _is_told(life.record(offset), now.at(offset))]
+    for offset in shared:
+        is_there = life.record(offset) or any(low <= offset < high for low, high in life.gaps)
+        require(bool(is_there), f"I1: {key} has nothing at {offset}")
+    for offset in told:
+        require(life.record(offset) == now.at(offset), f"I3: {key} is not level at {offset}")
+    if shared and not told and now.end < life.commit:
+        return  # nothing to compare, so that a queue made anew looks like a lagging copy: not told until it grows
     require(life.start <= now.min or life.start < life.min, f"I1: {key} has lost its beginning")
-    for offset in range(max(now.min, life.min), min(now.end, life.commit)):
-        if any(low <= offset < high for low, high in life.gaps):
-            continue  # nothing to compare there, so that a queue made anew looks like a lagging copy: not told yet
-        mine, theirs = life.record(offset), now.at(offset)
-        assert mine is not None
-        assert theirs is not None
-        # A hole cannot be compared. Where the tier has one and the broker a message it can be told, but not of a copy
-        # that lags, nor of one in front of messages that are the same.
-        is_told = not is_hole(mine) and not is_hole(theirs)
-        require(mine == theirs or not is_told, f"I3: {key} is not level at {offset}")
     _check_end(key, life, now)
     require(life.commit >= now.end, f"I1: {key} ends at {life.commit}, the broker's at {now.end}")
+
+
+def _is_told(mine: bytes | None, theirs: bytes | None) -> bool:
+    """Whether both sides have a message: a gap and a hole cannot be compared."""
+    return not (mine is None or theirs is None or is_hole(mine) or is_hole(theirs))
 
 
 def _check_end(key: QueueKey, life: Life, now: Branch) -> None:

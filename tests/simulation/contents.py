@@ -22,6 +22,10 @@ _HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
 """Size, magic, body CRC, queue, flag, queue offset, physical offset, system flag, born, host, stored, host, …, body size."""
 
 
+GAP = b"gap"
+"""How an offset is written down of which it is on record that it never came."""
+
+
 def hole(reason: int) -> bytes:
     """How an offset without a message is written down."""
     return b"hole %d" % reason
@@ -110,7 +114,7 @@ def description(data: bytes) -> dict[str, Any]:
     """What an object says of itself."""
     size, _, blocks = struct.unpack_from(">III", data, len(data) - FOOTER_BYTES + 8)
     start = len(data) - FOOTER_BYTES - 4 * blocks - size
-    found = json.loads(data[start : start + size])
+    found, _ = json.JSONDecoder().raw_decode(data[start:].decode("latin-1"))
     assert isinstance(found, dict)
     return found
 

@@ -13,7 +13,17 @@ from collections import Counter
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from simulation.contents import claims_of, description, hole, joined, tag_code, unpacked
+from simulation.contents import (
+    GAP,
+    claims_of,
+    description,
+    hole,
+    is_hole,
+    joined,
+    store_ms,
+    tag_code,
+    unpacked,
+)
 from simulation.lives import Life, Row, Segment, runs
 
 if TYPE_CHECKING:
@@ -21,6 +31,11 @@ if TYPE_CHECKING:
 
     from simulation.broker import Broker, QueueKey
 
+FOREIGN = (
+    "notes", "journal/notes.txt", "journal/00000000000000000003.bak", "journal/00000000000000000002.checkpoint.tmp",
+    "queue/topic0/notes", "queue/topic0/0000000000/0000000000/commitlog/notes", "ledger/notes", "zz/x y",
+)  # fmt: skip
+"""Keys that are not the tier's: nothing may stop because of them, and nobody deletes them."""
 _ITEM = struct.Struct(">qiq")
 _OF_GUESTS = {"seal", "join", "pack", "expire"}
 """What others than the reigning writer may say, under no reign."""
@@ -45,9 +60,13 @@ class History:
         writer: The id that the reigning writer signs with.
         updated_ms: Time of the last entry.
         queues: Lives by topic and queue id, oldest first.
+        courses: All that was ever committed of an incarnation (topic, queue id, number), by offset; each take-back begins
+            another course, with what it has left.
         texts: Each entry's bytes.
         strays: Numbers of entries under a number that was used and deleted long ago.
         refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
+        taken_back: How often each generation has cut a life.
+        may_expire: Whether what has this as its newest store time may be given up now, by a topic's policy.
         met: What was met how often (branches that carry a guarantee).
     """
 
@@ -61,13 +80,16 @@ class History:
         self.writer = ""
         self.updated_ms = 0
         self.queues: dict[QueueKey, list[Life]] = {}
+        self.courses: dict[tuple[str, int, int], list[dict[int, bytes]]] = {}
         self.texts: dict[int, bytes] = {}
+        self.taken_back: Counter[int] = Counter()
         self._now_s = 0.0
         self._deleted: set[str] = set()
         self._unnamed_s: dict[str, float] = {}
         self.strays: set[int] = set()
         self.refused = 0
         self.met: Counter[str] = Counter()
+        self.may_expire: Callable[[str, int], bool] = lambda _topic, _newest_ms: True
 
     def landed(self, key: str, data: bytes, now_s: float = 0.0) -> None:
         """An object has become visible."""
@@ -104,7 +126,9 @@ class History:
             elif what == "incarnation":
                 self._incarnation(action)
             elif what == "take_back":
+                before = self.met["taken back"]
                 self._take_back(action)
+                self.taken_back[generation] += self.met["taken back"] - before
             elif what == "join" or (what == "pack" and "start" in action):
                 self._join(entry, action)
             elif what in {"seal", "pack"}:
@@ -149,11 +173,21 @@ class History:
             self.refused += 1
             return
         self._is_whole(queue, row)
+        self._note(queue, life, row.start, row.records)
         what = f"{queue} at {row.start} says {row.claims} of its records"
         require(row.claims == claims_of(row.records), f"I1: {what}, {claims_of(row.records)}")
         self.met["hole"] += row.claims.holes
         self.queues.setdefault(queue, [life])
         self._continues(queue, before, row)
+
+    def _note(self, queue: QueueKey, life: Life, start: int, records: list[bytes]) -> None:
+        course = self.courses.setdefault((*queue, life.incarnation), [{}])[-1]
+        course.update(enumerate(records, start))
+
+    def lives(self, incarnation: tuple[str, int, int]) -> list[Life]:
+        """Those of one incarnation of a queue."""
+        topic, queue_id, number = incarnation
+        return [one for one in self.queues[topic, queue_id] if one.incarnation == number]
 
     def _is_whole(self, queue: QueueKey, row: Row) -> None:
         """A new part is all that its two objects hold, and its entry says what they are."""
@@ -225,6 +259,7 @@ class History:
         there = max(branch.min for branch in self._broker.branches[queue])
         require(end <= there, f"I12: [{start}, {end}) of {queue} is called gone; min is {there}")
         life.gaps.append((start, end))
+        self._note(queue, life, start, [GAP] * (end - start))
         self.met["gap"] += 1
         self.met["gap in the middle"] += bool(life.segments)
         life.min = life.min if life.segments else end
@@ -249,6 +284,8 @@ class History:
         for row in (*tail.rows, *rest.rows):
             require(self._records(queue, row.values) == row.records, f"I3: {queue} is cut wrongly")
         self.queues[queue][-1:] = [tail, rest]
+        courses = self.courses[*queue, life.incarnation]
+        courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})
         self.met["taken back"] += 1
         lost = tail.record(end)
         others = [branch.at(end) for branch in self._broker.branches[queue]]
@@ -283,6 +320,7 @@ class History:
             what = f"{queue} begins anew, and the broker has only ever had what the tier has"
             require(len(had) > 1 and differs, what)
         self.queues.setdefault(queue, []).append(Life(number, start, start, start))
+        self.courses[*queue, number] = [{}]
 
     def _seal(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
         """The same records in fewer parts; one that comes too late changes nothing."""
@@ -357,6 +395,14 @@ class History:
             old = life.rows
             gone = life.expire(action["min_to"], with_open=entry["generation"] == self.generation)
             self.met["expired segment"] += len(gone)
+            for segment in gone:
+                times = [
+                    store_ms(raw) for row in segment.rows for raw in row.records if not is_hole(raw)
+                ]
+                is_old = self.may_expire(action["topic"], max(times, default=segment.created_ms))
+                require(
+                    is_old, f"I11: {action['topic']} gives up [{segment.queue_base}, …) too early"
+                )
             self.met["expiry leaves a gap"] += bool(gone and life.gaps)
             self._unname(old)
 
@@ -374,6 +420,7 @@ class History:
     def deleting(self, key: str, now_s: float, grace_s: float) -> None:
         """An object is about to be deleted (I11)."""
         short = key.removeprefix(self._prefix)
+        require(short not in FOREIGN, f"I11: {short} is deleted, which is somebody else's")
         require(short not in self.named(), f"I11: {short} is deleted, and named")
         self._deleted.add(short)
         age_s = now_s - self._unnamed_s.get(short, -1e9)

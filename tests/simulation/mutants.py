@@ -10,21 +10,24 @@ from unittest import mock
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
-from tiered.dispatch import rounds, uploads
+from tiered.dispatch import rounds, sealer, uploads
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter
 from tiered.dispatch.rounds import RoundBuilder
+from tiered.dispatch.sealer import Sealer
 from tiered.dispatch.uploads import Uploader
 from tiered.journal import checkpoint
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.reader import JournalReader
 from tiered.journal.writer import JournalWriter
 from tiered.keys import checkpoint_key, entry_key
-from tiered.log import composite, state
-from tiered.log.composite import CompositeFlatFile
+from tiered.log import composite, parting, seal, state
+from tiered.log.composite import CompositeFlatFile, GroupCommit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tiered.log.parts import Part
 
 Patches = list[Any]
 
@@ -224,8 +227,6 @@ def _trim_off_by_one() -> Patches:
 
 def _merge_loses() -> Patches:
     """Sealing leaves the last record of a run out."""
-    from tiered.dispatch.sealer import Sealer
-
     join = Sealer._join
 
     def loses(self: Sealer, places: Any, stop: Any) -> Any:
@@ -292,8 +293,6 @@ def _tail_not_held() -> Patches:
 
 def _take_back_at_the_wrong_offset() -> Patches:
     """One message too many."""
-    from tiered.log import parting
-
     first = parting.first_difference
 
     def early(low: int, high: int, *rest: Any) -> tuple[int, bool]:
@@ -366,6 +365,171 @@ def _taken_while_a_gap_is_on_its_way() -> Patches:
     return [mock.patch.object(CompositeFlatFile, "hold", return_value=None)]
 
 
+def _first_mark_kept() -> Patches:
+    """A merged part has the mark of its first part: the next writer takes the queue back, though nothing changed."""
+    return [_merged_differently(lambda part, run: replace(part, last=run[0].last))]
+
+
+def _merged_differently(change: Callable[[Part, Any], Part]) -> Any:
+    merge = Sealer._merge
+
+    def other(self: Sealer, job: Any, run: Any, stop: Any) -> Any:
+        part = merge(self, job, run, stop)
+        return part and change(part, run)
+
+    return mock.patch.object(Sealer, "_merge", other)
+
+
+def _summed_up_differently(change: Callable[[Any, tuple[int, ...]], tuple[int, ...]]) -> Patches:
+    """Whoever merges and whoever replays err alike."""
+    summary = seal.summary
+
+    def other(run: Any) -> tuple[int, ...]:
+        return change(run, summary(run))
+
+    return [mock.patch.object(seal, "summary", other), mock.patch.object(sealer, "summary", other)]
+
+
+def _holes_of_the_last() -> Patches:
+    return _summed_up_differently(lambda run, said: (*said[:4], run[-1].holes, *said[5:]))
+
+
+def _times_of_ends() -> Patches:
+    """Store times are taken to rise, from part to part."""
+    return _summed_up_differently(
+        lambda run, said: (*said[:5], run[0].store_min_ms, run[-1].store_max_ms)
+    )
+
+
+def _times_of_the_first_and_last() -> Patches:
+    """Store times are taken to rise, within a commit."""
+
+    def ends(self: GroupCommit) -> tuple[int, int]:
+        real = [
+            int(time_ms)
+            for batch in self.batches
+            for time_ms, size in zip(batch.store_timestamps_ms, batch.sizes, strict=True)
+            if size > 0
+        ]
+        return (real[0], real[-1]) if real else (-1, -1)
+
+    return [mock.patch.object(GroupCommit, "times", ends)]
+
+
+def _holes_stay_behind_a_cut() -> Patches:
+    head_of = parting.head_of
+
+    def other(part: Part, count: int, **more: Any) -> Part:
+        return head_of(part, count, **more | {"holes": 0})
+
+    return [mock.patch.object(parting, "head_of", other)]
+
+
+def _mark_stays_behind_a_cut() -> Patches:
+    head_of = parting.head_of
+
+    def other(part: Part, count: int, **more: Any) -> Part:
+        return head_of(part, count, **more | {"last": part.last})
+
+    return [mock.patch.object(parting, "head_of", other)]
+
+
+def _tags_of_the_first() -> Patches:
+    """Every item has its batch's first tag code."""
+    encode = composite.encode_items
+
+    def other(log_offset: Any, positions: Any, sizes: Any, tag_codes: Any) -> bytes:
+        return encode(log_offset, positions, sizes, tag_codes * 0 + tag_codes[0])
+
+    return [mock.patch.object(composite, "encode_items", other)]
+
+
+def _gap_to_the_end() -> Patches:
+    """The gap of an emptied queue goes to its end: what has come between the two looks is passed over."""
+    from tiered.dispatch.compensation import Compensation
+
+    def other(self: Compensation, file: CompositeFlatFile, start: Any) -> bool:
+        bounds = self._local.queues().get(file.queue)
+        if bounds is None or bounds.min <= start:
+            return False
+        self._record_gap(file, bounds.end)
+        return True
+
+    return [mock.patch.object(Compensation, "_has_emptied", other)]
+
+
+def _lag_not_looked_at() -> Patches:
+    """A copy that lags, and grows by other messages and stays short, is taken for the same copy."""
+    from tiered.dispatch.continuity import Continuity
+
+    def known(self: Continuity, queue: Any) -> bool:
+        return queue in self._lagging
+
+    return [mock.patch.object(Continuity, "_is_lag_known", known)]
+
+
+def _refused_take_back_counts() -> Patches:
+    """A take-back that replay refused is taken for done."""
+    from tiered.dispatch.continuity import Continuity
+
+    done = Continuity._done
+
+    def other(self: Continuity, file: CompositeFlatFile, change: Any) -> None:
+        life = self._state().life(file.queue)
+        done(self, file, replace(change, start=life.commit_offset) if life else change)
+
+    return [mock.patch.object(Continuity, "_done", other)]
+
+
+def _damaged_is_the_same() -> Patches:
+    """A record that cannot be compared is taken for the one that it should be."""
+    from tiered.dispatch.continuity import Continuity
+
+    return [mock.patch.object(Continuity, "_is_vouched", return_value=True)]
+
+
+def _expired_too_early() -> Patches:
+    from tiered.plugin import expire
+
+    plan = expire.plan_expiry
+
+    def hasty(known: Any, now_ms: int, *rest: Any, **more: Any) -> Any:
+        return plan(known, now_ms + 6000, *rest, **more)
+
+    return [mock.patch.object(expire, "plan_expiry", hasty)]
+
+
+def _expired_by_the_oldest() -> Patches:
+    """A segment is as old as its oldest message."""
+    from tiered.log import expiry
+
+    def oldest(segment: Any) -> int:
+        return min(part.store_min_ms for part in segment.parts)
+
+    return [mock.patch.object(expiry, "newest_ms", oldest)]
+
+
+def _gaps_go_with_an_expiry() -> Patches:
+    expired = state.expired
+
+    def other(*arguments: Any, **more: Any) -> Any:
+        left = expired(*arguments, **more)
+        return left and replace(left, gaps=())
+
+    return [mock.patch.object(state, "expired", other)]
+
+
+def _cloned_writer_goes_on() -> Patches:
+    """A part of the own generation that was not sent is no reason to stop."""
+    refuse = JournalWriter._refuse
+
+    def other(self: JournalWriter[Any], entry: Entry, *rest: Any) -> None:
+        if entry.writer != self.writer:
+            refuse(self, entry, *rest)
+
+    return [mock.patch.object(JournalWriter, "_refuse", other)]
+
+
 MUTANTS: dict[str, Callable[[], Patches]] = {
     "index before data": _index_before_data,
     "entry before index": _entry_before_index,
@@ -393,6 +557,21 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "what was taken back is forgotten": _tail_forgotten,
     "a batch is stored when one of it is": _batch_is_one,
     "outcomes of a batch in another order": _batch_out_of_order,
+    "a merged part with its first part's mark": _first_mark_kept,
+    "a merged part with its last part's holes": _holes_of_the_last,
+    "a merged part with times that are taken to rise": _times_of_ends,
+    "a part with times that are taken to rise": _times_of_the_first_and_last,
+    "a part that is cut keeps no holes": _holes_stay_behind_a_cut,
+    "a part that is cut keeps its mark": _mark_stays_behind_a_cut,
+    "tag codes of a batch's first record": _tags_of_the_first,
+    "the gap of an emptied queue goes to its end": _gap_to_the_end,
+    "a lagging copy is not looked at when it grows": _lag_not_looked_at,
+    "a take-back that replay refused counts": _refused_take_back_counts,
+    "what cannot be compared is the same": _damaged_is_the_same,
+    "expired too early": _expired_too_early,
+    "a segment is as old as its oldest message": _expired_by_the_oldest,
+    "gaps go with an expiry in front of them": _gaps_go_with_an_expiry,
+    "a clone's entry is no reason to stop": _cloned_writer_goes_on,
 }
 RARE: dict[str, Callable[[], Patches]] = {
     "read in bulk behind what has come meanwhile": _read_behind_what_came,

@@ -16,7 +16,7 @@ from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import WrappingStore
 from tiered.dispatch.packing import Compression
 from tiered.dispatch.settings import DispatchSettings
-from tiered.errors import ClosedError, FencedError, StoreUnavailableError
+from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import encode_entry
 from tiered.journal.lease import Holder
 from tiered.plugin.attach import Attachment, AttachSettings
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterator, Sequence
 
+    from simulation.bystander import Bystander
     from simulation.reclaimer import Reclaimer
     from simulation.world import World
     from typing_extensions import Buffer
@@ -43,20 +44,20 @@ _LATENCY_S = 0.04
 class SimStore(WrappingStore):
     """A process's connection: each request takes time on its way, and the answer too; a kill may fall into either."""
 
-    def __init__(self, process: Process | Reclaimer) -> None:
+    def __init__(self, process: Process | Reclaimer | Bystander) -> None:
         super().__init__(process.world.faulty)
         self._process = process
         self._world = process.world
 
-    def _travel(self) -> None:
+    def _travel(self, slow: float = 1.0) -> None:
         world = self._world
-        slow = 40 if world.rng.random() < world.slowness else 1
+        slow *= 40 if world.rng.random() < world.slowness else 1
         world.scheduler.park(world.rng.expovariate(1 / _LATENCY_S) * slow)
 
-    def _write(self, key: str, write: Any, late: Any) -> Any:
+    def _write(self, key: str, write: Any, late: Any, slow: float = 1.0) -> Any:
         self._world.dramatise(self._process, key)
         try:
-            self._travel()
+            self._travel(slow)
         except SimulatedCrash:
             if self._world.rng.random() < 0.4:  # on its way all the same
                 self._world.leave_behind(self._process, late)
@@ -75,6 +76,7 @@ class SimStore(WrappingStore):
             key,
             lambda: self._inner.put_if_absent(key, body),
             lambda: ledger.put_if_absent(key, body),
+            self._world.spoil_merge(body) if "/queue/" in key else 1.0,
         )
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
@@ -171,13 +173,6 @@ class BatchSimStore(SimStore):
             self._travel()
 
 
-class _Attachment(Attachment):
-    """With what is not ours left out: the probe, which only asks whether writes are conditional."""
-
-    def _require_conditional_writes(self) -> None:
-        pass
-
-
 class Process(Owner):
     """A writer from start to end.
 
@@ -202,10 +197,12 @@ class Process(Owner):
         settings = AttachSettings(
             lease_s=world.lease_s,
             wait=once or world.rng.random() < 0.8,
-            dispatch=PACKING if world.packs else DISPATCH,
+            dispatch=replace(
+                PACKING if world.packs else DISPATCH, segment_bytes_max=world.segment_bytes_max
+            ),
             give_up_s=600.0,
         )
-        self.attachment = _Attachment(
+        self.attachment = Attachment(
             local=world.broker,
             meter=MeteredStore(
                 BatchSimStore(self) if world.objects_per_put > 1 else SimStore(self)
@@ -253,6 +250,11 @@ class Process(Owner):
                 self._broken(f"fenced without a rival: {error}")
         except (StoreUnavailableError, ClosedError, BackendError):
             pass  # it could not begin, or gave up; an operator starts another
+        except DataError as error:
+            if (
+                not self.world.flips
+            ):  # what it has read is damaged, so it stops; an operator starts another
+                self._broken(f"refuses to go on: {error}", error)
         except BaseException as error:  # noqa: BLE001 (a defect)
             self._broken(f"died of {error!r}", error)
         finally:
@@ -284,6 +286,11 @@ class Process(Owner):
         assert dispatcher is not None
         dispatcher._sealing._one = SimLock(self.world.scheduler)  # type: ignore[assignment]
 
+    @property
+    def generation(self) -> int:
+        """Of its reign; 0: it has none."""
+        return self.attachment._journal.generation
+
     def check(self) -> None:
         """What it believes to be committed is (I5), and what it holds is bounded (I8)."""
         dispatcher = self.attachment.dispatcher
@@ -298,8 +305,11 @@ class Process(Owner):
             known = max(known, self._starts.get(queue, 0))
             what = f"{self.name} counts {queue} up to {offset}, history to {known}"
             require(offset <= known, what)
+        counted = dispatcher.counters.taken_back
+        known = self.world.history.taken_back[self.generation]
+        require(counted <= known, f"{self.name} counts {counted} take-backs, history {known}")
         fault = dispatcher.fault
-        if isinstance(fault, Exception) and not isinstance(
-            fault, (FencedError, StoreUnavailableError, ClosedError, BackendError)
-        ):
+        just = (FencedError, StoreUnavailableError, ClosedError, BackendError)
+        just = (*just, DataError) if self.world.flips else just
+        if isinstance(fault, Exception) and not isinstance(fault, just):
             self._broken(f"has a fault: {fault!r}", fault)

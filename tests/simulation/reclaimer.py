@@ -20,7 +20,7 @@ from tiered.errors import (
     InvalidError,
     StoreUnavailableError,
 )
-from tiered.plugin.expire import apply_steps, plan_expire
+from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
 from tiered.plugin.gc import apply_gc, plan_gc
 from tiered.plugin.stores import with_retries
 from tiered.plugin.workplace import Workplace
@@ -40,8 +40,10 @@ class Reclaimer(Owner):
         has_rivals: Another was at work meanwhile, so that something may have been strange.
     """
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, what: str = "") -> None:
+        """``what``: what it does, else it chooses between expiry and gc."""
         super().__init__(f"r{number}")
+        self._what = what
         self.world = world
         self.ended = False
         self.has_rivals = False
@@ -61,7 +63,7 @@ class Reclaimer(Owner):
         except (StoreUnavailableError, BackendError):
             pass
         except DataError as error:
-            if not (self.world.history.strays or self.has_rivals):
+            if not (self.world.history.strays or self.has_rivals or self.world.flips):
                 self._broken(f"refuses to go on: {error}", error)
         except BaseException as error:  # noqa: BLE001 (a defect)
             self._broken(f"died of {error!r}", error)
@@ -75,7 +77,7 @@ class Reclaimer(Owner):
 
     def _live(self) -> None:
         at, rng, plans = self._at, self._rng, self.world.plans
-        if plans and rng.random() < 0.3:
+        if plans and rng.random() < 0.3 and not self._what:
             plan = rng.choice(plans)
         else:
             plan = self._plan()
@@ -88,10 +90,15 @@ class Reclaimer(Owner):
         else:
             done = apply_steps(at, plan)
             self.world.count("expired", int(done["steps"]))
+            self.world.count("topic removed", plan["what"] == "delete-topic")
 
     def _plan(self) -> Any:
         at = self._at
-        if self._rng.random() < 0.4:
+        if self._what == "delete-topic":
+            topic = self._rng.choice(sorted({topic for topic, _ in self.world.broker.branches}))
+            self.world.removed.add(topic)
+            return plan_delete_topic(at, topic, objects_max=100)
+        if self._what == "expire" or self._rng.random() < 0.4:
             return plan_expire(at, lambda _topic: round(TTL_S * 1000), objects_max=20)
         return plan_gc(
             at.store, at.place, at.clock, grace_ms=round(GRACE_S * 1000), max_deletions=50

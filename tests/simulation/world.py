@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from simulation.broker import Broker
-from simulation.checker import check_end, check_now
-from simulation.history import History, require
+from simulation.bystander import Bystander
+from simulation.checker import check_end, check_level, check_now
+from simulation.contents import description
+from simulation.history import FOREIGN, History, ViolationError, require
 from simulation.process import Process
-from simulation.reclaimer import GRACE_S, Reclaimer
-from simulation.scheduler import Scheduler, SimClock
+from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
+from simulation.scheduler import START_MS, Scheduler, SimClock
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
@@ -80,6 +82,7 @@ class World:
     """One run; ``run`` raises a ``ViolationError`` when an invariant does not hold.
 
     Attributes:
+        flips: Some reads give a wrong bit.
         met: What happened how often, so that a test can say that the simulation meets what it is made for.
     """
 
@@ -98,8 +101,11 @@ class World:
         self.broker.count = self.count
         self.is_thorough = seed % THOROUGH_EVERY == 0
         self.history = History(self.place.prefix, self.memory._objects, self.broker)
+        self.history.may_expire = self._may_expire
+        self.removed: set[str] = set()
         self.processes: list[Process] = []
         self.reclaimers: list[Reclaimer] = []
+        self.bystanders: list[Bystander] = []
         self.plans: list[Any] = []
         self.never = threading.Event()
         self.late: list[tuple[Owner, Callable[[], object]]] = []
@@ -110,12 +116,21 @@ class World:
         self.page_keys = rng.choice((3, 1000, 1000))
         self.objects_per_put = rng.choice((1, 1, 2, 5))
         self.lease_s = rng.choice((3.0, 10.0))
+        self.segment_bytes_max = rng.choice((1500, 4000))
         self._drama = rng.choice((0.0, 0.03, 0.15))
+        self.spite = rng.choice((0.0, 0.0, 0.6))
         self._unhealthy = self._choose_rules()
         self._operations = self._choose_operations()
+        self._is_ending = False
+        self._since_s = 0.0
         self._last: Process | None = None
+        self._survivor: Process | None = None
+        self._removes = rng.random() < 0.1
+        self._rounds = rng.choice((1, 1, 2))
         self._outage_until_s = 0.0
         self.scheduler.operate = self._operate
+        for name in rng.choice(((), FOREIGN)):
+            self.memory.put_if_absent(self.place.prefix + name, b"somebody else's")
 
     def run(self) -> None:
         """From the first message to the last check.
@@ -126,6 +141,8 @@ class World:
         self.faulty.add(*self._unhealthy)
         self.broker.store_some()
         self._start()
+        for number, ahead in enumerate(self.rng.choice(((), (False,), (True,), (False, True)))):
+            self._watch(Bystander(self, number, ahead=ahead))
         with (
             mock.patch("tiered.journal.writer.CHECKPOINT_ENTRIES", 3),
             mock.patch("tiered.log.seal.PACK_BYTES_MIN", 300),
@@ -152,10 +169,18 @@ class World:
             (Fault.LOST_ANSWER, WRITES),
             (Fault.LATE, WRITES),
             (Fault.CUT, READS),
+            (Fault.FLIP, frozenset({"get"})),
         ):
             probability = rng.choice((0.0, 0.0, 0.03, 0.15))
+            if fault is Fault.FLIP:
+                probability = rng.choice((0.0, 0.0, 0.0, 0.02))
+                self.flips = bool(probability)
             if probability:
-                rules.append(Rule(fault, operations, times=None, probability=probability))
+                mine = (
+                    self.place.prefix if fault is Fault.FLIP else ""
+                )  # not of probes of the store
+                rule = Rule(fault, operations, mine, times=None, probability=probability)
+                rules.append(rule)
         return rules
 
     def _choose_operations(self) -> list[tuple[Callable[[], None], float]]:
@@ -173,11 +198,14 @@ class World:
             (self._resume, 1.5),
             (self._stop, 0.3),
             (self._start, 2.0),
+            (lambda: self._start(once=True, seal=True), rng.choice((0.0, 0.0, 0.4))),
+            (lambda: self._reclaim("expire"), rng.choice((0.0, 0.0, 1.0))),
+            (lambda: self._reclaim("delete-topic"), rng.choice((0.0, 0.0, 0.0, 0.3))),
             (self._outage, rng.choice((0.0, 0.0, 1.0))),
             (self._land, 3.0),
             (self._jump, rng.choice((0.0, 0.5))),
             (bane, rng.choice((1.0, 3.0, 5.0))),
-            (self._misbehave, rng.choice((0.0, 0.0, 0.0, 0.3))),
+            (self._misbehave, rng.choice((0.0, 0.0, 0.0, 0.8))),
             (lambda: check_now(self), 1.0),
         ]
         return [(operation, weight) for operation, weight in some if weight]
@@ -220,9 +248,14 @@ class World:
         self.count("start")
         return process
 
-    def _reclaim(self) -> None:
-        """Expiry and gc, whose plans may be old, and which may take a reign."""
-        reclaimer = Reclaimer(self, len(self.reclaimers))
+    def _watch(self, bystander: Bystander) -> None:
+        self.bystanders.append(bystander)
+        self.scheduler.owners.append(bystander)
+        self.scheduler.spawn(bystander, f"{bystander.name} main", bystander.live)
+
+    def _reclaim(self, what: str = "") -> None:
+        """Expiry, gc or the deletion of a topic, whose plans may be old, and which may take a reign."""
+        reclaimer = Reclaimer(self, len(self.reclaimers), what)
         for process in self._alive():
             process.has_rivals = True
         busy = [
@@ -259,7 +292,11 @@ class World:
     def _outage(self) -> None:
         self._outage_until_s = self.scheduler.now_s + self.rng.choice((1.0, 8.0))
         self.faulty.heal()
-        fault = self.rng.choice((Fault.UNAVAILABLE, Fault.LOST_REQUEST, Fault.LATE))
+        fault = self.rng.choice((Fault.UNAVAILABLE, Fault.LOST_REQUEST, Fault.LATE, Fault.FULL))
+        self.faulty.add(Rule(fault, frozenset({"put", "compare_and_set"}), times=None))
+        if fault is Fault.FULL:
+            self.count("full")
+            return  # what is there can be read, and deleted
         self.faulty.add(Rule(fault, WRITES, times=None), Rule(Fault.UNAVAILABLE, READS, times=None))
         self.count("outage")
 
@@ -286,6 +323,22 @@ class World:
         else:
             process.dead = True
             self.count("kill")
+
+    def spoil_merge(self, body: bytes) -> float:
+        """A merged part is sent: the broker takes some of it back just then, perhaps; how much slower it is than others."""
+        if not self.spite or "merged" not in (said := description(body)):
+            return 1.0
+        if said["kind"] == "commitlog" and self.rng.random() < self.spite:
+            low, count = said["queue_offset"], said["count"]
+            self.broker.lose_behind(
+                (said["topic"], said["queue_id"]), low + self.rng.randrange(count)
+            )
+        return self.rng.choice((1.0, 10.0, 30.0))
+
+    def _may_expire(self, topic: str, newest_ms: int) -> bool:
+        """The policy: what is too old, or of a topic that somebody removes."""
+        now_ms = START_MS + self.scheduler.now_s * 1000
+        return topic in self.removed or newest_ms < now_ms - TTL_S * 1000
 
     def _land(self, count: int | None = 1) -> None:
         """Some of what is on its way lands; those who live then have met a rival."""
@@ -368,29 +421,32 @@ class World:
         """Heal, end everybody, have one more writer bring the tier level, and wait for it."""
         scheduler = self.scheduler
         scheduler.next_operation_s = scheduler.now_s + 1.0
-        if self._last is None:
-            self._drama = self.broker.greed = 0.0
+        if not self._is_ending:
+            self._is_ending, self._since_s = True, scheduler.now_s
+            self._drama = self.spite = self.broker.greed = self.broker.bustle = 0.0
             self._heal(())
             self._land(1)
-            for process in self._alive():
-                process.paused = False
-                if self.rng.random() < 0.5:
-                    process.dead = True
-                else:
-                    process.attachment.stop()
-            for reclaimer in self.reclaimers:
-                reclaimer.paused = False
-                reclaimer.dead = reclaimer.dead or self.rng.random() < 0.5
+            self._end_all()
+        if self._survivor is not None:
+            if self._survivor.ended or self._is_level():
+                self.count("level without a restart", not self._survivor.ended)
+                self._survivor.attachment.stop()
+                self._survivor, self._since_s = None, scheduler.now_s
+        elif self._last is None:
             if not self._alive() and all(one.dead or one.ended for one in self.reclaimers):
-                self.memory.delete(
-                    self.place.prefix + LEASE
-                )  # as an operator breaks one of the dead
-                self._last = self._start(once=True, seal=self.rng.random() < 0.5)
-        elif self._last.ended:
+                # As an operator breaks the lease of the dead.
+                self.memory.delete(self.place.prefix + LEASE)
+                if self._removes:
+                    self._removes = False
+                    self._reclaim("delete-topic")
+                    return
+                self._last = self._start(
+                    once=True, seal=self._rounds > 1 or self.rng.random() < 0.5
+                )
+        elif self._last.ended and self._rounds == 1:
             scheduler.next_operation_s = float("inf")
-        require(
-            scheduler.now_s < END_S + STUCK_S, "I9: the tier was not brought level in five minutes"
-        )
+        stuck = scheduler.now_s >= self._since_s + STUCK_S
+        require(not stuck, "I9: the tier was not brought level in five minutes")
         if self._last is not None and self._last.ended:
             result: Any = self._last.result
             lives = [(key, some[-1]) for key, some in self.history.queues.items()]
@@ -399,3 +455,36 @@ class World:
                 result is not None and result.behind == gone,
                 f"the last writer did not bring the tier level: {result}",
             )
+            if self._rounds > 1:  # another goes on behind open segments that were sealed
+                self._rounds, self._last, self._since_s = 1, None, scheduler.now_s
+                if self.rng.random() < 0.5:
+                    self.broker.store_some()
+
+    def _end_all(self) -> None:
+        """End everybody, but perhaps one writer that has to bring the tier level as it is, with all that it remembers."""
+        reign = self.history.generation
+        alive = [one for one in self._alive() if not one.once and one.generation == reign]
+        if alive and self.rng.random() < 0.4:
+            self._survivor = self.rng.choice(alive)
+        for process in self._alive():
+            process.paused = False
+            if process is self._survivor:
+                continue
+            if self.rng.random() < 0.5:
+                process.dead = True
+            else:
+                process.attachment.stop()
+        for bystander in self.bystanders:
+            bystander.dead = True
+        for reclaimer in self.reclaimers:
+            reclaimer.paused = False
+            reclaimer.dead = reclaimer.dead or self.rng.random() < 0.5
+
+    def _is_level(self) -> bool:
+        """Whether the tier is level with the broker already."""
+        try:
+            for queue in self.history.queues:
+                check_level(self, queue)
+        except ViolationError:
+            return False
+        return True
