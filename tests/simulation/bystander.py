@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from tiered.log.decode import TierBatch
 
+_SLOW = 0.08
+"""How often it takes longer between two reads than what is deleted is kept."""
 Found = "TierBatch | Gap | None"
 
 
@@ -123,6 +125,8 @@ class Bystander(Owner):
         courses, at, is_first = [*history.courses[key]], start, True
         bytes_max = self._rng.choice((1, 400, 5000))
         for _ in range(self._rng.randrange(1, 12)):
+            if self._rng.random() < _SLOW:
+                self.world.scheduler.park(self._rng.random() * 12)
             try:
                 found = read(at, bytes_max=bytes_max)
             except ExpiredError as error:
