@@ -35,7 +35,8 @@ class Row:
     def divided(self, head: list[Any]) -> tuple[Row, Row] | None:
         """The part as two ranges of its objects; None when ``head`` is not a beginning of it."""
         mine, count = self.values, head[14]
-        same = (0, 1, 6, 7, 12, 13)  # keys and starts of both objects, offsets
+        head = [*head, 0, 0][:20]
+        same = (0, 1, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 19)  # all of both objects but the ends; offsets
         fits = 0 < count < mine[14] and [head[n] for n in same] == [mine[n] for n in same]
         if not fits or head[8] - head[7] != 20 * count or not head[1] <= head[2] <= mine[2]:
             return None

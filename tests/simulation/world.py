@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import struct
 import threading
+import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -18,20 +20,23 @@ from unittest import mock
 from simulation.broker import Broker
 from simulation.bystander import Bystander
 from simulation.checker import check_end, check_level, check_now
-from simulation.contents import description
+from simulation.contents import claims_of, description, is_hole, store_ms, tag_code
 from simulation.history import FOREIGN, History, ViolationError, require
 from simulation.process import Process
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 from simulation.scheduler import START_MS, Scheduler, SimClock
 
+from backends.buffers import as_pieces
 from backends.errors import BackendError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
+from tiered import keys
+from tiered.format.part import build_object
 from tiered.journal.entry import Entry, checksum, encode_entry
 from tiered.keys import JOURNAL, LEASE, entry_key, parse_journal_key
 from tiered.log.state import queue_action
-from tiered.model import MessageQueue
+from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
@@ -372,13 +377,19 @@ class World:
             self.count("collected")
 
     def _misbehave(self) -> None:
-        """A copy of the reigning writer's process names a part again, or one that begins beyond the end (I1)."""
+        """A copy of the reigning writer's process names a part again, one beyond the end (I1), or a good one of its own."""
         history, (key, life) = self.history, self._some_queue()
         if life is None or not life.rows:
             return
-        row = [*life.rows[-1].values]
-        if self.rng.random() < 0.5:
+        how = self.rng.randrange(3)
+        row = [*life.rows[-1].values[:18]]
+        if how == 1:
             row[12], row[13] = life.log_end + 1, life.commit + 1
+        elif how == 2:
+            good = self._part_of_clone(key, life)
+            if good is None:
+                return
+            row = good
         action = queue_action(
             "part", MessageQueue(*key), life.incarnation, segment=row[12], part=row
         )
@@ -390,6 +401,38 @@ class World:
             process.has_rivals = True
         self.ledger.put_if_absent(entry_key(self.place.prefix, history.number + 1), data)
         self.count("clone")
+        self.count("clone with a part", how == 2)
+
+    def _part_of_clone(self, key: QueueKey, life: Life) -> list[Any] | None:
+        """What the broker has behind the tier's end, made durable; the row of its part."""
+        now, queue = self.broker.present(key), MessageQueue(*key)
+        raw = now.at(life.commit) if now and now.min <= life.commit else None
+        if now is None or raw is None or is_hole(raw):
+            return None
+        if now.at(life.commit - 1) != life.record(life.commit - 1):
+            return None  # not of one branch
+        identity = keys.ObjectId(
+            self.history.generation, self.history.writer, self.rng.getrandbits(30)
+        )
+        item = struct.pack(">qiq", life.log_end, len(raw), tag_code(raw))
+        log = keys.commit_log_key("", queue, life.incarnation, LogOffset(life.log_end), identity)
+        index = keys.consume_queue_key(
+            "", queue, life.incarnation, QueueOffset(life.commit), identity
+        )
+        values: list[Any] = []
+        said = {"topic": key[0], "queue_id": key[1], "incarnation": life.incarnation}
+        said |= {"segment": life.log_end, "log_offset": life.log_end, "queue_offset": life.commit}
+        said |= {"count": 1, "store_min_ms": store_ms(raw), "store_max_ms": store_ms(raw)}
+        crc = zlib.crc32(raw)
+        more = {"kind": "consumequeue", "log_key": log, "log_crc": crc, "holes": 0}
+        for name, data, description_ in (
+            (log, raw, said | {"kind": "commitlog"}), (index, item, said | more),
+        ):  # fmt: skip
+            made = build_object([data], description_)
+            self.ledger.put_if_absent(self.place.prefix + name, b"".join(as_pieces(made.buffers)))
+            values += [name, 0, len(data), len(data), made.trailer_bytes, made.payload_crc]
+        claims = claims_of([raw])
+        return [*values, life.log_end, life.commit, 1, 0, claims.low, claims.high, claims.mark]
 
     def _some_queue(self) -> tuple[QueueKey, Life | None]:
         keys = sorted(self.history.queues)
