@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.dispatch.dispatcher import TieredDispatcher
+    from tiered.dispatch.rounds import Fact
 
 QUEUE = MessageQueue("t", 0)
 OTHER = MessageQueue("t", 1)
@@ -434,3 +435,45 @@ def test_a_copy_that_lags_and_can_read_what_was_damaged_waits():
     append(copy, 1, b"sound")
     assert counted(run_once(store, copy, seed=2)) == (0, 0)
     assert lives(store)[-1].commit_offset == 41
+
+
+# -- beside sealing -----------------------------------------------------------------------------
+
+
+def test_what_was_sealed_while_it_was_open_is_not_taken_back_by_the_next_writer():
+    """A merged part bears the mark of its last record."""
+    store, local = MemoryStore(), stored(12)
+    for seed in range(3):
+        run_once(store, local, seed=seed)
+        append(local, 12, b"more %d" % seed)
+    with dispatching(store, local, seed=8) as dispatcher:
+        follow(dispatcher)
+        dispatcher.seal_all()
+    assert len(lives(store)[-1].parts()) == 1
+    assert counted(run_once(store, local, seed=9)) == (0, 0)
+    check(store, local)
+
+
+def test_a_take_back_that_comes_behind_a_merge_is_planned_anew_and_counted_once():
+    store, local = MemoryStore(), stored(12)
+    for seed in range(3):
+        run_once(store, local, seed=seed)
+        append(local, 12, b"more %d" % seed)
+    run_once(store, local, seed=8)
+    local.cut("t", 0, 17)
+    append(local, 9, b"new")
+    with dispatching(store, local, seed=9) as dispatcher:
+        say, said = dispatcher.continuity._say, []
+
+        def merge_first(fact: Fact) -> None:
+            if not said:
+                dispatcher.seal_all()
+            said.append(fact.action["do"])
+            say(fact)
+
+        dispatcher.continuity._say = merge_first
+        follow(dispatcher)
+    assert said == ["take_back", "take_back"]
+    assert counted(dispatcher) == (1, 0)
+    assert [life.ended != "" for life in lives(store)] == [True, False]
+    check(store, local)

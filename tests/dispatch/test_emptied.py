@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from support.dispatching import FAST, PREFIX, dispatching, read_back, run_once
 from support.synthetic import SyntheticStore
@@ -10,6 +12,9 @@ from backends.memory import MemoryStore
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from tiered.local.face import RecordBatch
 
 QUEUE = MessageQueue("t", 0)
 
@@ -78,3 +83,35 @@ def test_a_queue_that_was_empty_all_the_time_has_none(more: int):
     life = reader.state.life(QUEUE)
     assert life
     assert (life.min_offset, life.commit_offset) == (5, 5 + more)
+
+
+class Busy(SyntheticStore):
+    """Gets a message whenever somebody who reads in bulk has found that there is none."""
+
+    left = 3
+
+    def read(
+        self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        found = super().read(queue, start, bytes_max=bytes_max, count_max=count_max)
+        if found is None and count_max > 1 and self.left:
+            self.left -= 1
+            append(self, 1)
+        return found
+
+
+def test_what_comes_between_two_looks_at_an_emptied_queue_is_tiered():
+    store, local = MemoryStore(), Busy()
+    append(local, 5)
+    local.expire("t", 0, 5)
+    local.left = 0
+    run_once(store, local, settings=FAST)
+    append(local, 5)
+    local.expire("t", 0, 10)
+    local.left = 3
+    run_once(store, local, settings=FAST, seed=2)
+    local.left = 0
+    run_once(store, local, settings=FAST, seed=3)
+    assert gaps(store) == [(5, 10)]
+    assert read_back(store, QUEUE) == (local.raw(QUEUE), [])
+    assert min(local.raw(QUEUE)) == 10
