@@ -36,7 +36,8 @@ class Row:
         """The part as two ranges of its objects; None when ``head`` is not a beginning of it."""
         mine, count = self.values, head[14]
         head = [*head, 0, 0][:20]
-        same = (0, 1, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 19)  # all of both objects but the ends; offsets
+        # All that is said of both objects but the ends, and both offsets.
+        same = (0, 1, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 19)
         fits = 0 < count < mine[14] and [head[n] for n in same] == [mine[n] for n in same]
         if not fits or head[8] - head[7] != 20 * count or not head[1] <= head[2] <= mine[2]:
             return None
