@@ -35,6 +35,9 @@ class GuardedToy(ToyMachine):
 
     data_roots = ("queue/", "index/")
 
+    def is_data(self, key: str) -> bool:
+        return not key.endswith("notes")
+
 
 def reader_of(store: ObjectStore) -> JournalReader[Toy]:
     return JournalReader(store, PREFIX, GuardedToy())
@@ -91,6 +94,16 @@ def test_objects_without_an_entry_are_a_lost_journal(root: str):
     with pytest.raises(JournalLostError, match=f"there is no journal.*{root}some.*tiered rebuild"):
         opened(store)
     assert opened_elsewhere(store).number == 0
+
+
+def test_what_is_somebody_else_s_is_no_trace_of_a_journal():
+    store = MemoryStore()
+    for root in GuardedToy.data_roots:
+        store.put_if_absent(PREFIX + root + "notes", b"")
+    assert opened(store).number == 0
+    store.put_if_absent(PREFIX + "index/some", b"")
+    with pytest.raises(JournalLostError, match="index/some"):
+        opened(store)
 
 
 def opened_elsewhere(store: ObjectStore) -> JournalReader[Toy]:

@@ -96,7 +96,11 @@ class Guarded(Protocol):
 
     @property
     def data_roots(self) -> Sequence[str]:
-        """Where there is nothing before the journal has an entry."""
+        """Where there is nothing of ours before the journal has an entry."""
+        ...
+
+    def is_data(self, key: str) -> bool:
+        """Whether a key below the prefix is of an object that only a writer makes; else it is somebody else's."""
         ...
 
 
@@ -172,10 +176,14 @@ class JournalReader(Generic[S]):
         return applied
 
     def _trace(self) -> str | None:
-        """A data object."""
-        roots = self._machine.data_roots if isinstance(self._machine, Guarded) else ()
-        listings = (iter(self._store.list(self._prefix + root)) for root in roots)
-        return next((info.key for listing in listings for info in listing), None)
+        """A data object; names of others are passed over."""
+        machine, prefix = self._machine, self._prefix
+        if not isinstance(machine, Guarded):
+            return None
+        found = (
+            info.key for root in machine.data_roots for info in self._store.list(prefix + root)
+        )
+        return next((key for key in found if machine.is_data(key.removeprefix(prefix))), None)
 
     def _remembered(self) -> JournalEnd:
         try:

@@ -18,7 +18,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import REIGN, Action, Entry, json_text
-from tiered.keys import DATA_ROOTS
+from tiered.keys import DATA_ROOTS, maker_of
 from tiered.log.expiry import expired
 from tiered.log.indexed import INDEX, after_index, is_of_use
 from tiered.log.parts import (
@@ -91,6 +91,10 @@ class TierMachine:
     def data_roots(self) -> tuple[str, ...]:
         """See ``tiered.journal.reader.Guarded``."""
         return DATA_ROOTS
+
+    def is_data(self, key: str) -> bool:
+        """See ``tiered.journal.reader.Guarded``."""
+        return maker_of(key) is not None
 
     def generation(self, state: TierState) -> int:
         """The reign."""
