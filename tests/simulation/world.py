@@ -209,7 +209,7 @@ class World:
             (self._outage, rng.choice((0.0, 0.0, 1.0))),
             (self._land, 3.0),
             (self._jump, rng.choice((0.0, 0.5))),
-            (bane, rng.choice((1.0, 3.0, 5.0))),
+            (bane, rng.choice((2.0, 5.0, 9.0))),
             (self._misbehave, rng.choice((0.0, 0.0, 0.0, 0.8))),
             (lambda: check_now(self), 1.0),
         ]
