@@ -150,3 +150,20 @@ def test_a_gap_is_said_on_stderr_and_stdout_has_only_messages(
         "no messages"
         not in tiered.good("cat", f"file://{tmp_path}/gaps", QUEUE.topic, "--quiet").err
     )
+
+
+def test_a_folder_behind_a_symbolic_link_is_read_and_nothing_that_goes_by_listings_trusts_it(
+    tiered: CommandLine, url: str, tmp_path: Path
+):
+    place = tmp_path / "tier" / Place("c", "b").prefix
+    (place / "queue").rename(tmp_path / "away")
+    (place / "queue").symlink_to(tmp_path / "away")
+    before = sorted(tmp_path.joinpath("away").rglob("*"))
+    assert bodies(tiered.good("cat", url, QUEUE.topic)) == [(None, None, *one[2:]) for one in NOW]
+    checked = tiered("verify", url)
+    assert checked.code == 1
+    assert "missing" in checked.text
+    refused = tiered("gc", url, "--apply", "-")
+    assert refused.code == 1
+    assert "no listing shows it" in refused.text + refused.err
+    assert sorted(tmp_path.joinpath("away").rglob("*")) == before
