@@ -239,6 +239,23 @@ def test_a_lagging_copy_is_held_against_the_tier_before_anything_more_is_taken()
     check(store, local)
 
 
+@pytest.mark.parametrize("more", [1, 10, 28])
+def test_a_lagging_copy_that_grows_by_other_messages_is_taken_back_though_it_stays_shorter(
+    more: int,
+):
+    """Its last common message is as it was: only that it has grown tells that it may be another now."""
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    local.cut("t", 0, 31)
+    with dispatching(store, local, seed=2) as dispatcher:
+        follow(dispatcher)
+        assert dispatcher.continuity.lagging == 1
+        append(local, more, b"new")
+        follow(dispatcher)
+    assert counted(dispatcher) == (1, 0)
+    check(store, local)
+
+
 @pytest.mark.parametrize("kind", ["commitlog", "consumequeue"])
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_damage_in_the_tier_holds_nothing_up(kind: str, is_gone: bool):

@@ -124,16 +124,17 @@ def test_files_roll(broker: FakeBroker, attach: Attach, clock: ManualClock):
     assert offsets(attach()) == list(range(50))
 
 
+@pytest.mark.parametrize("left", [1, 2, 8])
 @pytest.mark.parametrize("is_old", [False, True])
-def test_given_up_records_wait(broker: FakeBroker, attach: Attach, is_old: bool):
-    """A start cut the log in memory; old sound records stand behind the new ones."""
+def test_given_up_records_wait(broker: FakeBroker, attach: Attach, is_old: bool, left: int):
+    """A start cut the log in memory; old sound records, or a single one, stand behind the new ones."""
     broker.is_old = is_old
     broker.start(START_MS)
     if is_old:
         os.utime(broker.store / "abort", ns=(START_MS * 1_000_000,) * 2)
     broker.put(5)
     end = broker.position
-    broker.put(10)
+    broker.put(2 + left)
     broker.crash()
     broker.write_log(
         end + 95, b"!!!"
@@ -151,15 +152,15 @@ def test_given_up_records_wait(broker: FakeBroker, attach: Attach, is_old: bool)
     assert [taken.raw[QUEUE][5], taken.raw[QUEUE][6]] == new
     late = attach()
     assert offsets(late) == list(range(7))
-    assert late.waiting().records == 8
+    assert late.waiting().records == left
     assert "given up" in late.waiting().reason
     assert harness.bounds_of(late)[QUEUE] == (0, 7)
     broker.crash()  # the next start takes them in again
     late.refresh()
-    assert offsets(late) == list(range(15))
+    assert offsets(late) == list(range(7 + left))
     early.refresh()
     harness.drain(follower, taken)
-    assert taken.offsets(QUEUE) == list(range(15))
+    assert taken.offsets(QUEUE) == list(range(7 + left))
 
 
 def test_stale_entries_of_an_idle_queue_wait(broker: FakeBroker, attach: Attach):
