@@ -11,7 +11,7 @@ tail. From there the log is walked in its own order, with a broker's checks:
 - where replicas may truncate the log (``epochFileCheckpoint`` is there), records stored before the start count only
   when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
 - it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
-  that is not listed although a later one is, is one that the broker dropped: counted, and passed over;
+  that is not listed although a later one is, is one that the broker dropped: counted, and passed over after a second;
 - a record may have been read half written and be listed by now; no checksum covers its properties. So the file that is
   being written is read again behind the consume queues, and the walk stops at the first record that has changed.
 
@@ -49,6 +49,7 @@ _PIECE_BYTES: Final = 8 << 20
 _PIECE_BYTES_MIN: Final = 64 << 10
 _LOOKED_AT: Final = 16
 _BROKEN_AGAIN_S: Final = 1.0
+_DROPPED_AFTER_S: Final = 1.0
 _EMPTY_AGAIN_S: Final = 10.0
 _FAR: Final = 2**63 - 1
 _NONE: Final = np.zeros(0, np.int64)
@@ -105,6 +106,8 @@ class LiveView:
         self._broker_max_offset = broker_max_offset
         self._pieces = LogPieces(log)
         self._wanted_bytes = _PIECE_BYTES_MIN
+        self._passed_by = -1, 0.0
+        """Where a record stands that a later one has overtaken, and since when."""
         self._has_met_new = False
         self._proven_old = -1
         self._ahead = Ahead(log, clock)
@@ -179,6 +182,8 @@ class LiveView:
         if not cut and count and self._ahead.is_overtaken(piece, count, self._match):
             taken = self._match(piece, count)  # what is listed by now; the rest never will be
             cut = self._cut(piece, count, taken, is_overtaken=True)
+        if cut < count:
+            taken = self._match(piece, cut)  # what is listed behind it waits as well
         settled = cut if is_complete else self._pieces.count_unchanged(piece, cut)
         if not is_same():
             return None
@@ -270,9 +275,26 @@ class LiveView:
                 waiting[number] = _unlisted(piece.block, taken[number][1])
         last = max((found.last_listed()[0] for _, found in taken), default=-1)
         everything = np.concatenate(waiting)
+        before = everything[everything < last]
+        if len(before) and not self._is_dropped(piece, int(before.min()), last):
+            return int(before.min())
         self._sightings.count("dropped_records", int((everything < last).sum()))
         behind = everything[everything > last]
         return int(behind.min()) if len(behind) else count
+
+    def _is_dropped(self, piece: Piece, first: int, listed: int) -> bool:
+        """Whether a record that is not listed, before one that is, never will be.
+
+        An entry left from before a restart may name the very place of a new record, before the broker comes to it. So the
+        listed one must have been stored a second later, or the other have waited so long.
+        """
+        times = piece.block.store_timestamps_ms
+        if int(times[listed] - times[first]) >= _DROPPED_AFTER_S * 1000:
+            return True
+        place, now_s = piece.start + int(piece.block.positions[first]), self._clock.monotonic_s()
+        if self._passed_by[0] != place:
+            self._passed_by = place, now_s
+        return now_s >= self._passed_by[1] + _DROPPED_AFTER_S
 
     def _accept(
         self, piece: Piece, cut: int, taken: list[tuple[QueueState, Match]]
