@@ -1,0 +1,272 @@
+"""Sections and bundles: what is built reads back; a flipped bit is found and costs its block; sizes that lie are refused."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zlib_ng import zlib_ng
+
+from tiered.errors import DataError, InvalidError
+from tiered.format import bundle
+from tiered.format.bundle import (
+    BLOCK_BYTES,
+    FOOTER_BYTES,
+    PACKED_BLOCK_BYTES,
+    SECTION,
+    RecordsUnpacker,
+    Section,
+    SectionBlocks,
+    SectionPlace,
+    SectionTable,
+    build_bundle,
+    build_packed_section,
+    build_section,
+    check_section,
+    read_table,
+    tail_bytes,
+)
+
+WHERE = "bundle/0/1"
+SIZES = (0, 1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * PACKED_BLOCK_BYTES + 17)
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def text(size: int, seed: int = 0) -> bytes:
+    words = [b"order", b"paid", b"sent", b"4711", b"broker"]
+    rng = random.Random(seed)
+    return b" ".join(rng.choice(words) for _ in range(size // 4 + 1))[:size]
+
+
+def bytes_of(section: Section) -> bytes:
+    return b"".join(map(bytes, section.buffers))
+
+
+def blocks_of(data: bytes, place: SectionPlace) -> SectionBlocks:
+    return SectionBlocks.parse(data[place.table_at : place.size_bytes], place, where=WHERE)
+
+
+def flip(data: bytes, bit: int) -> bytes:
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def packed(records: bytes, items: bytes, dictionary: bytes = b"") -> Section:
+    found = build_packed_section(records, items, dictionary=dictionary)
+    assert found is not None
+    return found
+
+
+def records_by_ranges(data: bytes, place: SectionPlace, start: int, end: int) -> bytes:
+    """Bytes ``[start, end)`` of the records, as a reader of ranges gets them: the table, the dictionary, whole blocks."""
+    blocks = blocks_of(data, place)
+    low, high = blocks.records_range(start, end)
+    stored = data[low:high]
+    blocks.check(stored, low, where=WHERE)
+    first = start // place.block_bytes * place.block_bytes
+    stop = min(-(-end // place.block_bytes) * place.block_bytes, place.records_bytes)
+    if place.is_packed:
+        dictionary = data[place.stored_bytes : place.items_at]
+        blocks.check(dictionary, place.stored_bytes, where=WHERE)
+        stored = bytes(RecordsUnpacker(blocks, dictionary, where=WHERE).unpack(stored, first, stop))
+    return stored[start - first : end - first]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1, 50, 3277, 9000])
+def test_a_plain_section_reads_back_whole_and_by_ranges(size: int, count: int):
+    records, items = noise(size), noise(20 * count, 1)
+    section = build_section([records[:7], records[7:]], items)
+    data, place = bytes_of(section), section.place
+    assert data[:size] == records
+    assert data[place.items_at : place.table_at] == items
+    assert len(data) == place.size_bytes
+    place.check(where=WHERE)
+    check_section(data, place, where=WHERE)
+    blocks = blocks_of(data, place)
+    low, high = blocks.items_range(count // 2, count // 2 + 1)
+    blocks.check(data[low:high], low, where=WHERE)
+    assert low <= place.items_at + 20 * (count // 2)
+    assert high >= place.items_at + 20 * (count // 2 + 1)
+    if size:
+        assert records_by_ranges(data, place, size // 2, size) == records[size // 2 :]
+
+
+@pytest.mark.parametrize("dictionary", [b"", text(2000, 9)])
+@pytest.mark.parametrize("size", [5_000, PACKED_BLOCK_BYTES, 3 * PACKED_BLOCK_BYTES + 17])
+def test_a_packed_section_reads_back_by_ranges(size: int, dictionary: bytes):
+    records, items = text(size), noise(20 * 4000, 1)
+    section = packed(records, items, dictionary)
+    data, place = bytes_of(section), section.place
+    place.check(where=WHERE)
+    check_section(data, place, where=WHERE)
+    assert place.stored_bytes < size
+    assert place.dictionary_bytes == len(dictionary)
+    assert data[place.items_at : place.table_at] == items
+    for start, end in ((0, size), (size - 1, size), (size // 2, size // 2 + 100)):
+        assert records_by_ranges(data, place, start, end) == records[start:end]
+
+
+def test_a_block_that_does_not_shrink_is_stored_as_it_is():
+    records = text(2 * PACKED_BLOCK_BYTES) + noise(PACKED_BLOCK_BYTES)
+    section = packed(records, noise(20))
+    blocks = blocks_of(bytes_of(section), section.place)
+    assert int(blocks.starts[3] - blocks.starts[2]) == PACKED_BLOCK_BYTES
+    assert records_by_ranges(bytes_of(section), section.place, 0, len(records)) == records
+
+
+def test_what_does_not_shrink_is_not_packed():
+    assert build_packed_section(noise(50_000), noise(20)) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_flipped_bit_of_a_section_is_found(data: st.DataObject):
+    """Whole by the journal's checksum; by ranges, in the block that it lies in or in the table."""
+    size = data.draw(st.sampled_from([100, BLOCK_BYTES + 5, 2 * PACKED_BLOCK_BYTES + 5]))
+    is_packed = data.draw(st.booleans())
+    section = (
+        packed(text(size), noise(100)) if is_packed else build_section([text(size)], noise(100))
+    )
+    good, place = bytes_of(section), section.place
+    bit = data.draw(st.integers(0, 8 * len(good) - 1))
+    bad = flip(good, bit)
+    if bit // 8 < place.table_at:
+        with pytest.raises(DataError):
+            check_section(bad, place, where=WHERE)
+        blocks = blocks_of(bad, place)
+        number = int(np.searchsorted(blocks.starts, bit // 8, side="right")) - 1
+        for other in range(len(blocks.crcs)):
+            low, high = int(blocks.starts[other]), int(blocks.starts[other + 1])
+            if other == number:
+                with pytest.raises(DataError, match="fail their checksum"):
+                    blocks.check(bad[low:high], low, where=WHERE)
+            else:  # it costs nothing else
+                blocks.check(bad[low:high], low, where=WHERE)
+    else:
+        check_section(bad, place, where=WHERE)
+        with pytest.raises(DataError, match="block table"):
+            blocks_of(bad, place)
+
+
+def test_sizes_that_contradict_each_other_are_refused():
+    place = build_section([noise(1000)], noise(40)).place
+    wrong = (
+        SectionPlace(0, 1001, 1001, 2, place.size_bytes, place.crc),
+        SectionPlace(0, 1000, 1000, 3, place.size_bytes, place.crc),
+        SectionPlace(0, 1000, 1001, 2, place.size_bytes, place.crc),
+        SectionPlace(0, 1000, 996, 2, place.size_bytes, place.crc),
+        SectionPlace(0, 1000, 1000, 2, place.size_bytes + 1, place.crc),
+    )
+    for one in wrong:
+        with pytest.raises(DataError, match="contradict"):
+            one.check(where=WHERE)
+
+
+def table_of(count: int, seed: int = 0) -> SectionTable:
+    """Of sections of random sizes that lie one after another."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(count, SECTION)
+    for name in SECTION.names:
+        low, high = (-1, 2**40) if SECTION[name].kind == "i" else (0, 2**31)
+        rows[name] = rng.integers(low, high, count)
+    rows["topic"] = np.sort(rng.integers(0, 3, count))
+    rows["holes"] = rows["count"] // 2
+    rows["start"] = np.cumsum(rows["size_bytes"], dtype=np.uint64) - rows["size_bytes"]
+    return SectionTable(["Orders", "%RETRY%g", "ünï"], rows)
+
+
+def whole(table: SectionTable) -> int:
+    return int(table.rows["size_bytes"].astype(np.uint64).sum())
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_the_table_of_a_bundle_reads_back(count: int):
+    table = table_of(count)
+    tail = build_bundle(table)
+    size = whole(table) + len(tail)
+    assert tail_bytes(tail[-FOOTER_BYTES:], where=WHERE) == len(tail)
+    found = read_table(tail, size, where=WHERE)
+    assert (found.topics, found.rows.tolist()) == (table.topics, table.rows.tolist())
+    with pytest.raises(DataError, match="longer or shorter"):
+        read_table(tail, size + 1, where=WHERE)
+
+
+def test_any_flipped_bit_of_a_table_or_footer_is_found():
+    table = table_of(3)
+    tail = build_bundle(table)
+    for bit in range(8 * len(tail)):
+        with pytest.raises((DataError, InvalidError)):
+            read_table(flip(tail, bit), whole(table) + len(tail), where=WHERE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 2**40))
+def test_anything_in_place_of_a_bundle_is_damage(data: bytes, size: int):
+    with pytest.raises(DataError):
+        read_table(data, size, where=WHERE)
+
+
+def resealed(footer: bytearray) -> bytes:
+    signed = bytes(footer[: FOOTER_BYTES - 8])
+    return signed + zlib_ng.crc32(signed).to_bytes(4, "big") + bundle.MAGIC
+
+
+def test_a_newer_version_is_said_to_be_newer():
+    tail = build_bundle(table_of(3))
+    footer = bytearray(tail[-FOOTER_BYTES:])
+    footer[21] = 2
+    with pytest.raises(InvalidError, match="format version 2"):
+        tail_bytes(resealed(footer), where=WHERE)
+
+
+@pytest.mark.parametrize("column", ["topic", "start", "holes", "size_bytes"])
+def test_rows_that_contradict_each_other_are_refused(column: str):
+    table = table_of(3)
+    size = whole(table)
+    table.rows[column][1] = 2**32 - 1
+    tail = build_bundle(table)
+    with pytest.raises(DataError):
+        read_table(tail, size + len(tail), where=WHERE)
+
+
+def test_a_table_that_claims_to_be_huge_is_refused_before_it_is_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    table = table_of(1000)
+    tail = build_bundle(table)
+    monkeypatch.setattr(bundle, "TABLE_BYTES_MAX", 1000)
+    with pytest.raises(DataError, match="claims to have"):
+        read_table(tail, whole(table) + len(tail), where=WHERE)
+
+
+GOLDEN_SECTION = (
+    "7265636f72647321"  # records
+    "000102030405060708090a0b0c0d0e0f10111213"  # one item
+    "0148862e3bddffa4"  # CRC-32 of each of the two blocks
+)
+GOLDEN_TAIL = (
+    "28b52ffd2064fd0000b00000000100064f726465727300030001002400000000031000212c30ec0b"  # the table, a zstd frame
+    "0000000000000024000000280000000115983cb4000100007f2d57ef5442444c"  # the footer
+)
+
+
+def test_golden_bytes():
+    """The format, byte for byte: what has been written once is read for ever."""
+    section = build_section([b"records!"], bytes(range(20)))
+    assert bytes_of(section).hex() == GOLDEN_SECTION
+    place = section.place
+    assert (place.size_bytes, place.crc) == (36, zlib_ng.crc32(bytes_of(section)[:28]))
+    rows = np.zeros(1, SECTION)
+    rows["queue_id"], rows["count"], rows["size_bytes"] = 3, 1, 36
+    tail = bytes.fromhex(GOLDEN_TAIL)
+    table = read_table(tail, 36 + len(tail), where=WHERE)
+    assert (table.topics, table.rows.tolist()) == (["Orders"], rows.tolist())
+    assert build_bundle(table)[-FOOTER_BYTES + 20 : -FOOTER_BYTES + 24] == b"\x00\x01\x00\x00"

@@ -1,0 +1,597 @@
+"""Bundles: one immutable object with the sections of one or many queues.
+
+A *section* is what one commit of one queue wrote, or what a merge made of several: its records, then its items, side by
+side. So data and index become durable in one step (I2), and a small section is read and proven with one ranged GET of
+exactly its bytes, by the checksum that the journal carries.
+
+Section, positions from its start (big-endian)::
+
+    offset    size   field
+    0         W      records: as they are (W = R), or packed: each block of 128 KiB of them one zstd frame, or as it is
+    W         K      packed only: dictionary for those frames (RFC 8878); may be empty
+    W+K       20·n   items (``tiered.log.consume_queue``), one for each queue offset, never packed
+    …         4·B    plain:  CRC-32 of each block, the records' first, then the items'; blocks of 64 KiB, the last one short
+              8·B    packed: stored size (uint32; as large as the block itself: stored as it is) and CRC-32 of the stored
+                             bytes of each block of the records; then of the dictionary, if there is one; then of each
+                             64-KiB block of the items
+
+Blocks never cross the ends of records, dictionary or items. The section's checksum is the CRC-32 of everything before the
+block table; it is also what the CRCs of the table combine to, so the table, read by itself, is proven by it. The sizes
+(R, W, n, and of the whole section) stand in the journal and in the bundle's own table.
+
+Bundle::
+
+    0         S      sections, one after another
+    S         T      table: zstd frame of
+                       0  4      uint32  topics
+                       …  2+L    each topic: uint16 length in bytes, UTF-8
+                       …  X·m    the columns of ``SECTION``, one after another, each with a value for each of m sections
+    S+T       32     footer:
+                       0  8   uint64  sections_bytes (S)
+                       8  4   uint32  table_bytes (T)
+                      12  4   uint32  sections (m)
+                      16  4   uint32  table_crc  CRC-32 of the table as stored
+                      20  2   uint16  format_version (1)
+                      22  2   uint16  zero
+                      24  4   uint32  footer_crc  CRC-32 of footer bytes 0..24
+                      28  4   bytes   magic ``TBDL``
+
+Nobody reads the table to read messages; a lost journal is rebuilt from it, and ``verify`` holds it against the journal.
+Size, checksum and magic of the footer stay where they are in every version.
+
+Damage: a flipped bit costs the block that it lies in; in a block table, the ranged reads of that section (whole reads are
+proven by the journal); in the bundle's table, nothing but the help in a disaster.
+
+Bounds (I8): a bucket may hold anything, with right checksums. Nothing is allocated by a size that the bytes at hand do not
+bear out: a table unpacks to at most ``TABLE_BYTES_MAX``, a block to its own size.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from typing_extensions import Buffer
+from zlib_ng import zlib_ng
+
+from tiered.errors import DataError, InvalidError
+from tiered.format.consume_queue import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+BLOCK_BYTES: Final = 64 * 1024
+PACKED_BLOCK_BYTES: Final = 128 * 1024
+"""A reader of one record unpacks so much. Smaller blocks take longer to unpack; larger ones gain little."""
+SECTION_BYTES_MAX: Final = 2**32 - 1
+"""Sizes in a section are 32 bits. A merge stops at 64 MiB; only one commit of huge records can be larger."""
+DICTIONARY_BYTES_MAX: Final = 1024 * 1024
+TABLE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Unpacked: about two million sections. A bundle of ours has a few thousand."""
+PACK_LEVEL: Final = 3
+PACK_LEVEL_MAX: Final = 19
+"""Beyond it zstd takes memory that nobody has reckoned with."""
+FORMAT: Final = 1
+MAGIC: Final = b"TBDL"
+_FOOTER: Final = struct.Struct(">QIIIHHI4s")
+FOOTER_BYTES: Final = _FOOTER.size
+_SIGNED_BYTES: Final = FOOTER_BYTES - 8
+_PACKED_ENTRY: Final = np.dtype([("size", ">u4"), ("crc", ">u4")])
+_CRC: Final = np.dtype(">u4")
+_WORTH: Final = 8
+"""What does not shrink by an eighth, a block or a section, stays as it is: it costs nothing to read then."""
+_WINDOW_BYTES_MAX: Final = 2 * 1024 * 1024
+
+SECTION: Final = np.dtype(
+    [
+        ("topic", ">u4"),  # number in the table's topics
+        ("queue_id", ">u4"),
+        ("incarnation", ">u4"),
+        ("segment", ">u8"),  # base log offset of the segment that it belongs to
+        ("log_offset", ">u8"),  # of its first record
+        ("queue_offset", ">u8"),  # of its first item
+        ("count", ">u4"),  # items, n
+        ("holes", ">u4"),  # items without a message
+        ("store_min_ms", ">i8"),  # -1 when all items are holes
+        ("store_max_ms", ">i8"),
+        ("last", ">u4"),  # mark of the last item's record; 0: a hole
+        ("start", ">u8"),  # position in the bundle
+        ("records_bytes", ">u4"),  # R
+        ("stored_bytes", ">u4"),  # W; less than R: packed
+        ("size_bytes", ">u4"),  # of the whole section
+        ("crc", ">u4"),  # of everything before its block table
+    ]
+)
+"""One row a section: what the bundle's own table says, and what the journal names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPlace:
+    """Where a section lies in its bundle, and how it is divided: all that a reader has to know.
+
+    Attributes:
+        start: Position in the bundle.
+        records_bytes: Size of the records.
+        stored_bytes: What is stored of them; less than ``records_bytes`` if they are packed.
+        count: Items.
+        size_bytes: Of the whole section.
+        crc: CRC-32 of everything before the block table.
+    """
+
+    start: int
+    records_bytes: int
+    stored_bytes: int
+    count: int
+    size_bytes: int
+    crc: int
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether positions of records are not positions in the section."""
+        return self.stored_bytes < self.records_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block of the records."""
+        return PACKED_BLOCK_BYTES if self.is_packed else BLOCK_BYTES
+
+    @property
+    def items_bytes(self) -> int:
+        """Size of the items."""
+        return ITEM_BYTES * self.count
+
+    @property
+    def dictionary_bytes(self) -> int:
+        """Size of the dictionary; what is left when all else is counted."""
+        if not self.is_packed:
+            return 0
+        entries = _blocks(self.records_bytes, PACKED_BLOCK_BYTES) + _blocks(self.items_bytes)
+        left = self.size_bytes - self.stored_bytes - self.items_bytes
+        left -= _PACKED_ENTRY.itemsize * entries
+        return left - _PACKED_ENTRY.itemsize if left else 0
+
+    @property
+    def items_at(self) -> int:
+        """Position of the items in the section."""
+        return self.stored_bytes + self.dictionary_bytes
+
+    @property
+    def table_at(self) -> int:
+        """Position of the block table in the section."""
+        return self.items_at + self.items_bytes
+
+    def check(self, *, where: str) -> None:
+        """Hold the sizes against each other.
+
+        Raises:
+            DataError: They contradict each other.
+        """
+        entry = _PACKED_ENTRY.itemsize if self.is_packed else _CRC.itemsize
+        entries = _blocks(self.records_bytes, self.block_bytes) + _blocks(self.items_bytes)
+        entries += self.dictionary_bytes > 0
+        fits = self.table_at + entry * entries == self.size_bytes
+        sane = 0 <= self.dictionary_bytes <= DICTIONARY_BYTES_MAX and self.count > 0
+        if not fits or not sane or not 0 <= self.stored_bytes <= self.records_bytes:
+            raise _damaged("the sizes of a section contradict each other", where)
+
+
+def _blocks(size: int, block_bytes: int = BLOCK_BYTES) -> int:
+    return -(-size // block_bytes)
+
+
+# -- making ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section ready to be put into a bundle.
+
+    Attributes:
+        buffers: Its bytes, in order; the records' are the caller's own, not copied.
+        place: Its sizes and checksum; ``start`` is 0.
+    """
+
+    buffers: Sequence[Buffer]
+    place: SectionPlace
+
+
+def build_section(records: Sequence[Buffer], items: Buffer) -> Section:
+    """A plain section, its records not copied.
+
+    Args:
+        records: The records' bytes, to be joined in order.
+        items: 20 bytes each, one at least.
+
+    Raises:
+        InvalidError: It would be larger than ``SECTION_BYTES_MAX``.
+    """
+    size, crcs = _block_crcs(records)
+    count = memoryview(items).nbytes // ITEM_BYTES
+    _, more = _block_crcs([items])
+    table = np.array([*crcs, *more], _CRC).tobytes()
+    crc = _combined(zip([*crcs, *more], _sizes(size, count * ITEM_BYTES), strict=True))
+    whole = size + count * ITEM_BYTES + len(table)
+    if whole > SECTION_BYTES_MAX:
+        raise InvalidError(f"a section of {whole:,} bytes is larger than the format allows")
+    return Section([*records, items, table], SectionPlace(0, size, size, count, whole, crc))
+
+
+def build_packed_section(
+    records: Buffer, items: Buffer, *, level: int = PACK_LEVEL, dictionary: bytes = b""
+) -> Section | None:
+    """A section whose records are compressed; None when that is not worth it."""
+    view = memoryview(records).cast("B")
+    packer = _packer(level, dictionary)
+    stored: list[Buffer] = []
+    for at in range(0, len(view), PACKED_BLOCK_BYTES):
+        block = view[at : at + PACKED_BLOCK_BYTES]
+        frame = packer.compress(block)
+        stored.append(frame if len(frame) * _WORTH <= len(block) * (_WORTH - 1) else block)
+    pieces: list[Buffer] = [*stored, *([dictionary] if dictionary else [])]
+    pieces += _cut(memoryview(items).cast("B"), BLOCK_BYTES)
+    sizes = [memoryview(piece).nbytes for piece in pieces]
+    table = np.empty(len(pieces), _PACKED_ENTRY)
+    table["size"], table["crc"] = sizes, [zlib_ng.crc32(piece) for piece in pieces]
+    stored_bytes = sum(sizes[: len(stored)])
+    if (stored_bytes + len(dictionary)) * _WORTH > len(view) * (_WORTH - 1):
+        return None
+    crc = _combined(zip(table["crc"].tolist(), sizes, strict=True))
+    count = memoryview(items).nbytes // ITEM_BYTES
+    place = SectionPlace(0, len(view), stored_bytes, count, sum(sizes) + table.nbytes, crc)
+    return Section([*pieces, table.tobytes()], place)
+
+
+def _packer(level: int, dictionary: bytes) -> zstandard.ZstdCompressor:
+    if not dictionary:
+        return zstandard.ZstdCompressor(level=level)
+    known = zstandard.ZstdCompressionDict(dictionary)
+    known.precompute_compress(level=level)
+    return zstandard.ZstdCompressor(level=level, dict_data=known, write_dict_id=False)
+
+
+def _cut(view: memoryview, block_bytes: int) -> Iterator[memoryview]:
+    for at in range(0, len(view), block_bytes):
+        yield view[at : at + block_bytes]
+
+
+def _sizes(*sizes: int) -> Iterator[int]:
+    """Sizes of the blocks that so many bytes are cut into, one stretch after another."""
+    for size in sizes:
+        for at in range(0, size, BLOCK_BYTES):
+            yield min(BLOCK_BYTES, size - at)
+
+
+def _combined(blocks: Iterable[tuple[int, int]]) -> int:
+    """The CRC of blocks one after another, from (CRC, size) of each."""
+    whole = 0
+    for crc, size in blocks:
+        whole = zlib_ng.crc32_combine(whole, crc, size)
+    return whole
+
+
+def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
+    """Size of all, and the CRC of each block, over buffers that need not end at block ends."""
+    crcs: list[int] = []
+    total, crc, filled = 0, 0, 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        at = 0
+        while at < len(view):
+            piece = view[at : at + BLOCK_BYTES - filled]
+            crc = zlib_ng.crc32(piece, crc)
+            filled += len(piece)
+            at += len(piece)
+            if filled == BLOCK_BYTES:
+                crcs.append(crc)
+                crc = filled = 0
+        total += len(view)
+    if filled:
+        crcs.append(crc)
+    return total, crcs
+
+
+@dataclass(frozen=True, slots=True)
+class SectionTable:
+    """The sections of a bundle, in columns.
+
+    Attributes:
+        topics: Names that the column ``topic`` counts.
+        rows: ``SECTION``, one a section, in the order in which they lie.
+    """
+
+    topics: Sequence[str]
+    rows: npt.NDArray[np.void]
+
+    def __len__(self) -> int:
+        """Number of sections."""
+        return len(self.rows)
+
+    def place(self, number: int) -> SectionPlace:
+        """Where a section lies."""
+        row = self.rows[number]
+        names = ("start", "records_bytes", "stored_bytes", "count", "size_bytes", "crc")
+        return SectionPlace(*(int(row[name]) for name in names))
+
+
+def build_bundle(table: SectionTable) -> bytes:
+    """What stands behind the sections: their table and the footer.
+
+    Args:
+        table: Of sections that lie one after another, from position 0 on.
+    """
+    names = [topic.encode() for topic in table.topics]
+    head = [struct.pack(">I", len(names))]
+    head += [struct.pack(">H", len(name)) + name for name in names]
+    columns = [table.rows[name].tobytes() for name in SECTION.names or ()]
+    packed = zstandard.ZstdCompressor(level=PACK_LEVEL).compress(b"".join([*head, *columns]))
+    size = int(table.rows["size_bytes"].sum())
+    signed = _FOOTER.pack(
+        size, len(packed), len(table), zlib_ng.crc32(packed), FORMAT, 0, 0, MAGIC
+    )[:_SIGNED_BYTES]
+    return packed + signed + zlib_ng.crc32(signed).to_bytes(4, "big") + MAGIC
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def tail_bytes(footer: Buffer, *, where: str) -> int:
+    """How many bytes at a bundle's end are its table and footer.
+
+    Args:
+        footer: The last ``FOOTER_BYTES`` of it, at least.
+        where: Its key, for messages.
+
+    Raises:
+        DataError: The footer is damaged, or the object is no bundle.
+        InvalidError: It is of a newer format version.
+    """
+    return _read_footer(memoryview(footer).cast("B"), where)[1] + FOOTER_BYTES
+
+
+def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int]:
+    """(sections_bytes, table_bytes, sections, table_crc)."""
+    footer = bytes(tail[-FOOTER_BYTES:])
+    if len(footer) < FOOTER_BYTES or not footer.endswith(MAGIC):
+        raise _damaged("the object does not end in the footer of a bundle", where)
+    size, table_bytes, count, table_crc, version, _, crc, _ = _FOOTER.unpack(footer)
+    if zlib_ng.crc32(footer[:_SIGNED_BYTES]) != crc:
+        raise _damaged("the checksum of the footer is wrong", where)
+    if version > FORMAT:
+        raise InvalidError(
+            f"the bundle has format version {version}, this program knows up to {FORMAT}",
+            where=where,
+            do="use a newer version of tiered",
+        )
+    return size, table_bytes, count, table_crc
+
+
+def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
+    """What a bundle says of its sections.
+
+    Args:
+        tail: Its last ``tail_bytes``, or more.
+        object_bytes: Size of the whole object.
+        where: Its key, for messages.
+
+    Raises:
+        DataError: It is damaged, or contradicts itself.
+        InvalidError: It is of a newer format version.
+    """
+    view = memoryview(tail).cast("B")
+    size, table_bytes, count, table_crc = _read_footer(view, where)
+    if size + table_bytes + FOOTER_BYTES != object_bytes or table_bytes + FOOTER_BYTES > len(view):
+        raise _damaged("the bundle is longer or shorter than it says", where)
+    stored = view[len(view) - FOOTER_BYTES - table_bytes : len(view) - FOOTER_BYTES]
+    if zlib_ng.crc32(stored) != table_crc:
+        raise _damaged("the checksum of the bundle's table is wrong", where)
+    table = _parse_table(_unpacked_table(stored, where), count, where)
+    _check_rows(table, size, where)
+    return table
+
+
+def _unpacked_table(stored: memoryview, where: str) -> bytes:
+    try:
+        claimed = zstandard.frame_content_size(stored)
+        if not 0 <= claimed <= TABLE_BYTES_MAX:
+            raise _damaged(f"the bundle's table claims to have {claimed:,} bytes", where)
+        unpacker = zstandard.ZstdDecompressor(max_window_size=2 * TABLE_BYTES_MAX)
+        return unpacker.decompress(stored, max_output_size=claimed)
+    except zstandard.ZstdError as error:
+        raise _damaged(f"the bundle's table cannot be unpacked: {error}", where) from error
+
+
+def _parse_table(data: bytes, count: int, where: str) -> SectionTable:
+    at, topics = 4, []
+    try:
+        for _ in range(struct.unpack_from(">I", data)[0]):
+            size = struct.unpack_from(">H", data, at)[0]
+            topics.append(data[at + 2 : at + 2 + size].decode())
+            at += 2 + size
+    except (struct.error, UnicodeDecodeError) as error:
+        raise _damaged(f"the topics of the bundle's table are none: {error}", where) from error
+    if at + SECTION.itemsize * count != len(data):
+        raise _damaged("the bundle's table is longer or shorter than it says", where)
+    rows = np.empty(count, SECTION)
+    for name in SECTION.names or ():
+        column = SECTION[name]
+        rows[name] = np.frombuffer(data, column, count, at)
+        at += column.itemsize * count
+    return SectionTable(topics, rows)
+
+
+def _check_rows(table: SectionTable, sections_bytes: int, where: str) -> None:
+    """Sections lie one after another and name topics that there are."""
+    rows = table.rows
+    sizes = rows["size_bytes"].astype(np.uint64)
+    ends = np.cumsum(sizes, dtype=np.uint64)
+    in_order = (rows["start"] == ends - sizes).all()
+    if not in_order or (int(ends[-1]) if len(ends) else 0) != sections_bytes:
+        raise _damaged("the sections of the bundle do not lie one after another", where)
+    if (rows["topic"] >= len(table.topics)).any() or (rows["holes"] > rows["count"]).any():
+        raise _damaged("the bundle's table contradicts itself", where)
+
+
+@dataclass(frozen=True, slots=True)
+class SectionBlocks:
+    """A section's block table, proven: what ranges of it are read and checked by.
+
+    Attributes:
+        place: Of the section.
+        starts: Position in the section of each block, records, then dictionary, then items; last the table's own.
+        crcs: CRC-32 of each, as stored.
+    """
+
+    place: SectionPlace
+    starts: npt.NDArray[np.int64]
+    crcs: npt.NDArray[np.uint32]
+
+    @classmethod
+    def parse(cls, data: Buffer, place: SectionPlace, *, where: str) -> SectionBlocks:
+        """Read the block table, and prove it by the section's checksum.
+
+        Args:
+            data: The section's bytes from ``place.table_at`` on.
+            place: As the journal has it.
+            where: Of the bundle, for messages.
+
+        Raises:
+            DataError: It is not the table of that section.
+        """
+        place.check(where=where)
+        view = memoryview(data).cast("B")
+        if len(view) != place.size_bytes - place.table_at:
+            raise _damaged("a section's block table is cut short", where)
+        if place.is_packed:
+            rows = np.frombuffer(view, _PACKED_ENTRY)
+            sizes, crcs = rows["size"].astype(np.int64), rows["crc"].astype(np.uint32)
+        else:
+            crcs = np.frombuffer(view, _CRC).astype(np.uint32)
+            sizes = np.fromiter(_sizes(place.records_bytes, place.items_bytes), np.int64)
+        starts = np.fromiter(accumulate(sizes.tolist(), initial=0), np.int64, len(sizes) + 1)
+        whole = _combined(zip(crcs.tolist(), sizes.tolist(), strict=True))
+        if int(starts[-1]) != place.table_at or whole != place.crc:
+            raise _damaged("a section's block table fails its checksum", where)
+        return cls(place, starts, crcs)
+
+    def records_range(self, start: int, end: int) -> tuple[int, int]:
+        """Where the blocks are stored that hold records' bytes ``[start, end)``: positions in the section."""
+        block = self.place.block_bytes
+        first, stop = start // block, _blocks(end, block)
+        return int(self.starts[first]), int(self.starts[stop])
+
+    def items_range(self, first: int, end: int) -> tuple[int, int]:
+        """Where the blocks are stored that hold items ``[first, end)``: positions in the section."""
+        at = self.place.items_at
+        low = at + ITEM_BYTES * first // BLOCK_BYTES * BLOCK_BYTES
+        high = at + _blocks(ITEM_BYTES * end) * BLOCK_BYTES
+        return low, min(high, self.place.table_at)
+
+    def check(self, data: Buffer, start: int, *, where: str) -> None:
+        """Check whole blocks that were read from a position of the section.
+
+        Raises:
+            DataError: One fails its checksum; the message says which bytes.
+        """
+        view = memoryview(data).cast("B")
+        number = int(np.searchsorted(self.starts, start))
+        at = 0
+        while at < len(view):
+            size = int(self.starts[number + 1] - self.starts[number])
+            if zlib_ng.crc32(view[at : at + size]) != self.crcs[number]:
+                low = self.place.start + start + at
+                raise _damaged(f"bytes [{low}, {low + size}) fail their checksum", where)
+            at, number = at + size, number + 1
+
+
+class RecordsUnpacker:
+    """Unpacks blocks of a packed section's records. For one thread."""
+
+    def __init__(self, blocks: SectionBlocks, dictionary: Buffer, *, where: str) -> None:
+        """Take the dictionary in.
+
+        Args:
+            blocks: The section's block table.
+            dictionary: Its bytes, checked; may be empty.
+            where: Of the bundle, for messages.
+
+        Raises:
+            DataError: The dictionary is none.
+        """
+        self._blocks = blocks
+        self._where = where
+        known = memoryview(dictionary).tobytes()
+        try:
+            self._frames = zstandard.ZstdDecompressor(
+                dict_data=zstandard.ZstdCompressionDict(known) if known else None,
+                max_window_size=_WINDOW_BYTES_MAX,
+            )
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise _damaged(f"the dictionary of a section is none: {error}", where) from error
+
+    def unpack(self, stored: Buffer, start: int, end: int) -> memoryview:
+        """Records' bytes of whole blocks.
+
+        Args:
+            stored: Their bytes as stored, checked.
+            start: Position of the first in the records; where a block begins.
+            end: One past the last; where a block ends.
+
+        Raises:
+            DataError: A frame is not one of exactly its block.
+        """
+        view, room = memoryview(stored).cast("B"), np.empty(end - start, np.uint8).data
+        starts, at = self._blocks.starts, 0
+        for low in range(start, end, PACKED_BLOCK_BYTES):
+            number = low // PACKED_BLOCK_BYTES
+            size = int(starts[number + 1] - starts[number])
+            block = room[low - start : low - start + PACKED_BLOCK_BYTES]
+            self._fill(block, view[at : at + size], low)
+            at += size
+        return room
+
+    def _fill(self, block: memoryview, stored: memoryview, low: int) -> None:
+        """A frame is unpacked straight to its place, and only if it says that it fits exactly: it takes no other memory."""
+        if len(stored) == len(block):
+            block[:] = stored
+            return
+        try:
+            if zstandard.frame_content_size(stored) == len(block):
+                with self._frames.stream_reader(stored) as reader:
+                    if reader.readinto(block) == len(block):
+                        return
+            fault = "the frame is not of that size"
+        except (zstandard.ZstdError, MemoryError) as error:
+            fault = str(error)
+        raise _damaged(
+            f"records' bytes [{low}, {low + len(block)}) of the section at {self._blocks.place.start}"
+            f" cannot be unpacked: {fault}",
+            self._where,
+        )
+
+
+def check_section(data: Buffer, place: SectionPlace, *, where: str) -> None:
+    """Prove a section that was read whole, by the checksum that the journal has of it.
+
+    Args:
+        data: Its bytes up to the block table, at least.
+        place: As the journal has it.
+        where: Of the bundle, for messages.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) < place.table_at or zlib_ng.crc32(view[: place.table_at]) != place.crc:
+        low = place.start
+        raise _damaged(f"bytes [{low}, {low + place.table_at}) fail their checksum", where)
+
+
+def _damaged(what: str, where: str) -> DataError:
+    return DataError(
+        what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
+    )
