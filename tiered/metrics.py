@@ -183,6 +183,11 @@ METRICS: tuple[Metric, ...] = (
         _C,
         "Damaged local records put into quarantine. Above 0 a person should look at the disk.",
     ),
+    Metric(
+        "tiered_missing_messages_total",
+        _C,
+        "Queue offsets of which the local store should have a message, and has nothing. Above 0 a person should look.",
+    ),
     Metric("tiered_buffer_bytes", _G, "Memory held for records and uploads."),
     Metric("tiered_buffer_bytes_max", _G, "Its limit; at it, following pauses."),
     Metric("tiered_resident_bytes", _G, "Memory of the whole process."),

@@ -141,6 +141,25 @@ def test_a_damaged_record_is_quarantined_and_told(
     assert len(offsets) == 1199
 
 
+def test_a_record_of_which_nothing_is_left_is_missing_and_needs_a_person(
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+):
+    """Its consume queue lists it, and there are zeros: a hole, and no failure that nobody hears of."""
+    store = tmp_path / "store"
+    shutil.copytree(basic, store)
+    lost = dumped("s01-basic", "orders")[200]
+    file = store / "commitlog" / f"{lost['physical_offset'] // 262144 * 262144:020d}"
+    data, at = bytearray(file.read_bytes()), lost["physical_offset"] % 262144
+    data[at : at + lost["size"]] = bytes(lost["size"])
+    file.write_bytes(data)
+    url = f"file://{tmp_path}/tier"
+    ran = tiered("attach", store, "--to", url, "--once", "--json")
+    assert (ran.code, ran.document["missing"], ran.document["quarantined"]) == (1, 1, 0)
+    assert "tiered: 1 messages are not in the store" in ran.err
+    assert tiered.good("attach", store, "--to", url, "--once", "--json").document["missing"] == 0
+    assert len(tiered.good("cat", url, "orders").lines) == 1199
+
+
 def test_another_holder_is_told_of_or_waited_for(
     start: Start, tiered: CommandLine, basic: Path, tmp_path: Path
 ):

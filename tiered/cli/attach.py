@@ -318,6 +318,7 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "waiting_bytes": result.waiting.size_bytes,
         "waiting_reason": result.waiting.reason,
         "quarantined": result.quarantined,
+        "missing": result.missing,
         "gaps": counters.gaps,
         "taken_back": counters.taken_back,
         "begun_anew": counters.begun_anew,
@@ -349,6 +350,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         ("behind_messages", "messages are not in the tier yet"),
         ("waiting_records", f"records wait: {document['waiting_reason']}"),
         ("quarantined", "damaged records were put into quarantine"),
+        ("missing", "messages are not in the store, though its queues list or skip them: holes"),
         ("gaps", "gaps were recorded: local retention was faster"),
         ("taken_back", "queues go on at an earlier offset: the broker has taken messages back"),
         ("begun_anew", "queues began anew: the broker has nothing of their history any more"),
@@ -379,14 +381,15 @@ def few(names: Sequence[str], count_max: int = 5) -> str:
 
 
 def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Stopper) -> int:
-    """By the contract: what waits with ``--once``, or was quarantined, needs a person."""
+    """By the contract: what waits with ``--once``, was quarantined, or is missing in the store, needs a person."""
     cut_short = call.flag("once") and not ending.result.is_complete
     if not ending.is_drained or (cut_short and stopper.received):
         return stopper.exit_code or NEEDS_A_PERSON
     globs = call.texts("topics")
     matches_nothing = globs and len(document["unmatched_topics"]) == len(globs)
     is_short = not ending.result.is_complete or matches_nothing
-    needs = document["quarantined"] > 0 or (call.flag("once") and is_short)
+    is_damaged = document["quarantined"] > 0 or document["missing"] > 0
+    needs = is_damaged or (call.flag("once") and is_short)
     if call.flag("strict"):
         recorded = (
             *("gaps", "taken_back", "begun_anew", "ahead_queues"),

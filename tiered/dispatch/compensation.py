@@ -164,6 +164,7 @@ class Compensation:
             with self._lock:
                 self._gaps.discard(file.queue)
             self._counters.gaps += 1
+            self._counters.missing += 0 if is_expired else end - start
             _LOG.warning(
                 "%s: [%d, %d) was gone before it was tiered: %s", file.queue, start, end, reason
             )

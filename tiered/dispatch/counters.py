@@ -22,6 +22,7 @@ class DispatchCounters:
         taken_back: Times that a queue was ended at an earlier offset, because the broker has other messages from there on.
         begun_anew: Times that a queue began anew, because the broker has nothing of its history any more.
         quarantined: Damaged records put into quarantine.
+        missing: Queue offsets of which the local store should have a message, and has nothing.
         sealed_segments: Segments sealed by an entry: their small parts are merged.
         merged_parts: Parts replaced by merged or compressed ones.
         rewritten_bytes: Bytes of those, records and index.
@@ -43,6 +44,7 @@ class DispatchCounters:
     taken_back: int = 0
     begun_anew: int = 0
     quarantined: int = 0
+    missing: int = 0
     sealed_segments: int = 0
     merged_parts: int = 0
     rewritten_bytes: int = 0

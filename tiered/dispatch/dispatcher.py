@@ -395,6 +395,7 @@ class TieredDispatcher:
         counters.record_bytes += part.log.size_bytes
         counters.parts += 1
         counters.quarantined += quarantined
+        counters.missing += stored.missing
         counters.rounds = self._rounds.rounds + 1
         self._last_commit_s = self._clock.monotonic_s()
 

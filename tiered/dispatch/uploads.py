@@ -38,6 +38,7 @@ class StoredLog:
         log: Where the records lie.
         items: Payload of the consume-queue object.
         holes: Items without a message.
+        missing: Those of them where the local store should have a record, and has none.
         store_min_ms: Smallest store time; -1 when there is none.
         store_max_ms: Greatest store time; -1 likewise.
         quarantined: The damaged records.
@@ -47,6 +48,7 @@ class StoredLog:
     log: ObjectRange
     items: bytes
     holes: int
+    missing: int
     store_min_ms: int
     store_max_ms: int
     quarantined: tuple[Quarantined, ...]
@@ -244,8 +246,8 @@ class Uploader:
 
 def _stored(commit: GroupCommit, log: ObjectRange, low: int, high: int) -> StoredLog:
     rest = replace(commit, batches=())
-    items, holes = commit.items(), commit.holes()
-    return StoredLog(rest, log, items, holes, low, high, tuple(commit.quarantined))
+    items, holes, missing = commit.items(), commit.holes(), commit.missing()
+    return StoredLog(rest, log, items, holes, missing, low, high, tuple(commit.quarantined))
 
 
 def _part(stored: StoredLog, index: ObjectRange) -> Part:

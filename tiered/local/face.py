@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from typing_extensions import Buffer
 
@@ -36,6 +36,10 @@ class HoleReason(IntEnum):
     """The local consume queue points at a record of another queue or queue offset; refused, as a client would."""
     MISSING = 4
     """The local consume queue has no entry for this offset, and no record claims it."""
+
+
+MISSING_REASONS: Final = (HoleReason.DANGLING, HoleReason.MISSING)
+"""Of holes where a message was or should be, and of which the store has nothing: a person should know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,8 @@ def fetch(
 ) -> Fetched:
     """Read and judge the records that ``entries`` of ``queue`` name.
 
-    An entry whose size alone is wrong gets the size that its record has, in ``entries`` too.
+    An entry whose size alone is wrong gets the size that its record has, in ``entries`` too; but only if a record of that
+    size passes its checks there, since the record's size may as well be what is damaged.
 
     Args:
         log: The commit log.
@@ -155,15 +156,24 @@ def fetch(
         InvalidError: A file may not be read.
     """
     found = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
-    if found.verdicts.any() and _mend_sizes(log, entries, found.verdicts, bounds):
-        return _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
-    return found
+    if not found.verdicts.any():
+        return found
+    sizes = entries.sizes.copy()
+    if not _mend_sizes(log, entries, found.verdicts, bounds):
+        return found
+    again = _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
+    is_sound = np.append(again.block.faults == RecordFault.OK, False)[again.record_of]
+    wrong = (entries.sizes != sizes) & ~is_sound
+    if not wrong.any():
+        return again
+    entries.sizes[wrong] = sizes[wrong]
+    return _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
 
 
 def _mend_sizes(
     log: FileRow, entries: Entries, verdicts: npt.NDArray[np.int8], bounds: Bounds
 ) -> bool:
-    """Whether any entry names the place of a record, whosever it is, with a wrong size; it is put right."""
+    """Give entries that name the place of a record, whosever it is, the size that it says; whether any had another."""
     inside = (entries.physical_offsets >= bounds.log_min) & (
         entries.physical_offsets < bounds.log_end
     )

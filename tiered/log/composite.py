@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import Buffer
 
+from tiered.local.face import MISSING_REASONS
 from tiered.log.commit_log import TieredCommitLog
 from tiered.log.consume_queue import ITEM_BYTES, TieredConsumeQueue, encode_items
 from tiered.log.flat_file import load_segment
@@ -137,6 +138,13 @@ class GroupCommit:
     def holes(self) -> int:
         """Items without a message."""
         return self.count - sum(int(np.count_nonzero(batch.sizes)) for batch in self.batches)
+
+    def missing(self) -> int:
+        """Holes where the local store should have a record, and has none that can be read."""
+        return sum(
+            int(np.count_nonzero((batch.sizes == 0) & np.isin(batch.tag_codes, MISSING_REASONS)))
+            for batch in self.batches
+        )
 
 
 class CompositeFlatFile:

@@ -54,12 +54,14 @@ class AttachResult:
         waiting: What is in the store but not proven committed.
         behind: Messages that are committed locally and not in the tier.
         quarantined: Damaged records put into quarantine in this run.
+        missing: Queue offsets taken in this run of which the local store should have a message, and has nothing.
     """
 
     is_complete: bool
     waiting: Waiting
     behind: int
     quarantined: int
+    missing: int
 
 
 class Attachment:
@@ -381,7 +383,7 @@ class Attachment:
         waiting = self.local.waiting()
         counters = self._running().counters
         complete = behind == 0 and waiting.records == 0
-        return AttachResult(complete, waiting, behind, counters.quarantined)
+        return AttachResult(complete, waiting, behind, counters.quarantined, counters.missing)
 
     def _raise_fault(self) -> None:
         fault = self.fault

@@ -91,6 +91,7 @@ def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
     yield Sample("tiered_begun_anew_total", counters.begun_anew)
     yield Sample("tiered_ahead_queues", dispatcher.continuity.lagging)
     yield Sample("tiered_quarantined_records_total", counters.quarantined)
+    yield Sample("tiered_missing_messages_total", counters.missing)
 
 
 def _index(attachment: Attachment) -> Iterator[Sample]:
