@@ -205,6 +205,69 @@ def test_what_expires_while_a_pinned_end_is_read_is_counted(
             strict.latestOffset(ends[1], ReadMaxRows(30))
 
 
+def test_nothing_behind_a_pinned_end_is_read(place: Place) -> None:
+    """Neither what came since, nor a new life of a queue, nor a queue that was not there: a run has an end."""
+    place.tier.add([b"a", b"b"])
+    with place.stream() as reader:
+        start = reader.initialOffset()
+        reader.prepareForTriggerAvailableNow()
+        place.tier.add([b"c"])
+        place.tier.anew()
+        place.tier.add([b"new"])
+        place.tier.add([b"x"], queue=OTHER)
+        end = reader.latestOffset(start, ALL)
+        assert bodies(reader, start, end) == [b"a", b"b"]
+        assert reader.latestOffset(end, ALL) is end
+    with place.stream() as reader:
+        last = reader.latestOffset(end, ALL)
+        assert sorted(bodies(reader, end, last)) == [b"c", b"new", b"x"]
+
+
+def test_what_was_read_before_it_expired_stops_nobody(place: Place) -> None:
+    """The last batch of a run is long done; that its messages have expired meanwhile is no gap of the next run."""
+    ninety(place)
+    with place.stream() as reader:
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        assert len(bodies(reader, {}, end)) == 90
+    place.tier.expire(80)
+    place.tier.add([b"next"])
+    with place.stream() as reader:
+        after = reader.latestOffset(end, ALL)
+        assert (bodies(reader, end, after), lost(after)) == ([b"next"], 0)
+
+
+def test_a_new_stream_begins_at_the_first_message_that_is_there(place: Place) -> None:
+    """Lives that have expired, and gaps before the first message, were before its time."""
+    place.tier.add([b"a"])
+    place.tier.add([b"b"], roll=True)
+    place.tier.anew()
+    place.tier.gap(3)
+    place.tier.add([b"c"], roll=True)
+    place.tier.gap(2)
+    place.tier.add([b"d"], roll=True)
+    place.tier.expire(2, life=0)
+    for life, read in ((0, [b"c", b"d"]), (1, [b"d"])):
+        if life:
+            place.tier.expire(6, life=1)
+        with place.stream(on_gap="skip") as reader:
+            start = reader.initialOffset()
+            (at,) = positions_of(start).values()
+            end = reader.latestOffset(start, ALL)
+            assert bodies(reader, start, end) == read
+            assert (at.incarnation, at.offset) == (1, 6 if life else 3)
+            assert lost(end) == (0 if life else 2), "the gap between them"
+
+
+def test_a_queue_that_is_not_named_begins_at_what_is_there_then(place: Place) -> None:
+    ninety(place)
+    place.tier.add([b"x"], queue=OTHER)
+    place.tier.expire(60)
+    with place.stream(start='{"other": {"0": "latest"}}') as reader:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        assert len(bodies(reader, start, end)) == 30
+
+
 def test_a_queue_that_a_stream_meets_late_is_read_from_its_beginning_or_counted(
     place: Place,
 ) -> None:

@@ -261,7 +261,8 @@ def _stranger(key: Key, what: str) -> DataError:
     return DataError(
         f"the checkpoint has a position of {key.topic}/{key.queue_id} of {key.cluster}/{key.broker}, and the tier has"
         f" no {what}: the checkpoint is of another tier, or this one was made anew",
-        do="give the URL that the checkpoint was made with, or a new checkpoint",
+        do="give the URL that the checkpoint was made with, or a new checkpoint; the options cluster and broker leave out"
+        " brokers whose data was removed",
     )
 
 
