@@ -57,6 +57,8 @@ def retention(tiered: CommandLine, basic: Path, url: str, tmp_path: Path):
     assert kept["left"]["within_grace"] >= done["objects"]
     again = tiered.good("expire", url, "--apply", file, "--json").document["applied"]
     assert (again["steps"], again["already_done"]) == (0, len(done["steps"]))
+    assert again["was_applied"]
+    assert "was applied before" in tiered.good("expire", url, "--apply", file).text
     time.sleep(1.1)  # S3 tells times in seconds
     plan = ("gc", url, "--grace", "1ms")
     tiered.good(*plan, "--plan", file)
@@ -64,6 +66,7 @@ def retention(tiered: CommandLine, basic: Path, url: str, tmp_path: Path):
     deleted = tiered.good("gc", url, "--apply", file, "--json").document
     assert deleted["applied"]["deleted"] == deleted["deletion_count"] >= done["objects"]
     assert tiered.good("gc", url, "--apply", file, "--json").document["applied"]["deleted"] == 0
+    assert "was applied before" in tiered.good("gc", url, "--apply", file).text
     assert tiered.good("verify", url, "--deep", "--json").document["recorded"]["orphans"] == 0
     on = tiered.good("attach", basic, "--to", url, "--once", "--json").document
     assert (on["messages"], on["is_complete"]) == (0, True)
@@ -188,3 +191,22 @@ def test_a_plan_that_was_changed_or_is_another_s_is_refused(
     assert "it was changed or cut" in tiered("gc", basic_tier, "--apply", file).error
     file.write_text("{")
     assert "this is no plan" in tiered("gc", basic_tier, "--apply", file).error
+
+
+def test_a_plan_of_a_tier_that_has_moved_on_is_refused_with_code_1_and_what_changed(
+    tiered: CommandLine, basic: Path, url: str, tmp_path: Path
+):
+    tiered.good("attach", basic, "--to", url, "--once", "--seal", *SMALL)
+    file = tmp_path / "plan.json"
+    tiered.good("expire", url, "--topic-ttl", "orders=1s", "--max-deletions", "4", "--plan", file)
+    tiered.good("delete-topic", url, "orders", "--apply", "-")
+    tiered.good("attach", basic, "--to", url, "--once")
+    plan = tmp_path / "gc.json"
+    time.sleep(0.01)
+    tiered.good("gc", url, "--grace", "1ms", "--plan", plan)
+    doomed = json.loads(plan.read_text())["deletions"][0]["key"]
+    path = tmp_path / "tier" / doomed
+    path.write_bytes(b"another object")
+    refused = tiered("gc", url, "--apply", plan)
+    assert refused.code == 1
+    assert f"moved on since this was planned: {doomed} is another object" in refused.error

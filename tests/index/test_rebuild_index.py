@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.journals import PREFIX
+from support.tiers import TierBuilder
 
+from backends.memory import MemoryStore
 from tests.e2e import harness
 from tests.e2e.harness import here
+from tiered.clock import ManualClock
+from tiered.errors import FencedError
+from tiered.journal.lease import Holder, Lease
+from tiered.log.verify import verify_tier
+from tiered.model import MessageQueue
+from tiered.plugin.place import Place
+from tiered.plugin.rebuild_index import apply_rebuild_index, plan_rebuild_index
+from tiered.plugin.reign import reign_and
+from tiered.plugin.workplace import Workplace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,3 +118,50 @@ def test_gc_deletes_what_was_dropped_and_nothing_else(url: str, tmp_path: Path):
             break
     assert objects(tmp_path) == kept, plan
     assert here("verify", url, "--deep", "--strict").good()
+
+
+class Here(Place):
+    """Where the builder writes."""
+
+    prefix = PREFIX  # type: ignore[assignment]
+
+
+def unindexed_tier() -> tuple[Workplace, MemoryStore]:
+    store, clock = MemoryStore(), ManualClock()
+    builder = TierBuilder(store)
+    for number in range(6):
+        queue = MessageQueue("t", number)
+        builder.add([b"body %d" % (10 * number + n) for n in range(10)], queue=queue)
+    return Workplace(store, store, Here("c", "b"), clock, random.Random(5)), store
+
+
+def test_reigns_of_those_who_only_tidy_up_do_not_end_it():
+    at, _ = unindexed_tier()
+    plan = plan_rebuild_index(at)
+    other = replace(at, rng=random.Random(6))
+    taken: list[int] = []
+
+    def told(_what: str, _done: int, _total: int) -> None:
+        taken.append(reign_and(other).generation)  # as gc does, with no writer alive
+
+    done = apply_rebuild_index(at, plan, items_max=1, told=told)
+    assert taken
+    assert done["generation"] > taken[-1]
+    assert (done["unindexed_messages"], done["damaged"]) == (0, [])
+    assert verify_tier(at.store, PREFIX, deep=True).problems == []
+    again = apply_rebuild_index(at, plan, items_max=1)
+    assert (again["was_applied"], again["objects"]) == (True, 0)
+
+
+def test_a_living_writer_ends_it():
+    at, store = unindexed_tier()
+    plan = plan_rebuild_index(at)
+    holder = Holder("elsewhere", "b", "s", 1, 1)
+    lease = Lease(store, PREFIX, writer="33333333", holder=holder, seconds=1e6, clock=at.clock)
+
+    def told(_what: str, _done: int, _total: int) -> None:
+        if lease.try_acquire() is None:
+            TierBuilder(store, writer="33333333")
+
+    with pytest.raises(FencedError, match="a writer is at work"):
+        apply_rebuild_index(at, plan, items_max=1, told=told)

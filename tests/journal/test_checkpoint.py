@@ -150,3 +150,24 @@ def test_format_3_says_the_same_to_who_knows_it(bytes_max: int):
     document = json.loads(data.splitlines()[0])
     assert (document["format"], "bytes" in document) == (3, bytes_max == 40)
     assert decode(data) == CHECKPOINT
+
+
+def test_a_small_checkpoint_cannot_become_a_large_state(monkeypatch: pytest.MonkeyPatch):
+    """85 KiB that claim 80 MiB: refused before a byte is unpacked."""
+    text = b'{"generation":1,"queues":[' + b'"a",' * (20 << 20) + b"1]}"
+    bomb = document(state=packed(text), bytes=len(text))
+    assert len(bomb) < 120 << 10
+
+    def unpacked(*_: object) -> None:
+        raise AssertionError("it was unpacked")
+
+    monkeypatch.setattr("tiered.journal.checkpoint.zlib.decompressobj", unpacked)
+    with pytest.raises(DataError, match="are not within"):
+        decode(bomb)
+
+
+def test_a_state_that_packs_better_than_is_believed_is_written_plain():
+    checkpoint = CheckpointText(17, 1, {"said": ["the same"] * 400_000})
+    written = encode_checkpoint(checkpoint)
+    assert b'"bytes"' not in written[:100]
+    assert decode(written) == checkpoint

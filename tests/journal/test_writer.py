@@ -13,10 +13,11 @@ from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
+from tiered.clock import ManualClock
 from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
 from tiered.journal.entry import Entry, checksum, encode_entry
 from tiered.journal.reader import JournalReader
-from tiered.journal.writer import CHECKPOINT_ENTRIES
+from tiered.journal.writer import CHECKPOINT_ENTRIES, JournalWriter
 from tiered.keys import checkpoint_key, entry_key
 
 if TYPE_CHECKING:
@@ -508,3 +509,30 @@ def test_a_damaged_checkpoint_behind_a_won_number_is_believed_by_nobody():
     writer = make_writer(hooked)
     hooked.after["put", "00002"] = lambda: store.put_if_absent(checkpoint_key(PREFIX, 2), b"bad")
     assert writer.append(say("ours")).number == 2
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.LOST_REQUEST, Fault.LOST_ANSWER])
+def test_a_guest_gives_up_a_store_that_refuses_for_too_long(fault: Fault):
+    store = MemoryStore()
+    make_writer(store)
+    clock = ManualClock()
+    flaky = faulty(store, Rule(fault, PUT, times=10**6))
+    guest = JournalWriter(
+        flaky,
+        PREFIX,
+        ToyMachine(),
+        writer="bbbbbbbb",
+        clock=clock,
+        rng=random.Random(1),
+        stop=threading.Event(),
+        give_up_s=60,
+    )
+    guest.catch_up()
+    if fault is Fault.LOST_ANSWER:  # it is there, and nobody can be asked about it
+        flaky.add(Rule(Fault.UNAVAILABLE, frozenset({"get"}), times=10**6))
+    begin_s = clock.monotonic_s()
+    with pytest.raises(StoreUnavailableError, match="written"):
+        guest.append(say("x"))
+    assert 40 < clock.monotonic_s() - begin_s <= 60
+    with pytest.raises(ClosedError):
+        guest.append(say("y"))

@@ -42,7 +42,7 @@ def known(state: TierState, **fields: object) -> Known:
     rest: dict[str, object] = {
         "prefix": PREFIX, "state": state, "base": state, "once_named": set(), "bound": 0,
         "protected": {key for key, _ in named_objects(state)},
-        "reign": state.generation, "old_ms": OLD_MS,
+        "reign": state.generation, "old_ms": OLD_MS, "now_ms": 2 * OLD_MS,
     }  # fmt: skip
     return Known(**{**rest, **fields})  # type: ignore[arg-type]
 

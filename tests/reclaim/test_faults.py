@@ -16,10 +16,11 @@ from backends.retrying import RetryingStore
 from backends.testing.faulty import WRITES, Fault, FaultyStore, Rule, SimulatedCrash
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.log.verify import verify_tier
 from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
 from tiered.plugin.gc import apply_gc
+from tiered.plugin.rebuild_index import apply_rebuild_index, plan_rebuild_index
 from tiered.plugin.workplace import Workplace
 
 if TYPE_CHECKING:
@@ -185,3 +186,29 @@ def test_i7_i11_bad_luck_at_every_request_and_again_until_it_is_done(seed: int):
     assert not set(litter) & tier.data()
     assert last.add([b"d"]).queue_offset == 3
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
+@pytest.mark.parametrize("what", ["expire", "delete-topic", "gc", "rebuild --index"])
+def test_a_guest_ends_when_the_store_refuses_its_entries_for_too_long(what: str):
+    tier, plan = expiring()
+    if what == "delete-topic":
+        plan = plan_delete_topic(tier.at, QUEUE.topic, objects_max=99)
+    elif what == "gc":
+        tier.litter(1)
+        tier.clock.advance(GRACE_S + 1)
+        plan = tier.plan()
+        assert plan["takes_reign"]
+    elif what == "rebuild --index":
+        plan = plan_rebuild_index(tier.at)
+    rule = Rule(Fault.UNAVAILABLE, frozenset({"put"}), key_part="journal/", times=10**6)
+    bad = FaultyStore(tier.store, random.Random(1), rule)
+    at = Workplace(tier.store, bad, tier.at.place, tier.clock, random.Random(1), give_up_s=20)
+    begin_s = tier.clock.monotonic_s()
+    with pytest.raises(StoreUnavailableError):
+        if what == "gc":
+            apply_gc(at, plan)
+        elif what == "rebuild --index":
+            apply_rebuild_index(at, plan, items_max=9)
+        else:
+            apply_steps(at, plan)
+    assert tier.clock.monotonic_s() - begin_s <= 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 
 import pytest
@@ -18,6 +20,7 @@ from tiered.clock import ManualClock
 from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import open_text
 from tiered.keys import JOURNAL, LEDGER
+from tiered.log.orphans import LEDGER_KEPT_MS
 from tiered.log.state import part_json, queue_action
 from tiered.log.takeback import head_of
 from tiered.log.verify import verify_tier
@@ -49,7 +52,10 @@ def test_the_ledger_says_what_was_to_be_done_and_what_was():
         open_text(tier.store.get(i.key), where=i.key) for i in tier.store.list(PREFIX + LEDGER)
     ]
     assert [record["step"] for record in records] == ["begin", "end"]
-    assert records[0]["plan"] == plan
+    said = records[0]["plan"]
+    assert (said["deletion_count"], said["counts"]["deletions"], said["what"]) == (6, 6, "gc")
+    text = json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+    assert said["sha256"] == hashlib.sha256(text).hexdigest()
     assert records[1]["deleted"] == 6
     assert tier.plan(0)["left"]["others"] == 2  # and the ledger stays
 
@@ -299,3 +305,30 @@ def test_batches_are_of_one_kind_each(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gc, "BATCH", 2)
     tier, _ = old_litter()
     assert tier.apply(tier.plan())["deleted"] == 6
+
+
+def test_a_ledger_record_has_the_same_size_however_much_is_deleted():
+    sizes = []
+    for count in (3, 900):
+        tier = Tier()
+        tier.builder.add([b"a"])
+        tier.litter(1, count)
+        tier.restart().add([b"b"])
+        tier.clock.advance(GRACE_S + 1)
+        assert tier.apply(tier.plan())["deleted"] == 2 * count
+        sizes.append(max(info.size_bytes for info in tier.store.list(PREFIX + LEDGER)))
+    assert sizes[1] < sizes[0] + 64 < 2000
+
+
+def test_records_of_the_ledger_expire_and_what_else_lies_there_stays():
+    tier, _ = old_litter()
+    tier.apply(tier.plan())
+    tier.store.put_if_absent(PREFIX + LEDGER + "a-person-s-note", b"")
+    tier.clock.advance(LEDGER_KEPT_MS / 1000 - 10)
+    assert {one["kind"] for one in tier.plan()["deletions"]} & {"ledger"} == set()
+    tier.clock.advance(20)
+    plan = tier.plan()
+    assert [one["kind"] for one in plan["deletions"]].count("ledger") == 2
+    tier.apply(plan)
+    left = [info.key.removeprefix(PREFIX + LEDGER) for info in tier.store.list(PREFIX + LEDGER)]
+    assert len(left) == 3  # the note, and the two of this run

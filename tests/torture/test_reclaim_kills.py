@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXPIRE = ("--ttl", "1s", "--max-deletions", "12")
 """A few segments a run, so that something is left to expire in every round."""
-CODES = {0, 2, 4, -9}
+CODES = {0, 1, 4, -9}
 """Done; the tier has moved on since the plan was made; a writer has begun meanwhile; killed."""
 
 

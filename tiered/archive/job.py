@@ -63,6 +63,7 @@ def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
         clock=at.clock,
         rng=at.rng,
         stop=threading.Event(),
+        give_up_s=at.give_up_s,
     )
     with reading_log(at.archive):
         log.catch_up()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.archive.body.wishes import NOTHING, Wishes
+from tiered.plugin.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
     import random
@@ -29,6 +30,7 @@ class Workshop:
         rng: For ids and jitter.
         takes: Whether a topic is wanted.
         wishes: What bodies shall become.
+        give_up_s: A store that has refused an entry of the log for so long is given up.
     """
 
     tier: ObjectStore
@@ -39,3 +41,4 @@ class Workshop:
     rng: random.Random
     takes: Callable[[str], bool] = lambda _topic: True
     wishes: Wishes = NOTHING
+    give_up_s: float = GIVE_UP_S

@@ -73,7 +73,8 @@ def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
     place = choose_place(tier, call.text("cluster"), call.text("broker"))
     bare, archive = open_both(call, call.words("to"), stack)
     takes, wishes = wanted_topics(call), read_options(call)
-    return Workshop(tier, place, archive, bare, call.clock, random.SystemRandom(), takes, wishes)
+    rng, give_up_s = random.SystemRandom(), call.number("give-up-seconds")
+    return Workshop(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
 
 
 def wanted_topics(call: Call) -> Callable[[str], bool]:

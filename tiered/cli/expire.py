@@ -187,7 +187,9 @@ def _lines(document: Document) -> Iterator[str]:
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
     applied = document["applied"]
-    if applied is not None:
+    if applied is not None and applied["was_applied"]:
+        yield "result    this plan was applied before: all of its queues have given up what it says"
+    elif applied is not None:
         yield (
             f"done      {applied['steps']} queues (done before: {applied['already_done']});"
             " `tiered gc` deletes the objects after its grace"

@@ -102,7 +102,9 @@ def _lines(document: Document) -> Iterator[str]:
     for refusal in document["refusals"]:
         yield f"refused   {refusal}"
     applied = document["applied"]
-    if applied is not None:
+    if applied is not None and applied["was_applied"]:
+        yield "result    this plan was applied before: all of its objects are gone"
+    elif applied is not None:
         yield (
             f"deleted   {format_count(applied['deleted'])} objects,"
             f" {format_size(applied['deleted_bytes'])}"

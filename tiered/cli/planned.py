@@ -48,10 +48,11 @@ def open_workplace(
     meter = open_metered(url, call.s3_options())
     stack.callback(meter.close)
     rng = random.SystemRandom()
-    store = with_retries(meter, call.clock, rng, threading.Event())
+    give_up_s = call.number("give-up-seconds")
+    store = with_retries(meter, call.clock, rng, threading.Event(), give_up_s=give_up_s)
     names = (call.text("cluster"), call.text("broker"))
     place = choose_place(store, *names, signs=signs or SIGNS)
-    return Workplace(store, meter, place, call.clock, rng)
+    return Workplace(store, meter, place, call.clock, rng, give_up_s)
 
 
 def get_plan(call: Call, what: str, at: Workplace | Workshop, make: Callable[[], Plan]) -> Plan:

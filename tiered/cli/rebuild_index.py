@@ -52,7 +52,9 @@ def _lines(document: Document) -> Iterator[str]:
     )
     yield f"missing   {format_count(document['unindexed_messages'])} messages are not indexed"
     applied = document["applied"]
-    if applied is not None:
+    if applied is not None and applied["was_applied"]:
+        yield "result    this plan was applied before: nothing was left to do"
+    elif applied is not None:
         yield (
             f"done      {format_count(applied['items'])} keys in {format_count(applied['objects'])} new objects;"
             f" {format_count(applied['unindexed_messages'])} messages are left"

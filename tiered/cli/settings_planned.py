@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tiered.cli.parsers import above_zero
 from tiered.config import Setting, Shape
 
 
@@ -29,5 +30,13 @@ def planned(section: str) -> tuple[Setting, ...]:
             shape=Shape.FLAG,
             default=False,
             metavar="",
+        ),
+        Setting(
+            section=section,
+            name="give-up-seconds",
+            help="end with code 3 when the store has refused for so long, seconds",
+            default=60.0,
+            metavar="SECONDS",
+            parse=above_zero,
         ),
     )

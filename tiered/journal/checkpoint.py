@@ -12,8 +12,9 @@ bytes    size of the state's JSON text, ASCII
 state    that text compressed with zlib, in base64. In format 1: the state itself; no ``bytes``
 ======== ======================================================================================
 
-Bounds (I8): no more than ``STATE_BYTES_MAX`` is ever unpacked, and no more than ``bytes`` says; a state that is larger is
-written as format 1, which needs no unpacking (or as format 3 without ``bytes``).
+Bounds (I8): no more than ``STATE_BYTES_MAX`` is ever unpacked, no more than ``bytes`` says, and no more than ``RATIO_MAX``
+bytes for each that is stored, so that a small object can not become a large state. A state that is larger, or that can be
+packed better than that, is written as format 1, which needs no unpacking (or as format 3 without ``bytes``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ FORMAT = 2
 FORMAT_MAX = 3
 STATE_BYTES_MAX = 1024 * 1024 * 1024
 """About three million parts."""
+RATIO_MAX = 64
+"""Our states are packed to a fifth, and the most regular ones, of empty queues, to a thirtieth."""
+_SMALL_BYTES = 1 << 20
 _LEVEL = 3
 """100,000 parts are packed in an eighth of a second, to a fifth of their text."""
 
@@ -104,6 +108,8 @@ def encode_pieces(
             return None
         packed += packer.compress(piece)
     packed += packer.flush()
+    if size_bytes > _unpacked_max(len(packed)):
+        return None
     state = base64.b64encode(packed).decode("ascii")
     known = {"number": number, "last": last, "format": version}
     return seal_text({**known, "bytes": size_bytes, "state": state})
@@ -140,8 +146,13 @@ def decode_checkpoint(
         raise DataError(f"this is no checkpoint: {error!r}", where=where) from error
 
 
+def _unpacked_max(packed_bytes: int) -> int:
+    return RATIO_MAX * packed_bytes + _SMALL_BYTES
+
+
 def _unpack(packed: str, size_bytes: int, bytes_max: int) -> bytes:
     """Exactly ``size_bytes``; a ``ValueError`` when it is more or less. Never unpacks more than one byte beyond."""
+    bytes_max = min(bytes_max, _unpacked_max(len(packed) * 3 // 4))
     if not 0 <= size_bytes <= bytes_max:
         raise ValueError(f"{size_bytes} bytes of state are not within {bytes_max}")
     unpacker = zlib.decompressobj()

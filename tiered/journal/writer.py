@@ -13,8 +13,8 @@ Retries and errors:
     * *won*: list behind the number. All that lies there must follow from our entry: entries number by number, each naming
       the one before, and no checkpoint but of one of them. Else our number had been used and deleted long ago, or the
       journal was rebuilt behind it. That, or a newer reign among them: fenced.
-    Whatever can be tried again is tried again, with pauses, until ``stop`` is set. No safety rests on a clock or on the
-    lease.
+    Whatever can be tried again is tried again, with pauses, until ``stop`` is set or ``give_up_s`` have passed. No safety
+    rests on a clock or on the lease.
 
 After an error, unless it came from the caller's check, this writer is done: every later ``append`` raises
 ``ClosedError``, since it may be unknown what became of the last entry.
@@ -25,6 +25,7 @@ After a crash: the entry is there or it is not; nothing else has to be cleaned u
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -78,6 +79,7 @@ class JournalWriter(Generic[S]):
         clock: Clock,
         rng: random.Random,
         stop: threading.Event,
+        give_up_s: float = math.inf,
     ) -> None:
         """Prepare to write; nothing is read or written yet.
 
@@ -90,6 +92,7 @@ class JournalWriter(Generic[S]):
             clock: For the time stamps and the pauses between tries.
             rng: For the jitter of the pauses.
             stop: When set, tries end with ``StoreUnavailableError`` instead of going on.
+            give_up_s: They end so, too, when the store has not taken an entry for so long.
         """
         self._reader = JournalReader(store, prefix, machine)
         self._store = store
@@ -103,6 +106,8 @@ class JournalWriter(Generic[S]):
         self.writer = writer
         self.generation = 0
         self._checkpoint_not_before_s = 0.0
+        self._give_up_s = give_up_s
+        self._give_up_at_s = math.inf
 
     @property
     def state(self) -> S:
@@ -195,6 +200,7 @@ class JournalWriter(Generic[S]):
                 with contextlib.suppress(AlreadyExistsError):  # an earlier try of ours
                     self._store.put_if_absent(key, data)
 
+            self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
             self._patiently(put, "the checkpoint is not written")
             reached("checkpoint-stored")
             self._reader.since_checkpoint = 0
@@ -270,6 +276,7 @@ class JournalWriter(Generic[S]):
     def _make_history(self, entry: Entry) -> bool:
         """Whether the entry is history now; else another's is, under its number."""
         data = encode_entry(entry)
+        self._give_up_at_s = self._clock.monotonic_s() + self._give_up_s
         reached("entry-begun")
         if not self._settle(entry, data):
             return False
@@ -369,13 +376,13 @@ class JournalWriter(Generic[S]):
         Raises:
             StoreUnavailableError: There is to be no other try.
         """
-        if not error.retriable or self._clock.wait(
-            self._stop, pause_s * self._rng.uniform(0.5, 1.0)
-        ):
+        wait_s = pause_s * self._rng.uniform(0.5, 1.0)
+        has_given_up = self._clock.monotonic_s() + wait_s > self._give_up_at_s
+        if not error.retriable or has_given_up or self._clock.wait(self._stop, wait_s):
             raise StoreUnavailableError(
                 f"{what}: {error}",
                 where=self._store.url,
-                do="nothing is lost; attach again when the store answers",
+                do="nothing is lost; try again when the store answers",
             ) from error
         return min(pause_s * 2, _PAUSE_S_MAX)
 

@@ -7,8 +7,8 @@ Rules, all of which must hold for a data object:
     * it was written longer ago than the grace, by the store's own time.
 
 Quarantined records go when their queue offset has expired; entries and checkpoints when the journal is trimmed behind them
-(``tiered.journal.trimming``); probe objects, left by a crash in the middle of a probe, by their age alone. What this program
-does not know is never deleted, only named.
+(``tiered.journal.trimming``); probe objects, left by a crash in the middle of a probe, by their age alone; records of the
+ledger when they are older than ``LEDGER_KEPT_MS``, too. What this program does not know is never deleted, only named.
 
 When anything is missing or strange (``OrphanPlan.refusals``) nothing at all is to be deleted.
 """
@@ -30,10 +30,15 @@ if TYPE_CHECKING:
     from tiered.keys import DataKey
     from tiered.log.parts import ObjectRange, TierState
 
-KINDS = ("index", "consumequeue", "commitlog", "quarantine", "probe", "entry", "checkpoint")
+KINDS = (
+    "index", "consumequeue", "commitlog", "quarantine", "probe", "entry", "checkpoint", "ledger",
+)  # fmt: skip
 """In the order of deletion: index before data, data before what the journal says of it."""
 _PROBE = re.compile(r"probe-[0-9a-f]{16}-(?:put|set)")
 _OTHERS = ("timer/", "meta/", keys.LEDGER)
+LEDGER_KEPT_MS = 90 * 24 * 3_600_000
+"""For so long the ledger says what was deleted."""
+_RECORD = re.compile(r"[0-9]{20}-[0-9a-f]{8}-[0-9]{10}")
 NAMES_MAX = 100
 """So many unknown keys are named; all are counted."""
 
@@ -117,6 +122,7 @@ class Known:
         bound: Trim the journal up to this checkpoint; 0: not at all.
         reign: Objects of a generation below this one can be named by nobody any more.
         old_ms: What was written at this time of the store or before is older than the grace.
+        now_ms: The store's time.
     """
 
     prefix: str
@@ -127,6 +133,7 @@ class Known:
     bound: int
     reign: int
     old_ms: int
+    now_ms: int
 
 
 def plan_orphans(
@@ -177,7 +184,11 @@ class _Planner:
             if is_trimmed(journal[0], self._known.bound):
                 self.take_if_old(info, "checkpoint" if journal[1] else "entry")
         elif key.startswith(_OTHERS):
-            left.others += 1
+            is_over = 0 <= info.modified_ms <= self._known.now_ms - LEDGER_KEPT_MS
+            if is_over and _RECORD.fullmatch(key.removeprefix(keys.LEDGER)):
+                self.take_if_old(info, "ledger")
+            else:
+                left.others += 1
         elif key != keys.LEASE:
             left.add_unknown([info.key])
 

@@ -25,7 +25,7 @@ from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_
 from tiered.log.reader import TierReader
 from tiered.model import MessageQueue
 from tiered.plugin.ledger import Ledger
-from tiered.plugin.plans import FORMAT, Plan, moved_on
+from tiered.plugin.plans import FORMAT, Plan, digest, moved_on, was_applied
 from tiered.plugin.reign import journal_writer, reign_and
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def apply_steps(at: Workplace, plan: Plan, proof: Proof | None = None) -> dict[s
         proof: With a plan that names an archive: that archive's, of now. Nothing is given up that it does not hold.
 
     Returns:
-        ``steps`` that were carried out now, ``already_done``, ``entries`` written, ``generation``, ``run``.
+        ``steps`` that were carried out now, ``already_done``, ``entries`` written, ``generation``, ``run``; and
+        ``was_applied``: all of it had been done before.
 
     Raises:
         InvalidError: The tier has moved on in a way that matters, or a clock is wrong.
@@ -120,7 +121,7 @@ def apply_steps(at: Workplace, plan: Plan, proof: Proof | None = None) -> dict[s
     """
     steps = [step_of(row) for row in plan["steps"]]
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
-    store_now_ms = ledger.begin({"plan": plan})
+    store_now_ms = ledger.begin({"plan": digest(plan)})
     run = _Run(plan, steps, proof)
     if plan["what"] == "delete-topic":
         journal = reign_and(at, run.append)
@@ -130,7 +131,13 @@ def apply_steps(at: Workplace, plan: Plan, proof: Proof | None = None) -> dict[s
         run.append(journal)
     journal.write_checkpoint()
     ledger.end(run.done)
-    return {**run.done, "generation": journal.generation, "run": ledger.run}
+    before = was_applied(len(steps), run.done["steps"], run.done["already_done"])
+    return {
+        **run.done,
+        "was_applied": before,
+        "generation": journal.generation,
+        "run": ledger.run,
+    }
 
 
 def step_of(row: dict[str, Any]) -> ExpiryStep:

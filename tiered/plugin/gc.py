@@ -10,8 +10,8 @@ has named meanwhile is touched. A batch ends before the next begins.
 Retries and errors: a deletion that fails ends the run behind its batch; what was deleted is in the ledger. When anything
 is missing or strange, nothing is deleted.
 
-After a crash: the ledger has the plan; each object is there or gone. The same plan can be applied again (what is gone is
-counted as gone), or a new one be made.
+After a crash: the ledger has the plan's digest; each object is there or gone. The same plan can be applied again (what is
+gone is counted as gone), or a new one be made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from backends.errors import BackendError
 from tiered.crashpoints import reached
 from tiered.log.orphans import Deletion
 from tiered.plugin.ledger import Ledger
-from tiered.plugin.plans import FORMAT, Plan, moved_on
+from tiered.plugin.plans import FORMAT, Plan, digest, moved_on, was_applied
 from tiered.plugin.reign import reign_and
 from tiered.plugin.survey import refused, survey
 
@@ -121,7 +121,8 @@ def apply_gc(
         told: Of deletions done, and of how many.
 
     Returns:
-        What was done: ``deleted``, ``deleted_bytes``, ``already_gone``, ``left_young``, ``generation``, ``run``.
+        What was done: ``deleted``, ``deleted_bytes``, ``already_gone``, ``left_young``, ``generation``, ``run``; and
+        ``was_applied``: all of it had been done before.
 
     Raises:
         InvalidError: The tier has moved on in a way that matters.
@@ -144,7 +145,7 @@ class _Run:
     def run(self, executor: Executor | None, told: Callable[[int, int], None]) -> dict[str, Any]:
         at = self._at
         ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="gc")
-        now_ms = ledger.begin({"plan": self._plan})
+        now_ms = ledger.begin({"plan": digest(self._plan)})
         error = ""
         generation = self._plan["generation"]
         try:
@@ -162,7 +163,14 @@ class _Run:
             raise
         finally:
             self._close(ledger, {**self._done, "error": error})
-        return {**self._done, "generation": generation, "run": ledger.run, "store_now_ms": now_ms}
+        done, gone = self._done["deleted"], self._done["already_gone"]
+        return {
+            **self._done,
+            "was_applied": was_applied(len(self._deletions), done, gone),
+            "generation": generation,
+            "run": ledger.run,
+            "store_now_ms": now_ms,
+        }
 
     def _close(self, ledger: Ledger, fields: dict[str, Any]) -> None:
         try:

@@ -3,7 +3,8 @@
 A run writes a record before it changes anything and one when it has ended. The first one's time of writing, as the store
 tells it, is the time by which the run holds ages: our own clock may be wrong, and the store's is what dates its objects.
 
-A record's form is that of ``tiered.journal.entry.seal_text``. Records are kept for ever; they are small.
+A record's form is that of ``tiered.journal.entry.seal_text``. It says what a plan was by counts and a digest, not by a list,
+so it stays small however much is deleted; ``gc`` deletes old records (``tiered.log.orphans.LEDGER_KEPT_MS``).
 """
 
 from __future__ import annotations

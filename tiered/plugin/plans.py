@@ -7,6 +7,7 @@ that was edited or cut is refused. What else has to hold when it is carried out 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,18 @@ def load_plan(path: str, what: str, place: Place) -> Plan:
     return plan
 
 
+def was_applied(planned: int, done: int, done_before: int) -> bool:
+    """Whether all of a plan with work had been carried out before this run."""
+    return planned > 0 and done == 0 and done_before == planned
+
+
+def digest(plan: Plan) -> Plan:
+    """What the ledger keeps of a plan: its plain values, how long its lists are, and a digest that tells the plan's file."""
+    plain = {name: value for name, value in plan.items() if not isinstance(value, list | dict)}
+    counts = {name: len(value) for name, value in plan.items() if isinstance(value, list | dict)}
+    return {**plain, "counts": counts, "sha256": hashlib.sha256(_text(plan)).hexdigest()}
+
+
 def moved_on(why: str, where: str = "") -> MovedOnError:
     """The tier is not any more what the plan was made of."""
     what = f"the tier has moved on since this was planned: {why}"
@@ -83,5 +96,8 @@ def _parsed(path: str) -> Plan:
 
 
 def _checksum(plan: Plan) -> int:
-    text = json.dumps(plan, sort_keys=True, separators=(",", ":"))
-    return zlib_ng.crc32(text.encode())
+    return zlib_ng.crc32(_text(plan))
+
+
+def _text(plan: Plan) -> bytes:
+    return json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()

@@ -63,7 +63,7 @@ ROLES: Mapping[str, Role] = {
     RECLAIMER: Role(
         "expire, gc, delete-topic, lease --break",
         puts=(f"{JOURNAL}*", LEASE, f"{LEDGER}*"),
-        deletes=(f"{JOURNAL}*", f"{QUEUE}*", f"{QUARANTINE}*", f"{INDEX}*"),
+        deletes=(f"{JOURNAL}*", f"{QUEUE}*", f"{QUARANTINE}*", f"{INDEX}*", f"{LEDGER}*"),
     ),
 }
 

@@ -5,6 +5,9 @@ one ``index`` action; then all that no object covers is read from the tier and m
 
 Ordering: a reign, so that no writer is at work; what is dropped; then object by object, each with its entry.
 
+A reign that was taken meanwhile by one who only tidies up (``gc``) ends nothing: with no writer alive another is taken, and
+what is in hand is stored again under it, since an object of an older reign may be deleted before it is named.
+
 After a crash, or when a writer takes over in the middle: what was named stays, and the rest is found again by the next plan,
 or made by that writer. Nothing is deleted: ``gc`` collects what was dropped.
 """
@@ -17,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tiered import keys
-from tiered.errors import InvalidError
+from tiered.errors import FencedError, InvalidError
 from tiered.index.builder import IndexBuilder
 from tiered.index.indexer import Indexer
 from tiered.log.indexed import after_index, index_action
@@ -29,11 +32,14 @@ from tiered.plugin.reign import reign_and
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tiered.journal.entry import Action
     from tiered.journal.writer import JournalWriter
-    from tiered.log.parts import TierState
+    from tiered.log.parts import IndexObject, TierState
     from tiered.plugin.workplace import Workplace
 
 WHAT = "rebuild --index"
+REIGNS_MAX = 1000
+"""So often a run may lose its reign to others that only tidy up."""
 THREADS = 4
 """Objects checked at once; each is held in memory."""
 
@@ -114,28 +120,25 @@ def apply_rebuild_index(
         BackendError: The store does not answer; planning again shows what is left.
         OSError: There is no room for the work file.
     """
-    journal = reign_and(at)
-    if dict(journal.state.store) != plan["store"]:
-        raise moved_on("it belongs to another store")
-    named = {index.place.key for index in journal.state.indexes}
-    drop = [one["key"] for one in plan["drop"] if one["key"] in named]
-    if drop:
-        journal.append([index_action([], drop)])
-    run = _Run(at, journal, items_max, directory)
+    run = _Run(at, reign_and(at), items_max, directory)
     try:
+        if dict(run.journal.state.store) != plan["store"]:
+            raise moved_on("it belongs to another store")
+        dropped = run.drop([one["key"] for one in plan["drop"]])
         run.all(told)
     finally:
         run.builder.reset()
-    journal.write_checkpoint()
+    run.journal.write_checkpoint()
     return {
-        "dropped": len(drop),
+        "dropped": dropped,
         **run.done,
-        "unindexed_messages": unindexed_messages(journal.state),
+        "was_applied": has_work(plan) and not dropped and not run.done["objects"],
+        "unindexed_messages": unindexed_messages(run.journal.state),
         "damaged": [
             {"queue": f"{queue} incarnation {number}", "reason": str(error)}
             for (queue, number), error in run.indexer.damaged.items()
         ],
-        "generation": journal.generation,
+        "generation": run.journal.generation,
     }
 
 
@@ -148,22 +151,48 @@ class _Run:
         directory: str | None,
     ) -> None:
         sequence = itertools.count()
-        self._journal = journal
+        self._at = at
+        self._reigns_left = REIGNS_MAX
+        self.journal = journal
         self._items_max = items_max
         self.builder = IndexBuilder(
             at.store,
             at.prefix,
-            lambda: keys.ObjectId(journal.generation, journal.writer, next(sequence)),
+            lambda: keys.ObjectId(self.journal.generation, self.journal.writer, next(sequence)),
             directory=directory,
         )
         self.indexer = Indexer(self.builder, at.store, at.prefix)
         self.done = {"objects": 0, "items": 0, "size_bytes": 0}
 
+    def drop(self, damaged: list[str]) -> int:
+        """Name these objects no more; how many that were."""
+        named = {index.place.key for index in self.journal.state.indexes}
+        found = [key for key in damaged if key in named]
+        while found and found[0] in {index.place.key for index in self.journal.state.indexes}:
+            self._say(index_action([], found))
+        return len(found)
+
+    def _say(self, action: Action) -> bool:
+        """Append an action; False when another has taken the reign, and it is ours again: look at the state.
+
+        Raises:
+            FencedError: A writer is alive, and will see to the rest.
+        """
+        try:
+            self.journal.append([action])
+        except FencedError:
+            self._reigns_left -= 1
+            if not self._reigns_left:
+                raise
+            self.journal = reign_and(self._at)
+            return False
+        return True
+
     def all(self, told: Callable[[str, int, int], None]) -> None:
         """Cover all that can be read."""
-        total = unindexed_messages(self._journal.state)
-        while self.indexer.step(self._journal.state, items_max=self._items_max):
-            left = self.indexer.waits(self._journal.state)
+        total = unindexed_messages(self.journal.state)
+        while self.indexer.step(self.journal.state, items_max=self._items_max):
+            left = self.indexer.waits(self.journal.state)
             told("indexing", max(0, total - left), total)
             if self.builder.count >= self._items_max:
                 self._publish()
@@ -171,14 +200,20 @@ class _Run:
             self._publish()
 
     def _publish(self) -> None:
-        made = self.builder.finish()
-        self._journal.append([index_action([made])])
-        if all(one.place.key != made.place.key for one in self._journal.state.indexes):
+        is_said, made = False, self.builder.finish()
+        while not (is_said or self._is_named(made)):
+            is_said = self._say(index_action([made]))
+            if not is_said and not self._is_named(made):  # it may have become history just before
+                made = self.builder.finish()
+        if not self._is_named(made):
             raise moved_on("its queues have changed meanwhile")
         self.builder.reset()
         self.done["objects"] += 1
         self.done["items"] += made.count
         self.done["size_bytes"] += made.place.object_bytes
+
+    def _is_named(self, made: IndexObject) -> bool:
+        return any(one.place.key == made.place.key for one in self.journal.state.indexes)
 
 
 def _without(state: TierState, drop: list[str]) -> TierState:

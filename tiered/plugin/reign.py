@@ -66,6 +66,7 @@ def _writer(at: Workplace) -> JournalWriter[TierState]:
         clock=at.clock,
         rng=at.rng,
         stop=threading.Event(),
+        give_up_s=at.give_up_s,
     )
 
 

@@ -31,6 +31,7 @@ from tiered.log.repair import (
 from tiered.log.seal import seal_action
 from tiered.log.state import TierMachine, TierState
 from tiered.plugin.ends import require_conditional_writes
+from tiered.plugin.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
     import random
@@ -94,7 +95,14 @@ class Repairer:
         self._rng = rng
         self._writer = f"{rng.getrandbits(32):08x}"
         self._journal: JournalWriter[TierState] = JournalWriter(
-            raw, prefix, TierMachine(), writer=self._writer, clock=clock, rng=rng, stop=stop
+            raw,
+            prefix,
+            TierMachine(),
+            writer=self._writer,
+            clock=clock,
+            rng=rng,
+            stop=stop,
+            give_up_s=GIVE_UP_S,
         )
         self._lease = Lease(
             store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backends.errors import (
@@ -14,7 +15,7 @@ from backends.errors import (
 )
 from backends.metered import MeteredStore
 from backends.registry import open_store
-from backends.retrying import RetryingStore
+from backends.retrying import RetryingStore, RetryPolicy
 from tiered.errors import InvalidError, StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -60,12 +61,17 @@ def with_retries(
     rng: random.Random,
     stop: threading.Event,
     on_retry: Callable[[], None] | None = None,
+    *,
+    give_up_s: float | None = None,
 ) -> RetryingStore:
     """For readers, and for a writer's reads, listings and lease; the meter counts what is made again.
 
     Its data uploads switch files instead, and its journal tries again by itself. ``on_retry`` is needed only where ``store``
-    is not the meter itself.
+    is not the meter itself; ``give_up_s`` shortens how long one request is tried.
     """
     if on_retry is None:
         on_retry = store.count_retry if isinstance(store, MeteredStore) else lambda: None
-    return RetryingStore(store, clock=clock, rng=rng, stop=stop, on_retry=on_retry)
+    policy = RetryPolicy()
+    if give_up_s is not None:
+        policy = replace(policy, deadline_s=min(policy.deadline_s, give_up_s))
+    return RetryingStore(store, clock=clock, rng=rng, stop=stop, policy=policy, on_retry=on_retry)

@@ -90,6 +90,7 @@ def survey(
             bound=history.bound,
             reign=reign,
             old_ms=now_ms - grace_ms,
+            now_ms=now_ms,
         )
         plan = plan_orphans(listed, probes, known, limit=limit)
         plan.left.add_unknown(foreign)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from tiered.plugin.place import Place
 
 
+GIVE_UP_S = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Workplace:
     """One broker's tier, and what is needed to change it.
@@ -23,6 +26,7 @@ class Workplace:
         place: Which broker.
         clock: Time.
         rng: For ids and jitter.
+        give_up_s: A store that has refused an entry for so long is given up.
     """
 
     store: ObjectStore
@@ -30,6 +34,7 @@ class Workplace:
     place: Place
     clock: Clock
     rng: random.Random
+    give_up_s: float = GIVE_UP_S
 
     @property
     def prefix(self) -> str:
