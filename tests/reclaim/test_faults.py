@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -204,11 +205,7 @@ def test_a_guest_ends_when_the_store_refuses_its_entries_for_too_long(what: str)
     bad = FaultyStore(tier.store, random.Random(1), rule)
     at = Workplace(tier.store, bad, tier.at.place, tier.clock, random.Random(1), give_up_s=20)
     begin_s = tier.clock.monotonic_s()
+    apply = {"gc": apply_gc, "rebuild --index": partial(apply_rebuild_index, items_max=9)}
     with pytest.raises(StoreUnavailableError):
-        if what == "gc":
-            apply_gc(at, plan)
-        elif what == "rebuild --index":
-            apply_rebuild_index(at, plan, items_max=9)
-        else:
-            apply_steps(at, plan)
+        apply.get(what, apply_steps)(at, plan)  # type: ignore[operator]
     assert tier.clock.monotonic_s() - begin_s <= 20
