@@ -11,6 +11,10 @@ Contract
     meanwhile, linking fails with ENOENT instead of landing in a namesake that nobody made durable.
     The caller then calls ``forget`` and begins again.
 
+    A folder that was reopened is the known one only if it has its number *and* its generation or time of birth: a folder
+    made anew in the place of a removed one mostly gets its number. Where the file system tells neither, a folder is known
+    for as long as it is held open.
+
     At most ``FOLDERS_OPEN_MAX`` descriptors stay open (fewer where the process may open few). Any
     thread may call anything at any time. Nothing here has to survive a crash.
 """
@@ -20,9 +24,11 @@ Contract
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import resource
+import struct
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager, suppress
@@ -30,12 +36,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
 FOLDERS_OPEN_MAX = 256
 _FOLDERS_KNOWN_MAX = 65_536
 _LOOKED_AT_MAX = 64
 """More than threads ever use folders at once."""
+_LONG_BYTES = struct.calcsize("@l")
+_GET_GENERATION = 2 << 30 | _LONG_BYTES << 16 | ord("v") << 8 | 1
+"""FS_IOC_GETVERSION of Linux: a number that differs between the inodes that have had the same number."""
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -44,7 +53,7 @@ class _Folder:
     """An open folder: closed when it is dropped from the cache and the last user has gone."""
 
     fd: int
-    inode: int
+    identity: Hashable
     users: int = 0
     dropped: bool = False
 
@@ -101,7 +110,9 @@ class FolderCache:
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, _Folder] = OrderedDict()
         self._syncs = _SharedSyncs()
-        self._known: dict[bytes, int] = {}  # folder -> inode whose name is on disk
+        self._known: dict[
+            bytes, Hashable
+        ] = {}  # folder -> identity of the one whose name is on disk
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(4, min(FOLDERS_OPEN_MAX, soft // 4))
 
@@ -140,7 +151,7 @@ class FolderCache:
         Raises:
             OSError: A folder cannot be opened or forced; how far that went is not known.
         """
-        names: dict[bytes, int] = {}
+        names: dict[bytes, Hashable] = {}
         for folder in folders:
             self._collect_unforced(folder, names)
         for parent in sorted({_above(folder) for folder in names}, key=_depth, reverse=True):
@@ -182,11 +193,11 @@ class FolderCache:
 
     def _add(self, folder: bytes, fd: int) -> _Folder:
         surplus: list[int] = []
-        inode = os.fstat(fd).st_ino
+        identity = _identity(fd)
         with self._lock:
             entry = self._open.get(folder)
             if entry is None:
-                entry = self._open[folder] = _Folder(fd, inode)
+                entry = self._open[folder] = _Folder(fd, identity)
             else:  # another thread was faster
                 surplus.append(fd)
             entry.users += 1
@@ -220,19 +231,19 @@ class FolderCache:
         idle = (folder for folder, entry in oldest if not entry.users)
         return [fd for folder in [*itertools.islice(idle, surplus)] for fd in self._drop(folder)]
 
-    def _collect_unforced(self, folder: bytes, names: dict[bytes, int]) -> None:
+    def _collect_unforced(self, folder: bytes, names: dict[bytes, Hashable]) -> None:
         """Add ``folder`` and what is above it, up to the first whose name is known to be on disk."""
         while folder and folder not in names:
-            inode = self._inode(folder)
-            if self._known.get(folder) == inode:
+            identity = self._identity_of(folder)
+            if self._known.get(folder) == identity:
                 return
-            names[folder] = inode
+            names[folder] = identity
             folder = _above(folder)
 
-    def _inode(self, folder: bytes) -> int:
+    def _identity_of(self, folder: bytes) -> Hashable:
         entry = self._take(folder) or self._add(folder, self._open_or_make(folder))
         self._give_back(entry)
-        return entry.inode
+        return entry.identity
 
     def _open_or_make(self, folder: bytes) -> int:
         try:
@@ -249,6 +260,18 @@ class FolderCache:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent_fd)
             return os.open(name, _FLAGS, dir_fd=parent_fd)
+
+
+def _identity(fd: int) -> Hashable:
+    """What no other folder has, not even one made in its place once it is gone."""
+    found = os.fstat(fd)
+    birth = getattr(found, "st_birthtime", None)
+    if birth is None:
+        try:
+            birth = fcntl.ioctl(fd, _GET_GENERATION, bytes(_LONG_BYTES))
+        except OSError:
+            return object()
+    return found.st_dev, found.st_ino, birth
 
 
 def _above(folder: bytes) -> bytes:

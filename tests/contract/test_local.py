@@ -260,6 +260,7 @@ def test_names_above_that_could_not_be_forced_are_forced_next_time(
 
 def test_known_folders_outlive_the_open_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("backends.local_folders.FOLDERS_OPEN_MAX", 4)
+    monkeypatch.setattr("backends.local_folders._identity", lambda fd: os.fstat(fd).st_ino)
     store = LocalFolderStore(tmp_path)
     before = open_files()
     for turn in range(2):
@@ -272,6 +273,29 @@ def test_known_folders_outlive_the_open_ones(tmp_path: Path, monkeypatch: pytest
     assert len(synced) == 2  # the bytes and the folder; not what holds the folder, though reopened
     store.close()
     assert open_files() == before
+
+
+@pytest.mark.parametrize("tells_generations", [True, False])
+def test_a_folder_made_anew_is_forced_upwards_though_it_has_the_old_one_s_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_generations: bool
+):
+    monkeypatch.setattr("backends.local_folders.FOLDERS_OPEN_MAX", 4)
+    if not tells_generations:
+        monkeypatch.setattr("backends.local_folders._GET_GENERATION", 0)
+    store, other = LocalFolderStore(tmp_path), LocalFolderStore(tmp_path)
+    for turn in range(40):
+        store.put_if_absent(f"a{turn}/b", b"")
+        for folder in range(5):  # the descriptor of the first one goes
+            store.put_if_absent(f"{folder}/{turn}", b"")
+        other.delete(f"a{turn}/b")
+        other.put_if_absent(f"a{turn}/c", b"")
+        synced: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda fd: synced.append(_path(fd)))  # noqa: B023 (called at once)
+            store.put_if_absent(f"a{turn}/d", b"")
+        assert str(tmp_path) in synced, turn
+    store.close()
+    other.close()
 
 
 @pytest.mark.parametrize(
