@@ -124,6 +124,16 @@ def acquire(lease: Lease, *, wait: bool, stop: Callable[[float], bool]) -> list[
     return told
 
 
+def passing(clock: ManualClock) -> Callable[[float], bool]:
+    """Time passes while somebody waits, and nobody is told to stop."""
+
+    def stop(seconds: float) -> bool:
+        clock.advance(seconds)
+        return False
+
+    return stop
+
+
 def test_waiting_for_a_lease_says_so_once_before_it_waits(store: MemoryStore, clock: ManualClock):
     lease_of(store, "aaaaaaaa", clock).try_acquire()
     waited: list[float] = []
@@ -139,7 +149,7 @@ def test_waiting_for_a_lease_says_so_once_before_it_waits(store: MemoryStore, cl
 
 def test_who_does_not_wait_or_is_told_to_stop_is_fenced(store: MemoryStore, clock: ManualClock):
     lease_of(store, "aaaaaaaa", clock).try_acquire()
-    with pytest.raises(FencedError, match=r"elsewhere \(process 4711\) holds the lease"):
+    with pytest.raises(FencedError, match="process 4711 on elsewhere holds the lease"):
         acquire(lease_of(store, "bbbbbbbb", clock), wait=False, stop=lambda _: False)
     with pytest.raises(FencedError):
         acquire(lease_of(store, "bbbbbbbb", clock), wait=True, stop=lambda _: True)
@@ -170,7 +180,7 @@ def test_a_dead_process_of_this_host_is_replaced_at_once(store: MemoryStore, clo
         while not holder.is_gone():  # also while it is a zombie
             pass
         assert process.returncode is None
-        assert lease_of(store, "bbbbbbbb", clock).try_acquire() is None
+        acquire(lease_of(store, "bbbbbbbb", clock), wait=False, stop=passing(clock))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +296,7 @@ def test_i7_a_late_landing_cannot_take_the_lease_back_from_another(
     with pytest.raises(BackendError):
         lease.renew()
     clock.advance(20)
-    assert lease_of(store, "bbbbbbbb", clock).try_acquire() is None
+    acquire(lease_of(store, "bbbbbbbb", clock), wait=False, stop=passing(clock))
     flaky.land_late()
     assert present(store).writer == "bbbbbbbb"
     with pytest.raises(FencedError):
@@ -306,7 +316,7 @@ def test_an_outage_of_any_length_ends_only_who_was_replaced(
         with pytest.raises(UnavailableError):
             lease.renew()
     if is_taken:
-        assert lease_of(store, "bbbbbbbb", clock).try_acquire() is None
+        acquire(lease_of(store, "bbbbbbbb", clock), wait=False, stop=passing(clock))
         with pytest.raises(FencedError, match="another writer"):
             lease.renew()
     else:
@@ -338,3 +348,60 @@ def test_of_many_that_try_at_once_one_gets_it(store: MemoryStore, clock: ManualC
     for thread in threads:
         thread.join()
     assert [f"{number:08x}" for number in got] == [present(store).writer]
+
+
+class Beside(ManualClock):
+    """Time passes by waiting; another writer, whose clock is behind, renews as it should."""
+
+    def __init__(self, now_ms: int, theirs: ManualClock) -> None:
+        super().__init__(now_ms)
+        self.theirs = theirs
+        self.lease: Lease | None = None
+
+    def stop(self, seconds: float) -> bool:
+        self.advance(seconds)
+        self.theirs.advance(seconds)
+        if self.lease:
+            self.lease.renew()
+        return False
+
+
+@pytest.mark.parametrize("seconds", [9.0, 60.0])
+def test_who_does_not_wait_leaves_a_living_holder_whose_clock_is_behind(
+    store: MemoryStore, clock: ManualClock, seconds: float
+):
+    ours = Beside(clock.now_ms() + 7_200_000, clock)
+    ours.lease = lease_of(store, "aaaaaaaa", clock)
+    ours.lease.try_acquire()
+    two = lease_of(store, "bbbbbbbb", ours, seconds=seconds)
+    with pytest.raises(FencedError, match=r"renews its lease.*about 7\d\d\d s behind ours"):
+        acquire(two, wait=False, stop=ours.stop)
+    assert present(store).writer == "aaaaaaaa"
+
+
+def test_who_waits_leaves_a_living_holder_whose_clock_is_behind_until_it_ends(
+    store: MemoryStore, clock: ManualClock
+):
+    ours = Beside(clock.now_ms() + 7_200_000, clock)
+    ours.lease = lease_of(store, "aaaaaaaa", clock)
+    ours.lease.try_acquire()
+    two = lease_of(store, "bbbbbbbb", ours)
+
+    def stop(seconds: float) -> bool:
+        if ours.monotonic_s() > 100:
+            ours.lease = None  # it was killed
+        return ours.stop(seconds)
+
+    acquire(two, wait=True, stop=stop)
+    assert ours.monotonic_s() > 100
+    assert present(store).writer == "bbbbbbbb"
+
+
+def test_an_expired_lease_that_nobody_renews_is_taken_after_a_while(
+    store: MemoryStore, clock: ManualClock
+):
+    lease_of(store, "aaaaaaaa", clock).try_acquire()
+    clock.advance(1000)
+    ours = Beside(clock.now_ms(), clock)
+    acquire(lease_of(store, "bbbbbbbb", ours), wait=False, stop=ours.stop)
+    assert 9 <= ours.monotonic_s() < 12

@@ -12,13 +12,13 @@ from support.tiers import QUEUE, batch_of, put_index, put_log
 
 from tiered.clock import ManualClock
 from tiered.errors import FencedError, InvalidError
-from tiered.journal.lease import Holder, Lease
+from tiered.journal.lease import WATCH_S, Holder, Lease
 from tiered.log.state import part_json, queue_action
 from tiered.log.verify import verify_tier
 from tiered.plugin import gc
 from tiered.plugin.expire import apply_steps, plan_delete_topic
 from tiered.plugin.gc import apply_gc, plan_gc
-from tiered.plugin.reign import WATCH_S, reign_and
+from tiered.plugin.reign import reign_and
 
 if TYPE_CHECKING:
     import threading

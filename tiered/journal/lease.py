@@ -7,8 +7,10 @@ The object ``lease`` is the one mutable object of a tier, changed only by compar
 behind the journal, and never lead. Who takes, renews, frees or breaks a lease keeps what it said, so that a journal that has
 lost its end is noticed (``tiered.journal.reader``). Nothing else rests on it.
 
-Rules: an absent, released or unreadable lease is free. One that has expired by our wall clock is free. One whose holder
-was a process of this host and this boot that no longer runs is free at once. Else we wait for it, saying so, or give up.
+Rules: an absent, released or unreadable lease is free. One that has expired by our wall clock is free once we have watched
+it for a while (``WATCH_S``, or our own duration if that is shorter) and nobody has renewed it: the holder's clock may be far
+behind ours. One whose holder was a process of this host and this boot that no longer runs is free at once. Else we wait for
+it, saying so, or give up.
 A holder renews at a third of the duration. While the store does not answer it goes on trying, however long that takes:
 afterwards the lease is still its own, or another has taken it, and then it stops (``FencedError``). Two that write at
 once meanwhile do no harm, since the journal has room for one.
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
 
 _TRIES = 6
+WATCH_S = 15.0
+"""How long an expired lease is watched, at most: longer than the default lease, and than the renewals of one of 45 s."""
 _NUMBER_END: int = 10 ** (OFFSET_DIGITS - 1)
 _GENERATION_END: int = 10**NUMBER_DIGITS - 1
 """What a lease says beyond these no writer of ours can have said; there is room behind them for a rebuild."""
@@ -163,9 +167,11 @@ class Lease:
         self._known = known
         self._version: Version | None = None
         self.remembered = JournalEnd()
+        self._seen: tuple[Version | None, float] = None, 0.0
+        """Of another's lease, and since when it is so."""
 
     def try_acquire(self) -> LeaseState | None:
-        """Take the lease if it is free.
+        """Take the lease if it is free; one that has expired only when earlier calls have seen it as it is for a while.
 
         Returns:
             None when it is ours now; else who has it.
@@ -177,7 +183,7 @@ class Lease:
         present: LeaseState | None = None
         for tries_left in reversed(range(_TRIES)):
             present, version = read_lease(self._store, self._key)
-            if present and present.writer != self._writer and not self._is_free(present):
+            if present and present.writer != self._writer and not self._is_free(present, version):
                 return present
             if present:
                 self.remembered = self.remembered.or_later(present.end)
@@ -196,10 +202,10 @@ class Lease:
     def acquire(
         self, *, wait: bool, announce: Callable[[LeaseState], None], stop: Callable[[float], bool]
     ) -> None:
-        """Take the lease, waiting for a living holder's to end if asked to.
+        """Take the lease, waiting for a living holder's to end if asked to. One that has expired is watched in any case.
 
         Args:
-            wait: Wait until it is free; else give up at once.
+            wait: Wait until it is free; else give up as soon as a holder is seen to live.
             announce: Called once with the holder that is waited for.
             stop: Waits so many seconds; True when we were told to stop.
 
@@ -207,17 +213,32 @@ class Lease:
             FencedError: Another holder has it (and we do not wait, or were told to stop).
             BackendError: The lease could not be read or written; calling again is harmless.
         """
-        told = False
+        told, first = False, None
         while (other := self.try_acquire()) is not None:
+            first = first or other
+            is_silent = other == first and self._has_expired(other)
             if wait and not told:
                 announce(other)
                 told = True
-            if not wait or stop(min(1.0, self._seconds / 4)):
-                raise FencedError(
-                    f"{other.holder.host} (process {other.holder.pid}) holds the lease",
-                    where=f"{self._store.url}/{self._key}",
-                    do="stop that writer, or wait until its lease ends",
-                )
+            if not (wait or is_silent) or stop(min(1.0, self._seconds / 4)):
+                raise self._held(other, first)
+
+    def _held(self, other: LeaseState, first: LeaseState) -> FencedError:
+        """What is said of a holder that lives; ``first``: what its lease said when we came."""
+        where = f"{self._store.url}/{self._key}"
+        holder = f"process {other.holder.pid} on {other.holder.host}"
+        if other == first or not (self._has_expired(first) or self._has_expired(other)):
+            return FencedError(
+                f"a writer is at work: {holder} holds the lease",
+                where=where,
+                do="stop that writer, or wait until its lease ends",
+            )
+        behind_s = self._seconds + (self._clock.now_ms() - other.expires_ms) / 1000
+        return FencedError(
+            f"{holder} renews its lease, which our clock calls expired: its clock is about {behind_s:.0f} s behind ours",
+            where=where,
+            do="set the clocks; stop that writer, or wait until its lease ends",
+        )
 
     @property
     def renewal_seconds(self) -> float:
@@ -264,8 +285,15 @@ class Lease:
             )
         return version
 
-    def _is_free(self, present: LeaseState) -> bool:
-        expired = present.expires_ms <= self._clock.now_ms()
+    def _has_expired(self, present: LeaseState) -> bool:
+        return present.expires_ms <= self._clock.now_ms()
+
+    def _is_free(self, present: LeaseState, version: Version | None) -> bool:
+        now_s = self._clock.monotonic_s()
+        if self._seen[0] != version:
+            self._seen = version, now_s
+        is_silent = now_s - self._seen[1] >= min(WATCH_S, self._seconds)
+        expired = self._has_expired(present) and is_silent
         return present.released or expired or present.holder.is_gone()
 
     def _write(self, expected: Version | None, *, released: bool = False) -> None:

@@ -9,8 +9,8 @@ lists.
 The lease is held only for the moment of taking the reign, and that work: a writer that comes afterwards takes the next one,
 and what is done under ours stays right.
 
-A lease that has expired by our clock alone is watched first: a writer whose clock is behind ours renews it, and must not be
-fenced by a command that only tidies up.
+A lease that has expired by our clock alone is watched first (``Lease.acquire``): a writer whose clock is behind ours renews
+it, and must not be fenced by a command that only tidies up.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiered.errors import FencedError
-from tiered.journal.lease import Holder, Lease, read_lease
+from tiered.journal.lease import Holder, Lease
 from tiered.journal.writer import JournalWriter
-from tiered.keys import LEASE
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
 
     from tiered.plugin.workplace import Workplace
 
-WATCH_S = 15.0
-"""How long an expired lease is watched: longer than the default lease, and than the renewals of one of 45 s."""
 _SECONDS = 60.0
 """A lease that nobody renews: longer than taking a reign and a few entries may last."""
 _SECONDS_ANEW = 600.0
@@ -70,30 +66,6 @@ def _writer(at: Workplace) -> JournalWriter[TierState]:
     )
 
 
-def require_silent(at: Workplace) -> None:
-    """Watch a lease that seems to have expired, for ``WATCH_S``.
-
-    Raises:
-        FencedError: It was renewed meanwhile.
-        BackendError: It could not be read.
-    """
-    key = at.prefix + LEASE
-    present, first = read_lease(at.store, key)
-    if present is None or present.released or present.holder.is_gone():
-        return
-    if present.expires_ms > at.clock.now_ms():
-        return  # held, which whoever acquires it will say
-    never, until_s = threading.Event(), at.clock.monotonic_s() + WATCH_S
-    while at.clock.monotonic_s() < until_s:
-        at.clock.wait(never, 1.0)
-        if read_lease(at.store, key)[1] != first:
-            raise FencedError(
-                f"a writer on {present.holder.host} renews its lease, which our clock calls expired",
-                where=f"{at.store.url}/{at.prefix}",
-                do="set the clocks",
-            )
-
-
 def reign_and(
     at: Workplace,
     work: Callable[[JournalWriter[TierState]], None] = lambda _journal: None,
@@ -121,14 +93,12 @@ def reign_and(
         clock=at.clock,
         known=lambda: journal.end,
     )
-    require_silent(at)
-    other = lease.try_acquire()
-    if other is not None:
-        raise FencedError(
-            f"a writer is at work: process {other.holder.pid} on {other.holder.host} holds the lease",
-            where=f"{at.store.url}/{at.prefix}",
-            do="stop it, or wait until it has ended",
-        )
+    never = threading.Event()
+    lease.acquire(
+        wait=False,
+        announce=lambda _state: None,
+        stop=lambda seconds: at.clock.wait(never, seconds),
+    )
     try:
         holder = asdict(Holder.present())
         if anew:

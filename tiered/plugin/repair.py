@@ -13,6 +13,7 @@ After a crash: what entries name is repaired, the rest as before; repair again.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from tiered.plugin.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
     import random
-    import threading
     from collections.abc import Iterable
 
     from typing_extensions import Buffer
@@ -181,7 +181,9 @@ class Repairer:
         if self._uploader is None:
             able = require_conditional_writes(self._store, self._rng, self._store.url)
             self._lease.acquire(
-                wait=False, announce=lambda _state: None, stop=lambda _seconds: False
+                wait=False,
+                announce=lambda _state: None,
+                stop=lambda seconds: self._clock.wait(threading.Event(), seconds),
             )
             holder = {**asdict(Holder.present()), "repairs": True}
             self._journal.take_reign(holder, remembered=self._lease.remembered)
