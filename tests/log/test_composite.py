@@ -280,6 +280,17 @@ def test_segments_roll_by_size_and_by_age():
     assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5, 7]
 
 
+def test_a_clock_that_was_set_back_postpones_no_roll_by_age():
+    queue = Queue.new()
+    times = [10_000_000, 10_000_001, 9_990_000, 2_000_000, 2_000_001, 2_005_000]
+    for number, now_ms in enumerate(times):
+        queue.file.append(batch_of(number, [b"x" * 10]), 0.0)
+        commit = queue.file.take(now_ms)
+        queue.file.log_stored()
+        queue.commit(commit, now_ms)
+    assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5]
+
+
 def test_nothing_is_taken_while_the_entry_of_a_gap_is_on_its_way():
     file = fresh()
     file.hold()

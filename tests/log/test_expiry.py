@@ -178,3 +178,35 @@ def test_what_is_left_is_consistent_and_old_enough(
     assert bool(again) == is_cut  # nothing is left over but for the limit
     if gone:
         assert after.min_offset == segment_end(gone[-1])
+
+
+def with_store_time(state: TierState, segment: int, time_ms: int) -> TierState:
+    """The newest message of a segment was stored at another time."""
+    (life,) = state.queues[QUEUE]
+    old = life.segments[segment]
+    parts = (*old.parts[:-1], replace(old.parts[-1], store_max_ms=time_ms))
+    row = [*life.segments]
+    row[segment] = replace(old, parts=parts)
+    return replace(state, queues={**state.queues, QUEUE: (replace(life, segments=tuple(row)),)})
+
+
+def test_a_store_time_in_the_future_keeps_its_queue_no_longer_than_its_neighbours():
+    state = three_segments().journal.state
+    (life,) = state.queues[QUEUE]
+    came_ms = life.segments[1].created_ms
+    assert came_ms >= TIME_MS
+    far_ms = TIME_MS + 50 * 365 * 86_400_000
+    wrong = with_store_time(state, 0, far_ms)
+    assert plan(wrong, came_ms, ttl_ms=0) == []  # it was stored at that time, or before
+    (step,) = plan(wrong, came_ms + 10_000)
+    assert (step.segments, step.min_to, step.newest_ms) == (2, 4, far_ms)
+    assert plan(wrong, came_ms + 10_000, ttl_ms=10_001) == []
+    last = with_store_time(state, 1, far_ms)
+    (step,) = plan(last, came_ms + 10_000)
+    assert (step.segments, step.min_to) == (2, 4)
+
+
+def test_a_store_time_in_the_future_does_not_make_the_rest_expire_early():
+    """All times of the first segment are to come by a clock that was set back: nothing expires by it."""
+    state = three_segments().journal.state
+    assert plan(state, TIME_MS - 86_400_000, ttl_ms=1000) == []

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
     from tiered.log.state import ObjectRange, Part, QueueLife, Segment
 
+_CLOCK_SET_BACK_MS = 60_000
+"""A segment that was begun so long after now was begun by another clock, or before ours was set back: it rolls."""
 ITEM_MEMORY_BYTES = 40
 """What one item costs in memory besides its record's bytes (position, size, tag, two times)."""
 
@@ -388,7 +390,9 @@ class CompositeFlatFile:
         if self._roll_next or last is None or last.sealed:
             return True
         full = last.append_position >= self._policy.segment_bytes_max
-        return full or now_ms - last.created_ms >= self._policy.segment_age_ms_max
+        age_ms = now_ms - last.created_ms
+        was_set_back = age_ms < -_CLOCK_SET_BACK_MS  # nobody knows how old it is
+        return full or was_set_back or age_ms >= self._policy.segment_age_ms_max
 
     def _open_segments(self, now_ms: int) -> None:
         """Open both files at the present positions. An empty last segment (a switch at position 0) is replaced."""

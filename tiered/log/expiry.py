@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING
 
 from tiered.log.parts import Segment, queue_action
@@ -103,6 +103,8 @@ def plan_expiry(
 ) -> tuple[list[ExpiryStep], bool]:
     """What is to expire now: of each life the sealed segments at its beginning whose newest message is too old.
 
+    A store time in the future is not believed (``_stored_ms``).
+
     Args:
         state: What the journal says.
         now_ms: The time against which ages are held.
@@ -120,7 +122,7 @@ def plan_expiry(
         if ttl is None:
             continue
         for number, life in enumerate(state.queues[queue]):
-            going = _too_old(life, now_ms - ttl)
+            going = _too_old(life, now_ms, now_ms - ttl)
             planner.add(queue, number, life, takewhile(partial(may_go, queue, number), going))
     return planner.steps, planner.is_cut
 
@@ -136,13 +138,28 @@ def plan_removal(
     return planner.steps, planner.is_cut
 
 
-def _too_old(life: QueueLife, before_ms: int) -> Iterator[Segment]:
-    for segment in life.segments:
-        newest = newest_ms(segment)
-        age_ms = newest if newest >= 0 else segment.created_ms  # of holes only: by when it came
-        if not (segment.sealed or life.ended) or age_ms >= before_ms:
+def _too_old(life: QueueLife, now_ms: int, before_ms: int) -> Iterator[Segment]:
+    for segment, behind in zip_longest(life.segments, life.segments[1:]):
+        stored_ms = _stored_ms(segment, behind, now_ms)
+        if not (segment.sealed or life.ended) or stored_ms >= before_ms:
             return
         yield segment
+
+
+def _stored_ms(segment: Segment, behind: Segment | None, now_ms: int) -> int:
+    """When the newest message of a segment was stored, as far as that can be believed.
+
+    A store time in the future is one message's mistake (a broker's clock was wrong), and must not keep its queue for ever:
+    then it was stored by the time when the segment behind it began; and not before anything else that is told of this one.
+    """
+    newest = newest_ms(segment)
+    if newest < 0:
+        return segment.created_ms  # of holes only: by when it came
+    if newest <= now_ms:
+        return newest
+    times = [time for part in segment.parts for time in (part.store_min_ms, part.store_max_ms)]
+    told = [time for time in times if time <= now_ms]
+    return max([segment.created_ms, *told, *([behind.created_ms] if behind else [])])
 
 
 class _Planner:
