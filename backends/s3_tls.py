@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from backends.errors import ConfigurationError
+from backends.regular import read_regular
 from backends.s3_wire import S3Failure
 
 UNKNOWN = "unknown"
@@ -42,7 +43,7 @@ def read_ca_bundle(path: str) -> bytes:
         ConfigurationError: It cannot be read, or holds no certificate.
     """
     try:
-        data = Path(path).expanduser().read_bytes()
+        data = read_regular(Path(path).expanduser())
     except OSError as error:
         raise ConfigurationError(
             f"the CA bundle cannot be read: {error.strerror or error} ({path})"

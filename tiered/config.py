@@ -18,8 +18,8 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from backends.regular import read_regular
 from tiered.errors import InvalidError
 
 ENVIRONMENT_PREFIX = "TIERED_"
@@ -177,7 +177,7 @@ def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
     import tomllib  # noqa: PLC0415 (start-up loads only what is needed)
 
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_regular(path).decode()
         document = tomllib.loads(text)
     except OSError as error:
         what = f"the configuration file cannot be read: {error.strerror or error}"

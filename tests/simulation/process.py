@@ -221,7 +221,7 @@ class Process(Owner):
         journal._lock = SimLock(world.scheduler)  # type: ignore[assignment]
         attachment._lease._holder = Holder(f"host{number}", "", "", number, 0)
         if not world.has_lease:
-            attachment._lease._is_free = lambda _present: True  # type: ignore[method-assign]
+            attachment._lease._is_free = lambda _present, _version: True  # type: ignore[method-assign]
             attachment._lease.renew = lambda: None  # type: ignore[method-assign]
         append = journal.append
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends.regular import read_regular
 from tiered.cli.sizes import format_count
 from tiered.errors import InvalidError
 
@@ -47,7 +47,7 @@ def say_bodies(call: Call, result: Result) -> None:
 
 def _read(name: str) -> bytes:
     try:
-        return Path(name).read_bytes()
+        return read_regular(name)
     except OSError as error:
         raise InvalidError(
             f"a schema of bodies cannot be read: {error.strerror}", where=name

@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from backends.regular import read_regular
 from tiered.cli.signals import at_end
 from tiered.cli.times import format_time
 
@@ -56,11 +57,10 @@ def guess_format(arguments: Sequence[str], environment: Mapping[str, str]) -> st
 
 def _format_of_file(name: str) -> str:
     import tomllib
-    from pathlib import Path
 
     if name:
         with contextlib.suppress(OSError, ValueError):
-            return str(tomllib.loads(Path(name).read_text("utf-8")).get("log-format", ""))
+            return str(tomllib.loads(read_regular(name).decode()).get("log-format", ""))
     return ""
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
+from backends.regular import read_regular
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError, MovedOnError
 
@@ -85,7 +86,7 @@ def moved_on(why: str, where: str = "") -> MovedOnError:
 
 def _parsed(path: str) -> Plan:
     try:
-        plan = json.loads(Path(path).read_text("utf-8"))
+        plan = json.loads(read_regular(path))
     except OSError as error:
         raise InvalidError(f"the plan cannot be read: {error.strerror}", where=path) from error
     except (ValueError, RecursionError):
