@@ -25,7 +25,12 @@ PYTEST := $(BIN)/python -m pytest
 # A file's tests stay in one process: they share servers and brokers that are dear to start.
 SHARED := $(PYTEST) -n $(or $(WORKERS),2) --dist loadfile
 
-.PHONY: help setup demo test test-all simulate torture zombies system lint format lock bench minio localstack docs clean
+# Tests that need no server, no process and no captured store; those that were changed since main come on top.
+PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_reader.py tests/cli/test_times_sizes.py
+CHANGED = $(shell git diff --name-only --diff-filter=d $$(git merge-base HEAD main 2>/dev/null || echo HEAD) -- 'tests/*/test_*.py'; \
+	git ls-files --others --exclude-standard -- 'tests/*/test_*.py')
+
+.PHONY: help setup demo quick test test-all simulate torture zombies system lint format lock bench minio localstack docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +39,10 @@ setup: .venv/.installed-runtime ## .venv with everything that users may want: S3
 
 demo: .venv/.installed-light ## the whole story on a local folder, without any server (two minutes at most)
 	@$(BIN)/tiered demo
+
+quick: .venv/.installed-test ## a minute: lint, types, the pure tests and those changed since main; without Java, MinIO and Spark
+	@$(MAKE) lint
+	@$(SHARED) -q -m "not slow and not java and not go and not spark" --hypothesis-profile=quick $(PURE) $(CHANGED) $(PYTEST_ARGS)
 
 test: .venv/.installed-test system ## every test but the slow ones, with what they need (JDK, Maven, MinIO) set up first
 	@$(SHARED) -m "not slow" $(PYTEST_ARGS)

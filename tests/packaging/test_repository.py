@@ -1,6 +1,8 @@
 """The repository stands alone: no registry's host, no machine's folder, no loose ends."""
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +100,15 @@ def test_offences_are_found(pattern: re.Pattern[str], line: str):
 )
 def test_what_only_looks_like_one_is_not(pattern: re.Pattern[str], line: str):
     assert not found(pattern, {"file": line})
+
+
+def test_make_quick_needs_no_java_minio_or_spark_and_runs_what_is_there(root: Path):
+    command = ["make", "-n", "quick"]
+    steps = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert "system.sh" not in steps
+    assert "mypy" in steps
+    tests = next(line for line in steps.splitlines() if "--hypothesis-profile=quick" in line)
+    assert "not java and not go and not spark" in tests
+    named = [word for word in tests.split() if word.startswith("tests/")]
+    assert len(named) >= 4
+    assert [name for name in named if not (root / name).exists()] == []
