@@ -99,12 +99,15 @@ class Bystander(Owner):
             reader = readers[state.queues[queue].index(life)]
             self._follow(queue, life.incarnation, start, reader.read)
         else:
-            fetcher = self._fetcher
+            fetcher, number = self._fetcher, life.incarnation
+            cursor = fetcher.tier.cursor(queue, number)
 
             def read(at: QueueOffset, **limits: int) -> Found:
-                return fetcher.read("g", queue, at, incarnation=life.incarnation, **limits)
+                if self._rng.random() < _SLOW:
+                    self._refresh()  # as a follower of the same tier does
+                return fetcher.read("g", queue, at, cursor=cursor, **limits)
 
-            self._follow(queue, life.incarnation, start, read)
+            self._follow(queue, number, start, read)
 
     def _refresh(self) -> None:
         if self._fetcher is None:
