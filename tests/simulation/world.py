@@ -125,6 +125,7 @@ class World:
         self._drama = rng.choice((0.0, 0.03, 0.15))
         self.spite = rng.choice((0.0, 0.0, 0.6))
         self._unhealthy = self._choose_rules()
+        self.history.flips = self.flips
         self._operations = self._choose_operations()
         self._is_ending = False
         self._since_s = 0.0
