@@ -315,10 +315,10 @@ def test_damage_in_a_decoded_column_is_found() -> None:
     pq.write_table(table, sink)
     forged = workshop(tier.store)
     data = with_sums(sink.getvalue())
-    forged.archive.put_if_absent(one.files[0].key, data)
-    file = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
     log = log_writer(forged)
     log.append([columns_action(lane.topic, 0, read_log(at).bodies[lane.topic][0])])
+    forged.archive.put_if_absent(one.files[0].key, data)
+    file = replace(one.files[0], size_bytes=len(data), crc=zlib_ng.crc32(data))
     log.append([archive_action(lane, replace(one, files=(file,)), 0)])
     found = [found.what for found in verify_archive(forged).findings]
     assert found[-1] == "rows differ from the tier behind offset 0"

@@ -22,7 +22,9 @@ from tests.archive.jobs import (
 from tiered.archive import parquet
 from tiered.archive.job import first_error, local_engine, log_writer, run_job
 from tiered.archive.machine import archive_action
+from tiered.archive.tables import read_archive
 from tiered.archive.task import archive_segment
+from tiered.archive.verify import read_log
 from tiered.errors import DataError, InternalError, InvalidError
 from tiered.log.state import part_json, queue_action
 from tiered.model import MessageQueue
@@ -124,7 +126,7 @@ def test_a_file_that_does_not_reconcile_is_not_published(monkeypatch: pytest.Mon
     monkeypatch.setattr(parquet, "open_whole", shorter)
     result = archive(at)
     assert isinstance(first_error(result), InternalError)
-    assert (result.segments, list(at.archive.list(""))) == (0, [])
+    assert (result.segments, keys(at)) == (0, [])
 
 
 def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() -> None:
@@ -225,3 +227,37 @@ class Deaf(WrappingStore):
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         self._inner.delete(key)
         self._inner.put_if_absent(key, data)
+
+
+def test_a_log_that_is_gone_is_not_taken_for_a_new_archive_s() -> None:
+    """Archived anew beside the files of before, rows would be there twice for whoever reads the directory."""
+    at = workshop(sealed([b"a"], [b"b"]).store)
+    archive(at)
+    for key in keys(at, "_log/"):
+        at.archive.delete(key)
+    before = keys(at, "")
+    for open_it in (archive, read_log, lambda at: read_archive(at.archive)):
+        with pytest.raises(DataError, match="log is gone, and there are files") as refused:
+            open_it(at)
+        assert "_log/" in refused.value.do
+    assert keys(at, "") == before
+
+
+def test_a_job_that_dies_before_its_first_files_are_archived_is_no_lost_log() -> None:
+    at = workshop(sealed([b"a"], [b"b"]).store)
+
+    def dies(_works: Iterator[object]) -> Iterator[tuple[Task, Outcome]]:
+        at.archive.put_if_absent("data/topic_dir=orders/date=1970-01-01/0.parquet", b"half a file")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(at, dies)  # type: ignore[arg-type]
+    assert read_archive(at.archive).lanes == {}
+    assert archive(at).rows == 2
+    check(at)
+
+
+def test_somebody_else_s_files_are_no_trace_of_an_archive() -> None:
+    at = workshop(sealed([b"a"]).store)
+    at.archive.put_if_absent("data/notes.txt", b"mine")
+    assert archive(at).rows == 1

@@ -20,6 +20,8 @@ from tiered.archive.machine import archive_action
 from tiered.archive.query.duck import ask
 from tiered.archive.query.key_index import build
 from tiered.archive.query.lookup import lookup
+from tiered.archive.records import job_action
+from tiered.archive.result import Result
 from tiered.archive.selection import Selection
 from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive
@@ -107,6 +109,7 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
 
     log = log_writer(slow)
     plan = plan_job(slow, log.state)
+    log.append([job_action(Result(plan, log.writer, "local", 0).record(0))])  # as a run begins
     done = list(local_engine(slow, 1)(plan.tasks))
     with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
 

@@ -6,12 +6,14 @@ import contextlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ObjectNotFoundError, ShortReadError
+from tiered.archive.keys import FILES
+from tiered.archive.model import LOG
 from tiered.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,13 +51,47 @@ def reading(archive: ObjectStore, key: str) -> Iterator[None]:
         raise _damage(archive, key, f"cannot be read: {said[0].strip()}") from error
 
 
-@contextlib.contextmanager
-def reading_log(archive: ObjectStore) -> Iterator[None]:
-    """Say of damage in the log which archive's it is; what helps a tier does not help here.
+class Log(Protocol):
+    """A reader or writer of an archive's log."""
+
+    @property
+    def number(self) -> int:
+        """Its last entry; 0: there is none."""
+        ...
+
+    def catch_up(self) -> object:
+        """Replay what is new."""
+        ...
+
+
+def open_log(archive: ObjectStore, log: Log) -> None:
+    """Replay an archive's log. One that is gone is never taken for a new archive's: rows would be there twice.
+
+    A job writes an entry before its first file, so files without an entry are of a log that was lost. It is looked for them
+    only where there is no entry, and for the log once more behind them.
 
     Raises:
-        DataError: The log is damaged.
+        DataError: The log is damaged, or gone.
+        BackendError: The store failed.
     """
+    with _reading_log(archive):
+        log.catch_up()
+        if log.number:
+            return
+        found = next((info.key for info in archive.list(FILES)), None)
+        if found is not None:
+            log.catch_up()
+    if found is not None and not log.number:
+        raise DataError(
+            f"the archive's log is gone, and there are files that it has named: {found}",
+            where=archive.url,
+            do=f"put {LOG} back from a copy, or archive to an empty place",
+        )
+
+
+@contextlib.contextmanager
+def _reading_log(archive: ObjectStore) -> Iterator[None]:
+    """Say of damage in the log which archive's it is; what helps a tier does not help here."""
     try:
         yield
     except DataError as error:

@@ -25,7 +25,7 @@ from backends.errors import ObjectNotFoundError
 from backends.probe import probe
 from tiered.archive.engines import Engine, archived_of, local_engine
 from tiered.archive.fixing import fix_layouts
-from tiered.archive.harm import reading_log
+from tiered.archive.harm import open_log
 from tiered.archive.limits import NO_LIMITS, Limits, limited
 from tiered.archive.machine import ArchiveMachine, archive_action, forget_action
 from tiered.archive.merging import merge, plan_division
@@ -65,8 +65,7 @@ def log_writer(at: Workshop) -> JournalWriter[ArchiveState]:
         stop=threading.Event(),
         give_up_s=at.give_up_s,
     )
-    with reading_log(at.archive):
-        log.catch_up()
+    open_log(at.archive, log)
     return log
 
 
@@ -143,6 +142,8 @@ class _Run:
     def run(self) -> None:
         """See ``run_job``."""
         plan = self._result.plan
+        if plan.tasks and not self._log.number:  # a file without an entry would be of a lost log
+            self._log.append([job_action(self._result.record(self._at.clock.now_ms()))])
         for _ in range(ROUNDS):
             self._told(self._result)
             self._forget(plan)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 DAY_MS = 86_400_000
 DATA = "data/"
 """Below it lie the messages, and nothing else: all of it may be read as one table."""
+FILES = f"{DATA}topic_dir="
+"""What the keys of all files with messages begin with."""
 SIDE = "_bad/"
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _NAME_BYTES_MAX = 200
@@ -61,7 +63,7 @@ def date_text(day: int) -> str:
 
 def folder_key(topic: str, day: int) -> str:
     """What keys of a topic's messages begin with that were stored on a day; ends in a slash."""
-    return f"{DATA}topic_dir={partition_value(topic)}/date={date_text(day)}/"
+    return f"{FILES}{partition_value(topic)}/date={date_text(day)}/"
 
 
 def file_key(task: Task, day: int, low: int, high: int) -> str:

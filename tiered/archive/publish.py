@@ -24,7 +24,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tiered.archive.harm import reading, reading_log
+from tiered.archive.harm import open_log, reading
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
@@ -129,8 +129,7 @@ def publish(
         BackendError: The archive's store failed.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
-    with reading_log(archive):
-        log.catch_up()
+    open_log(archive, log)
     if not log.number:
         return  # nothing was ever archived
     publisher = _Publisher(archive, destination, options, log.number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiered.archive.harm import reading_log
+from tiered.archive.harm import open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
@@ -27,8 +27,7 @@ def read_archive(archive: ObjectStore) -> ArchiveState:
         BackendError: It could not be read.
     """
     log = JournalReader(archive, LOG, ArchiveMachine())
-    with reading_log(archive):
-        log.catch_up()
+    open_log(archive, log)
     if not log.number:
         raise InvalidError(
             "there is no archive here", where=archive.url, do="`tiered archive` makes one"

@@ -16,7 +16,7 @@ from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
 from tiered.archive.columns import BODY_REASON, Columns, layout_of
-from tiered.archive.harm import reading_log
+from tiered.archive.harm import open_log
 from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG, Archived, Lane, ParquetFile, SideFile
@@ -112,8 +112,7 @@ def read_log(at: Workshop) -> ArchiveState:
         BackendError: It could not be read.
     """
     log = JournalReader(at.archive, LOG, ArchiveMachine())
-    with reading_log(at.archive):
-        log.catch_up()
+    open_log(at.archive, log)
     return log.state
 
 
