@@ -25,4 +25,6 @@ def main(url: str, topic: str, key: str) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[3:]:
+        sys.exit(__doc__)
     main(*sys.argv[1:4])

@@ -19,4 +19,6 @@ def main(url: str, topic: str, queue_id: str, count: str = "0") -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[3:]:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

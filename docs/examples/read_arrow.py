@@ -18,4 +18,6 @@ def main(url: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[2:]:
+        sys.exit(__doc__)
     main(*sys.argv[1:3])

@@ -22,4 +22,6 @@ async def main(url: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[2:]:
+        sys.exit(__doc__)
     asyncio.run(main(*sys.argv[1:3]))

@@ -15,4 +15,6 @@ def main(url: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[2:]:
+        sys.exit(__doc__)
     main(*sys.argv[1:3])

@@ -46,6 +46,18 @@ def test_every_example_is_named_and_run_here():
     assert names == {f"{name[5:]}.py" for name in globals() if f"{name[5:]}.py" in names}
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "examples").rglob("*.py")), ids=lambda p: p.stem)
+def test_an_example_without_arguments_says_what_it_wants(path: Path):
+    if path.stem == "plots":
+        pytest.importorskip("matplotlib")
+    ran = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.returncode in {1, 2}
+    assert "Traceback" not in ran.stderr
+    assert re.search(rf"{path.name} .*url", ran.stderr, re.IGNORECASE), ran.stderr
+
+
 def test_read_messages(url: str):
     lines = run("read_messages.py", url, "orders")
     assert lines[0] == "orders/0: queue offsets 0 to 312"

@@ -75,6 +75,63 @@ def test_put_reads_stdin(tmp_path: Path):
     assert len(read_all(tmp_path / "s")[MessageQueue("t", 1)]) == 2
 
 
+def put(tiered: CommandLine, root: Path, *lines: object) -> Ran:
+    file = root.parent / "lines"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tiered("store", "put", str(root), str(file), "--json")
+
+
+def test_a_topic_and_a_body_are_enough(tmp_path: Path, tiered: CommandLine):
+    root = tmp_path / "s"
+    tiered.good("store", "create", str(root), *SMALL)
+    done = put(
+        tiered,
+        root,
+        {"topic": "t", "body": "grüße"},
+        {"topic": "t", "body_base64": "/wA="},
+        {"topic": "t", "body": "", "queue_id": 2, "tags": "a", "keys": "k1 k2"},
+        {"topic": "t", "body": "x", "tags": "a", "keys": "", "properties": {"TAGS": "b", "c": "d"}},
+    )
+    assert done.code == 0, done.err
+    lines = tiered.good("store", "tail", str(root), "t").lines
+    bodies = {(line["queue_id"], line["queue_offset"]): line["body_base64"] for line in lines}
+    assert bodies == {(0, 0): "Z3LDvMOfZQ==", (0, 1): "/wA=", (0, 2): "eA==", (2, 0): ""}
+    told = {line["queue_offset"]: line["properties"] for line in lines if line["queue_id"] == 0}
+    assert set(told[0]) == {"UNIQ_KEY", "CLUSTER"}
+    assert (told[2]["TAGS"], told[2]["c"], "KEYS" in told[2]) == ("b", "d", False)
+    (other,) = (line["properties"] for line in lines if line["queue_id"] == 2)
+    assert (other["TAGS"], other["KEYS"]) == ("a", "k1 k2")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ({"topic": "t"}, "no body"),
+        ({"body": "x"}, "no topic"),
+        ({"topic": None, "body": "x"}, "no topic"),
+        ({"topic": 7, "body": "x"}, "topic is no string"),
+        ({"topic": "t", "body": "x", "body_base64": "eA=="}, "both given"),
+        ({"topic": "t", "body": {"a": 1}}, "body is no string"),
+        ({"topic": "t", "body": "\ud800"}, "surrogate"),
+        ({"topic": "t", "body": "x", "tags": ["a"]}, "tags is no string"),
+        ({"topic": "t", "body": "x", "properties": "a=b"}, "properties is no object"),
+        ({"topic": "t", "body": "x", "born_host": ["a"]}, "born_host is no string"),
+        ([], "no JSON object"),
+    ],
+)
+def test_what_is_no_message_is_refused_by_its_line(
+    line: object, what: str, tmp_path: Path, tiered: CommandLine
+):
+    root = tmp_path / "s"
+    tiered.good("store", "create", str(root), *SMALL)
+    refused = put(tiered, root, {"topic": "t", "body_base64": "eA==", "queue_id": 0}, line)
+    assert refused.code == 2
+    assert what in refused.error
+    assert "line 2" in refused.error
+    assert '{"topic": …, "body": TEXT}' in refused.error
+    assert not read_all(root)
+
+
 def test_tail_prints_the_last_and_copies_without_a_tier(tmp_path: Path, tiered: CommandLine):
     root, copy = unpack("s01-basic", tmp_path / "from"), tmp_path / "copy"
     kept = read_all(root)

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from base64 import b64decode
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 ENTRIES = {
     "create": Entry("tiered.cli.store:CREATE", "Makes an empty store directory."),
-    "put": Entry("tiered.cli.store:PUT", "Appends the messages that JSON lines describe."),
+    "put": Entry(
+        "tiered.cli.store:PUT",
+        "Appends messages: JSON lines, of a topic and a body at least.",
+    ),
     "tail": Entry("tiered.cli.store:TAIL", "Prints the last messages of a store directory."),
     "info": Entry("tiered.cli.store:INFO", "Says what a store directory holds."),
     "recover": Entry(
@@ -38,6 +42,20 @@ CLUSTER, BROKER = "DefaultCluster", "broker"
 _BATCH = 64
 _WINDOW_BYTES = 4 << 20
 _FOLLOW_S = 0.2
+_GIVE = 'give {"topic": …, "body": TEXT}, or body_base64 for bytes, or what `tiered cat` prints'
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What one line says.
+
+    Attributes:
+        place: Its number, for errors.
+        document: Its object.
+    """
+
+    place: str
+    document: dict[str, Any]
 
 
 def create(call: Call) -> int:
@@ -160,15 +178,15 @@ class _Writer:
         self._store = store
         self._keep_offsets = keep_offsets
 
-    def put(self, documents: list[dict[str, Any]]) -> None:
+    def put(self, lines: list[_Line]) -> None:
         """Append a batch.
 
         Raises:
             InvalidError: A message cannot be stored, or not at its queue offset.
         """
-        messages = [message_of(document) for document in documents]
+        messages = [message_of(line.document, where=line.place) for line in lines]
         if self._keep_offsets:
-            self._check_offsets(documents, messages)
+            self._check_offsets([line.document for line in lines], messages)
         self._store.append_batch(messages)
 
     def _check_offsets(self, documents: list[dict[str, Any]], messages: list[Message]) -> None:
@@ -189,31 +207,72 @@ class _Writer:
             ends[queue] = end + 1
 
 
-def message_of(document: dict[str, Any]) -> Message:
-    """The message that ``tiered cat`` printed so. The cluster's name and the place become the store's.
+def message_of(document: dict[str, Any], *, where: str = "") -> Message:
+    """The message that a line describes: a topic and a body, and whatever else ``tiered cat`` prints of one.
+
+    What is not said is as a producer leaves it: queue 0, no tags, keys or properties, born when it is stored. Properties
+    rule over ``tags`` and ``keys``. The cluster's name and the place become the store's.
+
+    Args:
+        document: The line.
+        where: Its place, for errors.
 
     Raises:
-        InvalidError: A field is missing or of another type.
+        InvalidError: A field is missing, of another type, or contradicts another.
     """
+    from tiered.format import properties as names
     from tiered.store.messages import Message
 
     try:
-        properties = {str(name): str(value) for name, value in document["properties"].items()}
+        properties = _properties(document)
         born_ms = document.get("born_timestamp_ms")
         return Message(
-            topic=str(document["topic"]),
-            body=b64decode(document["body_base64"], validate=True),
+            topic=_text(document, "topic"),
+            body=_body(document),
+            tags=None if names.TAGS in properties else _text_or_none(document, "tags"),
+            keys=None if names.KEYS in properties else _text_or_none(document, "keys"),
             properties=properties,
             born_timestamp_ms=None if born_ms is None else int(born_ms),
-            born_host=document.get("born_host"),
-            queue_id=int(document["queue_id"]),
+            born_host=_text_or_none(document, "born_host"),
+            queue_id=int(document.get("queue_id", 0)),
             flag=int(document.get("flag", 0)),
             sys_flag=int(document.get("sys_flag", 0)),
             reconsume_times=int(document.get("reconsume_times", 0)),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise InvalidError(f"not a message: {what}", do="give what `tiered cat` prints") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidError(f"not a message: {error}", where=where, do=_GIVE) from error
+
+
+def _text(document: dict[str, Any], name: str) -> str:
+    value = document.get(name)
+    if not isinstance(value, str):
+        raise TypeError(f"no {name}" if value is None else f"{name} is no string")
+    return value
+
+
+def _properties(document: dict[str, Any]) -> dict[str, str]:
+    found = document.get("properties", {})
+    if not isinstance(found, dict):
+        raise TypeError("properties is no object")
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _text_or_none(document: dict[str, Any], name: str) -> str | None:
+    """What is empty is as good as not there, as ``cat`` prints it."""
+    return _text(document, name) if document.get(name) else None
+
+
+def _body(document: dict[str, Any]) -> bytes:
+    """Text in ``body``, which is stored as UTF-8, or bytes in ``body_base64``; both would mean that one is ignored."""
+    has_text, has_bytes = "body" in document, "body_base64" in document
+    if has_text == has_bytes:
+        raise ValueError("body and body_base64 are both given" if has_text else "no body")
+    if has_bytes:
+        return b64decode(_text(document, "body_base64"), validate=True)
+    try:
+        return _text(document, "body").encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("body has half of a surrogate pair, which is no text") from error
 
 
 def _open(call: Call, options: StoreOptions, *, anew: bool = False) -> MessageStore:
@@ -241,18 +300,19 @@ def _lines(name: str | None, stack: contextlib.ExitStack) -> BinaryIO:
         raise InvalidError(f"cannot be read: {error.strerror}", where=name) from error
 
 
-def _batches(lines: Iterable[bytes]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
+def _batches(lines: Iterable[bytes]) -> Iterator[list[_Line]]:
+    batch: list[_Line] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        place = f"line {number}"
         try:
             document = json.loads(line)
         except ValueError as error:
-            raise InvalidError(f"line {number} is no JSON: {error}") from error
+            raise InvalidError(f"no JSON: {error}", where=place, do=_GIVE) from error
         if not isinstance(document, dict):
-            raise InvalidError(f"line {number} is no JSON object")
-        batch.append(document)
+            raise InvalidError("no JSON object", where=place, do=_GIVE)
+        batch.append(_Line(place, document))
         if len(batch) == _BATCH:
             yield batch
             batch = []
@@ -285,7 +345,7 @@ PUT = make_command(
     summary=ENTRIES["put"].summary,
     arguments=[_DIR, click.Argument(["file"], required=False)],
     examples=[
-        "tiered store put /tmp/store messages.jsonl",
+        """echo '{"topic": "orders", "body": "one"}' | tiered store put /tmp/store""",
         "tiered store put /tmp/store --keep-offsets messages.jsonl",
     ],
 )
