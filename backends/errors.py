@@ -11,9 +11,12 @@ class BackendError(Exception):
 
     Attributes:
         retriable: Whether the same request may succeed later without anybody doing anything.
+        needs_a_person: Whether it can succeed only when somebody has mended something: credentials, room, a certificate.
+            Such an error meets every request, so whoever watches the whole store tells of it, once, with what to do.
     """
 
     retriable = False
+    needs_a_person = False
 
 
 class ObjectNotFoundError(BackendError, FileNotFoundError):
@@ -31,11 +34,14 @@ class PreconditionFailedError(BackendError):
 class PermissionDeniedError(BackendError, PermissionError):
     """The store refuses these credentials or this operation. Not retriable."""
 
+    needs_a_person = True
+
 
 class StoreFullError(BackendError):
     """No space, no inodes, or over quota. A person must make room; then the same request succeeds."""
 
     retriable = True
+    needs_a_person = True
 
 
 class UnavailableError(BackendError):
@@ -50,6 +56,8 @@ class UnreachableError(UnavailableError):
 
 class UntrustedError(BackendError):
     """The server's certificate is not accepted, so nothing was sent. Trying again does not help by itself."""
+
+    needs_a_person = True
 
 
 class UnknownOutcomeError(UnavailableError):

@@ -35,6 +35,22 @@ _CLASSES: dict[int, type[BackendError]] = {
     errno.ENOSYS: UnsupportedError,
 }
 
+_FULL = frozenset(number for number, kind in _CLASSES.items() if kind is StoreFullError)
+MAKE_ROOM = "make room"
+"""What to do about anything that is full."""
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a disk or a store had no room, or no more for us."""
+    if isinstance(error, BackendError):
+        return isinstance(error, StoreFullError)
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def advice_for(error: BaseException, otherwise: str) -> str:
+    """``MAKE_ROOM`` for what is full; else what is to be done ``otherwise``."""
+    return MAKE_ROOM if is_full(error) else otherwise
+
 
 def from_os(error: OSError, where: str) -> BackendError:
     """Our error for ``error``. What is not in the table may pass: a full fd table, a sick disk."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.disks import small_disk
 
-from backends.regular import read_regular
+from backends.regular import read_regular, write_regular
 from tests.e2e import harness
 
 if TYPE_CHECKING:
@@ -47,6 +49,53 @@ def test_plans_configurations_and_bundles_that_are_none(odd: Path, tmp_path: Pat
     )
     assert ran.code in {2, 3}
     assert harness.here("gc", url, "--apply", odd).code == 2
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tier")
+    url = f"file://{folder}/tier"
+    store = harness.unpack("s01-basic", folder)
+    harness.here("attach", store, "--to", url, "--once").good()
+    return url
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("what", [("gc",), ("expire", "--ttl", "1d"), ("rebuild",)])
+def test_a_plan_is_neither_read_from_nor_written_to_what_is_no_file(
+    odd: Path, tier: str, what: tuple[str, ...]
+):
+    name, *more = what
+    for option in ("--plan", "--apply"):
+        ran = harness.here(name, tier, *more, option, odd)
+        assert (ran.code, str(odd) in ran.error, "the plan cannot be" in ran.error) == (2, True, True)  # fmt: skip
+
+
+def test_a_plan_for_which_there_is_no_room_leaves_the_one_before(tier: str, tmp_path: Path):
+    with small_disk(tmp_path / "disk", "16k") as disk:
+        plan = disk.path / "plan.json"
+        harness.here("gc", tier, "--plan", plan).good()
+        before = plan.read_bytes()
+        with contextlib.suppress(OSError), (disk.path / "ballast").open("wb", 0) as file:
+            while file.write(b"x" * 512):
+                pass
+        ran = harness.here("gc", tier, "--plan", plan)
+        assert ran.code == 2
+        assert "No space left on device" in ran.error
+        assert "make room" in ran.error
+        assert plan.read_bytes() == before
+        assert {path.name for path in disk.path.iterdir()} == {"plan.json", "ballast"}
+
+
+def test_what_is_written_takes_the_place_of_a_file_and_keeps_its_mode_and_its_links(tmp_path: Path):
+    plan, link = tmp_path / "plan", tmp_path / "link"
+    plan.write_bytes(b"before")
+    plan.chmod(0o640)
+    link.symlink_to(plan)
+    write_regular(link, b"after")
+    assert (plan.read_bytes(), plan.stat().st_mode & 0o777) == (b"after", 0o640)
+    assert link.is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"plan", "link"}
 
 
 def test_what_is_a_regular_file_is_read(tmp_path: Path):

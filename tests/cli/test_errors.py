@@ -23,7 +23,14 @@ CODES = [
     (backend.PermissionDeniedError("u"), 3, "u; check that the store can be reached"),
     (backend.ConfigurationError("c"), 2, "c"),
     (click.UsageError("Missing argument 'URL'."), 2, "missing argument 'URL'; see `tiered --help`"),
-    (OSError(28, "No space left on device", "/x"), 1, "No space left on device (/x); mend it"),
+    (backend.StoreFullError("u"), 3, "u; make room\n"),
+    (
+        OSError(28, "No space left on device", "/x"),
+        1,
+        "No space left on device (/x); make room and",
+    ),
+    (OSError(122, "Disk quota exceeded", "/x"), 1, "Disk quota exceeded (/x); make room and"),
+    (OSError(5, "Input/output error", "/x"), 1, "Input/output error (/x); mend it and try again"),
     (KeyError("k"), 70, "a defect of ours: KeyError: 'k' (tests/cli/test_errors.py:"),
     (AssertionError("two\nlines"), 70, "a defect of ours: AssertionError: two lines ("),
 ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +19,6 @@ from tiered.plugin.observe import is_well
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from support.servers import S3Server
 
@@ -78,6 +81,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def test_a_full_disk(disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    began_s = time.monotonic()
     with Running(tmp_path, f"file://{disk.path}/tier") as running:
         running.growing.grow(running.growing.whole_end)
         running.until(lambda: running.waits_for("full"), "that it says what it waits for")
@@ -91,3 +95,52 @@ def test_a_full_disk(disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixtur
         running.until(lambda: "messages are committed again" in caplog.text, "that the log tells")
     running.check_whole()
     assert disk.litter() == []
+    told = [line for line in caplog.messages if "No space" in line and "upload" not in line]
+    minutes = 1 + (time.monotonic() - began_s) // 60
+    assert 1 <= len(told) <= minutes, told  # not one for each part, entry and renewal of the lease
+    assert all(line.endswith("make room") for line in told)
+    assert [r for r in caplog.records if "upload" in r.message and r.levelname == "WARNING"] == []
+
+
+needs_full_device = pytest.mark.skipif(
+    not Path("/dev/full").exists(),
+    reason="LEFT OUT: no /dev/full here, the device that is always full (Linux has it)",
+)
+
+
+@needs_full_device
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_logs_that_nobody_takes_stop_no_work(tmp_path: Path, form: str):
+    """Neither what is done nor the exit code depends on whether stderr has room."""
+    store, url = harness.unpack("s01-basic", tmp_path), f"file://{tmp_path}/tier"
+    for arguments, code in (
+        (["attach", str(store), "--to", url, "--once", "--log-format", form], 0),
+        (["ls", f"file://{tmp_path}/elsewhere", "--log-format", form], 2),
+    ):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                harness.command(arguments),
+                stdout=subprocess.PIPE,
+                stderr=full,
+                env=harness.environment(),
+                timeout=300,
+                check=False,
+            )
+        assert done.returncode == code, arguments
+    harness.check_sound(url, store)
+
+
+CHATTER = """
+import logging, os
+from tiered.cli.logs import logging_to_stderr
+with logging_to_stderr("json", logging.INFO, lambda: 0):
+    for _ in range(4000):  # more than a pipe holds
+        os.write(2, b"of a library " * 8 + b"\\n")
+"""
+
+
+@needs_full_device
+def test_what_libraries_write_waits_for_no_room():
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", CHATTER]
+        assert subprocess.run(command, stderr=full, timeout=60, check=False).returncode == 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from backends.base import ObjectInfo
+    from backends.base import ObjectInfo, Version
 
 
 class Failing(WrappingStore):
@@ -39,6 +39,11 @@ class Failing(WrappingStore):
         if self.error:
             raise self.error
         super().put_if_absent(key, data)
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        if self.error:
+            raise self.error
+        return super().compare_and_set(key, data, expected)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         if self.error:
@@ -61,9 +66,9 @@ def patient(failing: Failing, clock: ManualClock) -> PatientStore:
     return PatientStore(failing, clock)
 
 
-def put(patient: PatientStore, key: str = "k") -> BackendError | None:
+def put(patient: PatientStore, key: str = "k", data: bytes = b"x") -> BackendError | None:
     try:
-        patient.put_if_absent(key, b"x")
+        patient.put_if_absent(key, data)
     except BackendError as error:
         return error
     return None
@@ -155,3 +160,42 @@ def test_a_trouble_that_passes_at_once_is_not_worth_a_word(
     failing.error = None
     put(patient)
     assert caplog.messages == []
+
+
+def test_a_store_is_full_until_it_takes_what_it_has_refused(
+    patient: PatientStore, failing: Failing, clock: ManualClock, caplog: pytest.LogCaptureFixture
+):
+    """A nearly full store takes journal entries, and refuses parts."""
+    for number in range(5):
+        failing.error = StoreFullError("no room")
+        put(patient, data=b"part")
+        clock.advance(1)
+        failing.error = None
+        put(patient, f"small {number}", b"x")
+        assert patient.seconds_waiting()["full"] == number + 1
+    assert caplog.messages == ["waiting (full): no room; make room"]
+    put(patient, "large", b"part")
+    assert patient.troubles() == []
+    assert caplog.messages[1:] == ["the store takes put requests again, after 5 s"]
+
+
+def test_a_store_is_not_full_for_ever_when_nothing_as_large_is_put_again(
+    patient: PatientStore, failing: Failing, clock: ManualClock
+):
+    failing.error = StoreFullError("no room")
+    put(patient, data=b"part")
+    failing.error = None
+    clock.advance(60)
+    put(patient)
+    assert patient.troubles() == []
+
+
+def test_that_a_store_is_full_is_said_once_for_parts_and_for_the_lease(
+    patient: PatientStore, failing: Failing, caplog: pytest.LogCaptureFixture
+):
+    failing.error = StoreFullError("no room")
+    put(patient)
+    with pytest.raises(StoreFullError):
+        patient.compare_and_set("lease", b"x", None)
+    assert len(caplog.messages) == 1
+    assert {one.kind for one in patient.troubles()} == {"put", "replace"}

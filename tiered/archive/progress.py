@@ -6,11 +6,11 @@ Counts are written by one thread and read by another.
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.local_errors import advice_for
+from backends.regular import write_regular
 from tiered.archive.engines import archived_of
 from tiered.archive.packing import tasks_of
 from tiered.errors import InvalidError
@@ -113,11 +113,10 @@ def write_metrics(path: str, record: JobRecord) -> None:
     """
     fields = record.document()
     text = render([Sample(f"tiered_archive_run_{name}", fields[name]) for name in _GAUGES], METRICS)
-    draft = f"{path}.{os.getpid()}.tmp"
     try:
-        Path(draft).write_text(text, "utf-8")
-        Path(draft).replace(path)
+        write_regular(path, text.encode())
     except OSError as error:
+        advice = advice_for(error, "name a file in a directory that can be written")
         raise InvalidError(
-            f"the metrics cannot be written: {error.strerror}", where=path
+            f"the metrics cannot be written: {error.strerror}", where=path, do=advice
         ) from error

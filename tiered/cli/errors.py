@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -30,6 +31,7 @@ from tiered.errors import TieredStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
+    from typing import TextIO
 
     from tiered.cli.call import Surroundings
 
@@ -53,7 +55,7 @@ def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[st
         code = body()
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        _forget(sys.stdout)
         return DONE
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -61,12 +63,15 @@ def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[st
         line, code = explain(error)
         trace = "".join(traceback.format_exception(error)) if around.debug else ""
         _complain(around, arguments, line, code, trace)
+    finally:
+        _give_up_unwritten(sys.stderr)
     return code
 
 
 def explain(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     from backends.errors import BackendError, ConfigurationError
+    from backends.local_errors import advice_for
 
     if isinstance(error, TieredStoreError):
         return str(error), error.exit_code
@@ -77,10 +82,11 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, ConfigurationError):
         return str(error), USAGE
     if isinstance(error, BackendError):
-        return f"{error}; check that the store can be reached", UNREACHABLE
+        return f"{error}; {advice_for(error, 'check that the store can be reached')}", UNREACHABLE
     if isinstance(error, OSError):
         name = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{name}; mend it and try again", NEEDS_A_PERSON
+        advice = advice_for(error, "mend it")
+        return f"{error.strerror or error}{name}; {advice} and try again", NEEDS_A_PERSON
     place = _place(error.__traceback__)
     what = f"a defect of ours: {type(error).__name__}: {error}"
     return f"{what} ({place}); please report it with what --debug shows", DEFECT
@@ -90,11 +96,11 @@ def _complain(
     around: Surroundings, arguments: Sequence[str], line: str, code: int, trace: str
 ) -> None:
     """One error line."""
-    from tiered.cli.logs import guess_format, write_line
+    from tiered.cli.logs import guess_format, write, write_line
 
     form = around.log_format or guess_format(arguments, around.environment)
     if trace and form != "json":
-        sys.stderr.write(trace)
+        write(trace)
     fields = {"exit_code": code, **({"traceback": trace} if trace else {})}
     text = f"tiered: error: {' '.join(line.split())}"
     write_line(form, around.clock.now_ms(), "error", text, fields)
@@ -116,10 +122,19 @@ def _place(trace: TracebackType | None) -> str:
     return f"{'/'.join(last.filename.split('/')[-3:])}:{last.lineno}" if last else "unknown place"
 
 
-def _forget_stdout() -> None:
-    """So that the interpreter does not complain of the closed pipe when it ends."""
+def _give_up_unwritten(stream: TextIO) -> None:
+    """What a full disk has not taken; else the interpreter tries again when it ends, and changes the exit code."""
+    with suppress(ValueError):  # closed
+        try:
+            stream.flush()
+        except OSError:
+            _forget(stream)
+
+
+def _forget(stream: TextIO) -> None:
+    """So that the interpreter does not complain, when it ends, of a closed pipe or a full disk."""
     try:
-        descriptor = sys.stdout.fileno()
+        descriptor = stream.fileno()
     except (OSError, ValueError):
         return
     null = os.open(os.devnull, os.O_WRONLY)

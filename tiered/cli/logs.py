@@ -39,8 +39,14 @@ def write_line(
         for prefix in _PREFIXES:
             text = text.removeprefix(prefix)
         text = _json_line(now_ms, level, "tiered", text, fields or {})
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    write(f"{text}\n")
+
+
+def write(text: str) -> None:
+    """Put something on stderr, if it is taken: a full disk or a closed pipe there stops no work."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def guess_format(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -127,7 +133,7 @@ def _lines_of_others(now_ms: Callable[[], int]) -> Iterator[None]:
             for line in lines:
                 if line == _END:
                     return
-                os.write(real, line if _is_object(line) else _wrapped(line, now_ms()))
+                _write_all(real, line if _is_object(line) else _wrapped(line, now_ms()))
 
     thread = threading.Thread(target=copy, name="tiered-stderr", daemon=True)
     thread.start()
@@ -145,6 +151,13 @@ def _lines_of_others(now_ms: Callable[[], int]) -> Iterator[None]:
             end()
             os.close(written)
             os.close(real)
+
+
+def _write_all(descriptor: int, line: bytes) -> None:
+    """Write a line, or leave it out where it is not taken: nobody may wait for a thread that has ended over it."""
+    with contextlib.suppress(OSError):
+        while line:
+            line = line[os.write(descriptor, line) :]
 
 
 def _is_object(line: bytes) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from backends.local_errors import advice_for
 from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
@@ -129,7 +130,9 @@ def _save(answer: pa.Table, file: str) -> None:
         parquet.write_table(answer, file, compression="zstd", write_page_checksum=True)
     except OSError as error:
         raise InvalidError(
-            f"cannot be written: {os.strerror(error.errno) if error.errno else error}", where=file
+            f"cannot be written: {os.strerror(error.errno) if error.errno else error}",
+            where=file,
+            do=advice_for(error, "name a file in a directory that can be written"),
         ) from error
 
 

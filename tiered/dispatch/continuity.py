@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from backends.errors import BackendError
 from tiered.dispatch.beginnings import Beginnings, Look
 from tiered.dispatch.changes import tell
+from tiered.dispatch.group_commit import retry_level
 from tiered.dispatch.rounds import Fact
 from tiered.log.marks import HOLE, mark_of_item
 from tiered.log.parting import Change, find_witness, mark_in_tier, measure, plan_change
@@ -365,7 +366,8 @@ class Continuity:
         now_s = self._clock.monotonic_s()
         if now_s >= self._complained_s.get(queue, now_s):
             self._complained_s[queue] = now_s + _COMPLAIN_S
-            _LOG.warning("%s cannot be held against the tier, trying again: %s", queue, error)
+            what = "%s cannot be held against the tier, trying again: %s"
+            _LOG.log(retry_level(error), what, queue, error)
 
     def _decide(self, file: CompositeFlatFile) -> Change | None:
         queue, life = file.queue, self._state().life(file.queue)

@@ -35,7 +35,7 @@ from tiered.dispatch.continuity import Continuity
 from tiered.dispatch.counters import DispatchCounters
 from tiered.dispatch.files import QueueFiles, Start
 from tiered.dispatch.following import Following, register
-from tiered.dispatch.group_commit import GroupCommitter, refused
+from tiered.dispatch.group_commit import GroupCommitter, refused, retry_level
 from tiered.dispatch.rounds import RoundBuilder
 from tiered.dispatch.sealing import SealThread
 from tiered.dispatch.throttle import Throttle
@@ -139,6 +139,7 @@ class TieredDispatcher:
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_commit_s = clock.monotonic_s()
         self._stall_said_s: float | None = None
+        self._index_failing: set[MessageQueue] = set()  # said; of the build thread only
         self._threads: list[threading.Thread] = []
 
     def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
@@ -381,10 +382,14 @@ class TieredDispatcher:
         if not error.retriable:
             raise refused(error)
         queue = stored.commit.queue
-        _LOG.warning("upload of the index of %s failed, trying again: %s", queue, error)
+        if queue not in self._index_failing:
+            self._index_failing.add(queue)
+            what = "upload of the index of %s failed, trying again: %s"
+            _LOG.log(retry_level(error), what, queue, error)
 
     def _committed(self, stored: StoredLog, part: Part, quarantined: int) -> None:
         file = self.file(stored.commit.queue)
+        self._index_failing.discard(stored.commit.queue)
         with file.lock:
             file.committed(stored.commit, part)
         if part.log_offset == stored.commit.segment:

@@ -244,7 +244,8 @@ class GroupCommitter:
         if not error.retriable:
             raise refused(error)
         if failures == 1:
-            _LOG.warning("upload of %s failed, going on in a new segment: %s", file.queue, error)
+            what = "upload of %s failed, going on in a new segment: %s"
+            _LOG.log(retry_level(error), what, file.queue, error)
 
     def _backoff_s(self, failures: int) -> float:
         settings = self._settings
@@ -256,6 +257,14 @@ def _threads(settings: DispatchSettings, uploader: Uploader) -> int:
     """Where one call takes many objects, more threads would only take the processor from each other."""
     batching = uploader.objects_per_put > 1
     return min(settings.uploads_max, _BATCHING_THREADS_MAX) if batching else settings.uploads_max
+
+
+def retry_level(error: BackendError) -> int:
+    """Of the log line about one request that is tried again.
+
+    What only a person can mend meets every queue alike; ``tiered.plugin.patience`` tells of it, once for the whole store.
+    """
+    return logging.DEBUG if error.needs_a_person else logging.WARNING
 
 
 def refused(error: BackendError) -> TieredStoreError:

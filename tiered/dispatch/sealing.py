@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from backends.errors import AlreadyExistsError, BackendError
 from tiered.crashpoints import reached
-from tiered.dispatch.group_commit import refused
+from tiered.dispatch.group_commit import refused, retry_level
 from tiered.dispatch.packing import Packer
 from tiered.dispatch.rounds import Fact
 from tiered.dispatch.sealer import Sealer, SealJob
@@ -218,7 +218,8 @@ class SealThread:
         except BackendError as error:
             self._counters.seals_failed += 1
             if not failures:
-                _LOG.warning("sealing of %s failed, trying again: %s", job.plan.queue, error)
+                what = "sealing of %s failed, trying again: %s"
+                _LOG.log(retry_level(error), what, job.plan.queue, error)
             self._jobs.append(job)
             return False
         if self._stop.is_set() or not self._is_current(job.plan):

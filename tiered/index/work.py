@@ -38,6 +38,7 @@ class WorkFile:
         Raises:
             OSError: It cannot be made.
         """
+        self._directory = directory or tempfile.gettempdir()
         # Unbuffered: what a full disk has refused must not be tried again by `close`, which would fail then.
         self._file: IO[bytes] = tempfile.TemporaryFile(  # noqa: SIM115 (closed in close)
             dir=directory, prefix="tiered-index-", buffering=0
@@ -54,8 +55,11 @@ class WorkFile:
         if len(hashes):
             data = hashes.tobytes() + items.tobytes()
             view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
+            try:
+                while view:
+                    view = view[self._file.write(view) :]
+            except OSError as error:  # the system names no file in it
+                raise OSError(error.errno, error.strerror, self._directory) from error
             self._blocks.append((len(hashes), zlib_ng.crc32(data)))
             self.count += len(hashes)
 

@@ -22,6 +22,7 @@ from backends.errors import BackendError
 from backends.s3_options import S3Options
 from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
+from tiered.dispatch.group_commit import retry_level
 from tiered.errors import FencedError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
@@ -402,7 +403,8 @@ class Attachment:
                 self._abandon.set()
                 return
             except BackendError as error:
-                _LOG.warning("the lease could not be renewed, trying again: %s", error)
+                what = "the lease could not be renewed, trying again: %s"
+                _LOG.log(retry_level(error), what, error)
 
     def _wait_stopping(self, seconds: float) -> bool:
         return self._clock.wait(self._stopping, seconds)

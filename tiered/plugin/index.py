@@ -20,13 +20,13 @@ After a crash: what was collected is gone, and is collected again by whoever com
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import threading
 from typing import TYPE_CHECKING
 
 from backends.errors import AlreadyExistsError, BackendError
+from backends.local_errors import MAKE_ROOM, is_full
 from tiered.crashpoints import reached
 from tiered.dispatch.rounds import Fact
 from tiered.dispatch.throttle import Throttle
@@ -52,7 +52,6 @@ _PAUSE_S_MIN = 0.5
 _PAUSE_S_MAX = 60.0
 _IDLE_S = 1.0
 _SAY_AGAIN_S = 60.0
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class IndexThread:
@@ -243,7 +242,11 @@ class IndexThread:
         now_s = self._clock.monotonic_s()
         if failures == 1 or now_s - self._said_s >= _SAY_AGAIN_S:
             self._said_s = now_s
-            _LOG.warning("the key index could not go on, trying again: %s%s", error, _advice(error))
+            # A store that a person must mend is told of by ``patience``, for all requests at once.
+            is_told = isinstance(error, BackendError) and error.needs_a_person
+            level = logging.DEBUG if is_told else logging.WARNING
+            what = "the key index could not go on, trying again: %s%s"
+            _LOG.log(level, what, error, _advice(error))
         if isinstance(error, AlreadyExistsError) or not isinstance(error, BackendError):
             # The work file is no use, or a cloned process writes under our id. What was collected is read again.
             self._builder.reset()
@@ -254,5 +257,5 @@ class IndexThread:
 
 def _advice(error: BackendError | OSError | DataError) -> str:
     """What to do about a work file for which there is no room; the store's own troubles are told by ``patience``."""
-    is_full = not isinstance(error, BackendError) and getattr(error, "errno", None) in _FULL
-    return "; make room where the key index works (--index-dir)" if is_full else ""
+    is_ours = not isinstance(error, BackendError) and is_full(error)
+    return f"; {MAKE_ROOM} where the key index works (--index-dir)" if is_ours else ""

@@ -10,6 +10,10 @@ those above try again as they do any outage: whoever follows a broker for months
 Before that, and for whoever runs once, a refusal ends the run. A refused write has changed nothing, so trying again is
 harmless.
 
+A store that is nearly full takes small objects and refuses large ones. So it counts as full until it has taken one that was
+put after the last refusal and is as large as the smallest refused one, or has refused none for a minute. Else each journal
+entry would end the trouble, and each part begin it anew, with a line in the log for both.
+
 Any thread may call anything. After a crash nothing is left.
 """
 
@@ -18,10 +22,11 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from backends.batch import objects_per_put, put_many_if_absent
+from backends.buffers import size_bytes
 from backends.errors import (
     BackendError,
     PermissionDeniedError,
@@ -31,6 +36,7 @@ from backends.errors import (
     UntrustedError,
 )
 from backends.into import get_into
+from backends.local_errors import MAKE_ROOM
 from backends.wrapping import WrappingStore
 
 if TYPE_CHECKING:
@@ -55,7 +61,7 @@ _REASONS: dict[type[BackendError], str] = {  # the first that fits counts
 REASONS = tuple(_REASONS.values())
 _ADVICE = {
     PERMISSION: "mend credentials or permissions",
-    FULL: "make room",
+    FULL: MAKE_ROOM,
     TRUST: "mend the certificate",
     UNREACHABLE: "see whether it runs",
     FAILING: "see to the store",
@@ -83,6 +89,8 @@ class Trouble:
         since_s: Monotonic time of its first failure.
         error: The latest one.
         said_s: When the log last told of it; None: not yet.
+        latest_s: Of its latest failure.
+        size_bytes: Of the smallest request that failed so.
     """
 
     kind: str
@@ -90,6 +98,8 @@ class Trouble:
     since_s: float
     error: str
     said_s: float | None
+    latest_s: float
+    size_bytes: int
 
 
 class PatientStore(WrappingStore):
@@ -122,7 +132,7 @@ class PatientStore(WrappingStore):
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore``."""
-        with self._watched("put"):
+        with self._watched("put", size_bytes(data)):
             self._inner.put_if_absent(key, data)
 
     @property
@@ -134,9 +144,10 @@ class PatientStore(WrappingStore):
         self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
     ) -> builtins.list[BackendError | None]:
         """See ``BatchStore``."""
+        began_s = self._clock.monotonic_s()
         errors = put_many_if_absent(self._inner, objects)
-        for error in errors:
-            self._note("put", error)
+        for (_, data), error in zip(objects, errors, strict=True):
+            self._note("put", error, began_s, size_bytes(data))
         return [None if error is None else self._as_met(error) for error in errors]
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
@@ -176,31 +187,39 @@ class PatientStore(WrappingStore):
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
         """See ``ObjectStore``."""
-        with self._watched("replace"):
+        with self._watched("replace", len(data)):
             return self._inner.compare_and_set(key, data, expected)
 
     @contextmanager
-    def _watched(self, kind: str) -> Iterator[None]:
+    def _watched(self, kind: str, size: int = 0) -> Iterator[None]:
+        began_s = self._clock.monotonic_s()
         try:
             yield
         except BackendError as error:
-            self._note(kind, error)
+            self._note(kind, error, began_s, size)
             met = self._as_met(error)
             if met is error:
                 raise
             raise met from error
-        self._note(kind, None)
+        self._note(kind, None, began_s, size)
 
     def _as_met(self, error: BackendError) -> BackendError:
         refused = isinstance(error, PermissionDeniedError | UntrustedError)
         return RefusedForNowError(str(error)) if refused and self._waits else error
 
-    def _note(self, kind: str, error: BackendError | None) -> None:
+    def _note(self, kind: str, error: BackendError | None, began_s: float, size: int) -> None:
         """Take in how a request went, and say what is to be said."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            before = self._troubles.pop(kind, None)
-            after = None if error is None else plan_trouble(before, kind, error, now_s)
+            before = self._troubles.get(kind)
+            if error is None:
+                if before is None or _outlasts(before, began_s, size):
+                    return
+                after = None
+            else:
+                after = plan_trouble(before, kind, error, now_s, size)
+                after = after and self._once(after)
+            self._troubles.pop(kind, None)
             if after is not None:
                 self._troubles[kind] = after
         if after is not None and after.said_s == now_s:
@@ -209,9 +228,17 @@ class PatientStore(WrappingStore):
             passed_s = now_s - before.since_s
             _LOG.warning("the store takes %s requests again, after %.0f s", kind, passed_s)
 
+    def _once(self, trouble: Trouble) -> Trouble:
+        """A store that is full is full for parts and for the lease: one of the two is told of."""
+        others = [one for one in self._troubles.values() if one.kind != trouble.kind]
+        told = [one.said_s for one in others if one.reason == FULL and one.said_s is not None]
+        if trouble.reason == FULL and told and trouble.latest_s < max(told) + _AGAIN_S:
+            return replace(trouble, said_s=None)
+        return trouble
+
 
 def plan_trouble(
-    before: Trouble | None, kind: str, error: BackendError, now_s: float
+    before: Trouble | None, kind: str, error: BackendError, now_s: float, size: int
 ) -> Trouble | None:
     """What is wrong after a failed request; its ``said_s`` is ``now_s`` when the log is to tell of it.
 
@@ -220,6 +247,7 @@ def plan_trouble(
         kind: Of request.
         error: With which it failed. One that is an answer like any other (exists, not found) is no trouble.
         now_s: Monotonic time.
+        size: Bytes of the request; 0: it carries nothing.
     """
     reason = next((word for fits, word in _REASONS.items() if isinstance(error, fits)), None)
     if reason is None:
@@ -229,7 +257,17 @@ def plan_trouble(
     said_s = before.said_s if before is not None and goes_on else None
     quiet_s = _LASTING_S if reason in _PASSING else 0.0
     due_s = since_s + quiet_s if said_s is None else said_s + _AGAIN_S
-    return Trouble(kind, reason, since_s, str(error), now_s if now_s >= due_s else said_s)
+    if before is not None and goes_on:
+        size = min(size, before.size_bytes)
+    told_s = now_s if now_s >= due_s else said_s
+    return Trouble(kind, reason, since_s, str(error), told_s, now_s, size)
+
+
+def _outlasts(trouble: Trouble, began_s: float, size: int) -> bool:
+    """Whether a request of so many bytes that went well is no sign that the trouble has ended."""
+    passed_s = began_s - trouble.latest_s
+    is_small = size < trouble.size_bytes and passed_s < _AGAIN_S
+    return trouble.reason == FULL and (passed_s < 0 or is_small)
 
 
 def _line(trouble: Trouble, now_s: float) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
-from backends.regular import read_regular
+from backends.local_errors import advice_for
+from backends.regular import read_regular, write_regular
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError, MovedOnError
 
@@ -31,12 +31,14 @@ def save_plan(path: str, plan: Plan) -> None:
     Raises:
         InvalidError: It cannot be written.
     """
+    text = json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n"
     try:
-        Path(path).write_text(
-            json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n", "utf-8"
-        )
+        write_regular(path, text.encode())
     except OSError as error:
-        raise InvalidError(f"the plan cannot be written: {error.strerror}", where=path) from error
+        advice = advice_for(error, "name a file in a directory that can be written")
+        raise InvalidError(
+            f"the plan cannot be written: {error.strerror}", where=path, do=advice
+        ) from error
     reached("plan-saved")
 
 

@@ -140,7 +140,8 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
     """What was named before the listing, and still is, and was not listed. That alone is reason enough.
 
     A store may find by its name what it lists under another, as a folder does that takes ``Orders`` and ``orders`` for
-    one: then the listing shows, under a name that nobody named, the very objects that must stay.
+    one: then the listing shows, under a name that nobody named, the very objects that must stay. Likewise what lies behind
+    a symbolic link that somebody has put into a tier's folder.
     """
     for key in sorted(missing)[:MISSING_LOOKED_AT]:
         try:
@@ -150,7 +151,8 @@ def _not_shown(store: ObjectStore, prefix: str, missing: set[str]) -> Iterator[s
         else:
             yield (
                 f"{prefix}{key} is named by the journal and can be read, but no listing shows it:"
-                " the store may take names for one that differ only in case"
+                " a folder on its way may be a symbolic link, which no listing follows, or the store may take names"
+                " for one that differ only in case"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from backends.local_errors import advice_for
 from tiered.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -28,5 +29,7 @@ def waiting(root: str, timeout_s: float) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise StoreUnavailableError(
-            f"the flush failed: {error.strerror or error}", where=root
+            f"the flush failed: {error.strerror or error}",
+            where=root,
+            do=advice_for(error, "look at the disk"),
         ) from error

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends.local_errors import advice_for
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.files import open_regular
@@ -122,5 +123,5 @@ class Disk:
         raise StoreUnavailableError(
             f"the store cannot be written: {error.strerror or error}",
             where=str(error.filename or self._root),
-            do="look at the disk and its permissions",
+            do=advice_for(error, "look at the disk and its permissions"),
         ) from error
