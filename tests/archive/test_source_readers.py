@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StructType
 from support.tiers import QUEUE
 
 from backends.memory import MemoryStore
@@ -18,6 +19,7 @@ from backends.s3_options import S3Options
 from tests.archive.test_stream_plan import OTHER, Broker
 from tests.e2e.harness import here
 from tiered.archive.columns import schema
+from tiered.archive.datasource import ArchiveSource, TierSource
 from tiered.archive.selection import Selection, selection_of
 from tiered.archive.source import readers, tier_states
 from tiered.archive.source.positions import positions_of
@@ -503,3 +505,14 @@ def test_files_that_queues_share(sealed: Callable[[str], Sealed], archive_url: s
             wanted = [m["store_timestamp_ms"] for m in messages if m["queue_id"] == queue]
             assert [round(time.timestamp() * 1000) for time in times] == wanted
             assert all(rows.schema == columns for rows in found)
+
+
+def test_a_schema_without_columns_is_refused_since_its_rows_would_be_lost() -> None:
+    """Spark would count 0 rows of it, whatever there is."""
+    archive, tier = (
+        ArchiveSource({"path": "file:///nowhere"}),
+        TierSource({"path": "file:///nowhere"}),
+    )
+    for make in (archive.reader, tier.reader, tier.streamReader):
+        with pytest.raises(InvalidError, match="no column is asked for"):
+            make(StructType([]))

@@ -158,6 +158,8 @@ def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
 
 
 def _require_columns(names: list[str], *, more: bool) -> None:
+    if not names:  # batches without a column have no rows: there would be none, whatever there is
+        raise InvalidError("no column is asked for", do=f"columns are {DDL}")
     known = archive_schema().names
     unknown = [n for n in names if n not in known and not (more and n.startswith(_MORE))]
     if unknown:
