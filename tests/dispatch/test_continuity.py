@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.dispatching import FAST, PREFIX, dispatching, read_back, run_once
 from support.synthetic import SyntheticStore
 
 from backends.memory import MemoryStore
+from tiered.dispatch import continuity
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap, QueueLife
 from tiered.log.verify import verify_tier
@@ -428,6 +429,58 @@ def test_another_tail_is_seen_behind_a_damaged_record_that_was_looked_at_before(
         follow(dispatcher)
         local.cut("t", 0, end)
         append(local, 62 - end + 4, b"new")
+        follow(dispatcher)
+    assert counted(dispatcher) == (1, 0)
+    check(store, local)
+
+
+def after_the_next_plan(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Call something once, as soon as the two histories were held against each other."""
+    plan, left = continuity.plan_change, [meanwhile]
+
+    def planned(*arguments: Any, **more: Any) -> Any:
+        change = plan(*arguments, **more)
+        while left:
+            left.pop()()
+        return change
+
+    monkeypatch.setattr(continuity, "plan_change", planned)
+
+
+def test_what_comes_while_a_damaged_end_is_decided_on_is_not_taken_for_what_was_compared(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The topic was made anew just then, with a message where the tier ends with a hole. (Seed 296 of the simulation.)"""
+    store, local = MemoryStore(), stored(60)
+    damage(local)
+    run_once(store, local)
+
+    def make_anew() -> None:
+        local.delete("t", 0)
+        append(local, 70, b"new")
+
+    with dispatching(store, local, seed=2) as dispatcher:
+        after_the_next_plan(monkeypatch, make_anew)
+        follow(dispatcher)
+        follow(dispatcher)
+    check(store, local)
+    assert counted(dispatcher) == (0, 1)
+
+
+def test_what_comes_while_a_lagging_copy_is_decided_on_is_not_taken_for_what_was_compared(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    store, local = MemoryStore(), stored(60)
+    run_once(store, local)
+    local.cut("t", 0, 40)
+
+    def lose_more() -> None:
+        local.cut("t", 0, 30)
+        append(local, 10, b"new")
+
+    with dispatching(store, local, seed=2) as dispatcher:
+        after_the_next_plan(monkeypatch, lose_more)
+        follow(dispatcher)
         follow(dispatcher)
     assert counted(dispatcher) == (1, 0)
     check(store, local)

@@ -386,6 +386,12 @@ class Continuity:
         def tier_mark(offset: int) -> int:
             return mark_in_tier(reader, offset)
 
+        # Both before the histories are held against each other: what comes to the store meanwhile is known to nobody.
+        lag = bounds.end, local_mark(bounds.end - 1) if bounds.end < life.commit_offset else 0
+        last, vouched = file.last_taken, None
+        if last and (not last[1] or local_mark(last[0]) == HOLE):
+            found, low = local_mark(last[0]), max(life.min_offset, bounds.min)
+            vouched = _Vouched(last[0], found, find_witness(low, last[0], local_mark, tier_mark))
         change = plan_change(
             queue,
             life,
@@ -396,13 +402,9 @@ class Continuity:
         )
         if change is None:
             if bounds.end < life.commit_offset:
-                last_mark = self._local_mark(queue, bounds.end - 1) or 0
-                self._lagging[queue] = bounds.end, last_mark
-            last = file.last_taken
-            if last and (not last[1] or local_mark(last[0]) == HOLE):
-                low = max(life.min_offset, bounds.min)
-                witness = find_witness(low, last[0], local_mark, tier_mark)
-                self._vouched[queue] = _Vouched(last[0], local_mark(last[0]), witness)
+                self._lagging[queue] = lag
+            if vouched:
+                self._vouched[queue] = vouched
         return change
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:
