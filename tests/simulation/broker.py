@@ -144,7 +144,8 @@ class Broker(SyntheticStore):
         rng = self._rng
         some = [rng.choice(self._names)] if rng.random() < 0.7 else self._names
         for name in some:
-            for _ in range(rng.randrange(1, 6)):
+            is_burst = len(self.sizes) == 1 and rng.random() < 0.1  # many parts of one size
+            for _ in range(60 if is_burst else rng.randrange(1, 6)):
                 self._store(name)
 
     def _store(self, name: MessageQueue) -> None:
@@ -184,6 +185,19 @@ class Broker(SyntheticStore):
             before = row.end if is_all else row.base + self._rng.randrange(1, len(row.records) + 1)
             self.expire(name.topic, name.queue_id, before)
             self._present(name).min = before
+
+    def forget_beyond(self, ends: Mapping[QueueKey, int]) -> None:
+        """Retention takes of a queue more than what is tiered, and leaves the last message."""
+        names = [MessageQueue(*queue) for queue in sorted(ends)]
+        rows = [(name, self._queues[name]) for name in names if name in self._queues]
+        late = [(name, row) for name, row in rows if ends[name.topic, name.queue_id] < row.end - 1]
+        if late:
+            name, row = self._rng.choice(late)
+            low = max(ends[name.topic, name.queue_id], row.base) + 1
+            if low < row.end:
+                before = self._rng.randrange(low, row.end)
+                self.expire(name.topic, name.queue_id, before)
+                self._present(name).min = before
 
     def delete_topic(self) -> None:
         """A topic is deleted with all of its queues; perhaps it is there again at once, with other messages."""

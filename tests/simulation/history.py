@@ -40,6 +40,7 @@ FOREIGN = (
 _ITEM = struct.Struct(">qiq")
 _OF_GUESTS = {"seal", "join", "pack", "expire"}
 """What others than the reigning writer may say, under no reign."""
+_MERGES = _OF_GUESTS - {"expire"}
 
 
 class ViolationError(AssertionError):
@@ -50,6 +51,12 @@ def require(holds: bool, what: str) -> None:
     """Raise a ``ViolationError`` unless it holds."""
     if not holds:
         raise ViolationError(what)
+
+
+def merges_of(entry: bytes) -> list[dict[str, Any]]:
+    """What an entry seals, joins or packs."""
+    actions = json.loads(entry.partition(b"\n")[0])["actions"]
+    return [action for action in actions if action["do"] in _MERGES]
 
 
 class History:

@@ -12,11 +12,12 @@ from simulation.scheduler import Owner, SimClock, SimLock
 from backends.buffers import as_pieces
 from backends.errors import BackendError, UnknownOutcomeError
 from backends.metered import MeteredStore
+from backends.probe import PREFIX as PROBES
 from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import WrappingStore
 from tiered.dispatch.packing import Compression
 from tiered.dispatch.settings import DispatchSettings
-from tiered.errors import ClosedError, DataError, FencedError, StoreUnavailableError
+from tiered.errors import ClosedError, DataError, FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.entry import encode_entry
 from tiered.journal.lease import Holder
 from tiered.plugin.attach import Attachment, AttachSettings
@@ -76,7 +77,7 @@ class SimStore(WrappingStore):
             key,
             lambda: self._inner.put_if_absent(key, body),
             lambda: ledger.put_if_absent(key, body),
-            self._world.spoil_merge(body) if "/queue/" in key else 1.0,
+            self._world.spoil_merge(key, body),
         )
 
     def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
@@ -89,6 +90,8 @@ class SimStore(WrappingStore):
         return version
 
     def delete(self, key: str) -> None:
+        is_probe = key.startswith(PROBES) and not isinstance(self._process, Process)
+        self._world.has_collected_probes |= is_probe
         self._write(key, lambda: self._inner.delete(key), lambda: self._world.ledger.delete(key))
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
@@ -250,6 +253,9 @@ class Process(Owner):
                 self._broken(f"fenced without a rival: {error}")
         except (StoreUnavailableError, ClosedError, BackendError):
             pass  # it could not begin, or gave up; an operator starts another
+        except InvalidError as error:
+            if not self.world.has_collected_probes:
+                self._broken(f"refuses to begin: {error}", error)
         except DataError as error:
             if (
                 not self.world.flips

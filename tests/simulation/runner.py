@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 BRANCHES = {
     # what happens to writers and to the store
-    "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "full": 10, "fenced": 100, "stray": 1,
+    "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "full": 10, "fenced": 100, "stray": 3,
+    "number used and deleted": 2,
     "switch": 200, "batch": 500, "batch divided": 50, "batch broken": 5, "clone": 10, "collected": 100, "spoiled": 50,
     "level without a restart": 30, "reign behind sealed ends": 1,
     # what happens to the broker

@@ -21,7 +21,7 @@ from simulation.broker import Broker
 from simulation.bystander import Bystander
 from simulation.checker import check_end, check_level, check_now
 from simulation.contents import claims_of, description, is_hole, store_ms, tag_code
-from simulation.history import FOREIGN, History, ViolationError, require
+from simulation.history import FOREIGN, History, ViolationError, merges_of, require
 from simulation.process import Process
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 from simulation.scheduler import START_MS, Scheduler, SimClock
@@ -88,6 +88,8 @@ class World:
 
     Attributes:
         flips: Some reads give a wrong bit.
+        has_collected_probes: Some gc has, so that a writer that slept over its probe longer than the grace may find the
+            store deaf to conditions.
         met: What happened how often, so that a test can say that the simulation meets what it is made for.
     """
 
@@ -113,6 +115,7 @@ class World:
         self.bystanders: list[Bystander] = []
         self.plans: list[Any] = []
         self.never = threading.Event()
+        self.has_collected_probes = False
         self.late: list[tuple[Owner, Callable[[], object]]] = []
         self.met: dict[str, int] = {}
         self.has_lease = rng.random() < 0.6
@@ -121,9 +124,13 @@ class World:
         self.page_keys = rng.choice((3, 1000, 1000))
         self.objects_per_put = rng.choice((1, 1, 2, 5))
         self.lease_s = rng.choice((3.0, 10.0))
-        self.segment_bytes_max = rng.choice((1500, 4000))
         self._drama = rng.choice((0.0, 0.03, 0.15))
-        self.spite = rng.choice((0.0, 0.0, 0.6))
+        self.spite = rng.choice((0.0, 0.6))
+        self._famine = rng.choice((0.0, 0.0, 3.0))
+        self.segment_bytes_max = rng.choice((1500, 4000))
+        if self.spite or self._famine:
+            self.segment_bytes_max = 1500  # many merges, and gaps behind more than one
+        self._trap: tuple[Owner, str] | None = None
         self._unhealthy = self._choose_rules()
         self.history.flips = self.flips
         self._operations = self._choose_operations()
@@ -193,25 +200,28 @@ class World:
         rng = self.rng
         # Of these three one at a time: two of them may lose a journal together.
         bane = rng.choice((self._collect, self._spoil_checkpoint, self._reclaim))
+        self._ambush = rng.choice((0.0, 0.2)) if bane == self._collect else 0.0
         some = [
-            (self.broker.store_some, 10.0),
-            (self.broker.forget_some, rng.choice((0.0, 1.0, 3.0))),
+            (self.broker.store_some, 25.0 if self._famine else 10.0),
+            # (What retention has taken cannot be lost while it is merged.)
+            (self.broker.forget_some, rng.choice((0.0, 1.0, 3.0)) * (0.1 if self.spite else 1)),
             (self.broker.delete_topic, rng.choice((0.0, 0.0, 0.5))),
             (self.broker.lose_tail, rng.choice((0.0, 0.0, 0.5, 1.5))),
-            (self.broker.catch_up, 0.5),
+            (self.broker.catch_up, 1.0),
+            (self._starve, self._famine * 2),
             (self._kill, rng.choice((0.0, 1.0, 2.0))),
             (self._pause, rng.choice((0.0, 1.0, 2.0))),
             (self._resume, 1.5),
             (self._stop, 0.3),
             (self._start, 2.0),
             (lambda: self._start(once=True, seal=True), rng.choice((0.0, 0.0, 0.4))),
-            (lambda: self._reclaim("expire"), rng.choice((0.0, 0.0, 1.0))),
+            (lambda: self._reclaim("expire"), rng.choice((0.0, 0.0, 1.0)) + self._famine),
             (lambda: self._reclaim("delete-topic"), rng.choice((0.0, 0.0, 0.0, 0.3))),
             (self._outage, rng.choice((0.0, 0.0, 1.0))),
             (self._land, 3.0),
             (self._jump, rng.choice((0.0, 0.5))),
             (bane, rng.choice((2.0, 5.0, 9.0))),
-            (self._misbehave, rng.choice((0.0, 0.0, 0.0, 0.8))),
+            (self._misbehave, rng.choice((0.0, 0.0, 0.0, 1.2))),
             (lambda: check_now(self), 1.0),
         ]
         return [(operation, weight) for operation, weight in some if weight]
@@ -228,6 +238,7 @@ class World:
             return
         if 0 < self._outage_until_s <= scheduler.now_s:
             self._heal(self._unhealthy)
+        self._spring()
         operations, weights = zip(*self._operations, strict=True)
         self.rng.choices(operations, weights)[0]()
         if not self._alive():
@@ -288,8 +299,10 @@ class World:
             self.count("pause")
 
     def _resume(self) -> None:
+        trapped = self._trap and self._trap[0]
         for process in self.scheduler.owners:
-            process.paused = process.paused and self.rng.random() < 0.3
+            is_still = process is trapped or self.rng.random() < 0.3
+            process.paused = process.paused and is_still
 
     def _stop(self) -> None:
         if alive := self._alive():
@@ -321,7 +334,14 @@ class World:
 
     def dramatise(self, process: Owner, key: str) -> None:
         """A process sends an entry of the journal: the best moment to stop or to kill it."""
-        if JOURNAL not in key or self.rng.random() >= self._drama:
+        if JOURNAL not in key:
+            return
+        is_free = self._ambush and not self._trap and self._is_ahead(key)
+        if is_free and self.rng.random() < self._ambush:
+            process.paused, self._trap = True, (process, key)
+            self.count("pause")
+            return
+        if self.rng.random() >= self._drama:
             return
         if self.rng.random() < 0.7:
             process.paused = True
@@ -330,21 +350,61 @@ class World:
             process.dead = True
             self.count("kill")
 
-    def spoil_merge(self, body: bytes) -> float:
-        """A merged part is sent: the broker takes some of it back just then, perhaps; how much slower it is than others."""
-        if not self.spite or "merged" not in (said := description(body)):
+    def _is_ahead(self, key: str) -> bool:
+        """Whether this is the next entry."""
+        return key == entry_key(self.place.prefix, self.history.number + 1)
+
+    def _spring(self) -> None:
+        """A writer sleeps over an entry until others have used its number, and a collector has deleted that."""
+        if self._trap is None or self._is_ending:
+            return
+        process, key = self._trap
+        if process.dead:
+            self._trap = None
+        elif self._is_ahead(key):
+            self.memory.delete(self.place.prefix + LEASE)  # (nobody has to wait for it)
+            if all(one.paused for one in self._alive()):
+                self._start()
+        elif key not in self.memory._objects:
+            process.paused, self._trap = False, None
+            self.count("number used and deleted")
+
+    def spoil_merge(self, key: str, body: bytes) -> float:
+        """A merged part, or its entry, is sent: the broker takes some of it back just then, perhaps.
+
+        How much slower it is than others. Behind slow entries what was planned apart is said at once.
+        """
+        if not self.spite:
             return 1.0
-        if said["kind"] == "commitlog" and self.rng.random() < self.spite:
-            low, count = said["queue_offset"], said["count"]
-            self.broker.lose_behind(
-                (said["topic"], said["queue_id"]), low + self.rng.randrange(count)
-            )
-        return self.rng.choice((1.0, 10.0, 30.0))
+        merged = self._merged_range(key, body)
+        if merged is None:
+            return self.rng.choice((1.0, 1.0, 30.0)) if JOURNAL in key else 1.0
+        queue, low, end = merged
+        if self.rng.random() < self.spite:
+            self.broker.lose_behind(queue, self.rng.randrange(low, end))
+        return self.rng.choice((1.0, 40.0, 100.0) if JOURNAL in key else (1.0, 10.0, 30.0))
+
+    def _merged_range(self, key: str, body: bytes) -> tuple[QueueKey, int, int] | None:
+        """Of which queue's offsets this is the data, or the entry, of a merge."""
+        if "/commitlog/" in key:
+            said = description(body)
+            low, queue = said["queue_offset"], (said["topic"], said["queue_id"])
+            return (queue, low, low + said["count"]) if "merged" in said else None
+        actions = merges_of(body) if JOURNAL in key and not key.endswith(".checkpoint") else []
+        if not actions:
+            return None
+        action, parts = actions[-1], actions[-1]["parts"]
+        return (action["topic"], action["queue_id"]), parts[0][13], parts[-1][13] + parts[-1][14]
 
     def _may_expire(self, topic: str, newest_ms: int) -> bool:
         """The policy: what is too old, or of a topic that somebody removes."""
         now_ms = START_MS + self.scheduler.now_s * 1000
         return topic in self.removed or newest_ms < now_ms - TTL_S * 1000
+
+    def _starve(self) -> None:
+        """Retention takes what is not tiered yet, of a queue that is tiered in part."""
+        ends = {key: life.commit for key, some in self.history.queues.items() for life in some[-1:]}
+        self.broker.forget_beyond(ends)
 
     def _land(self, count: int | None = 1) -> None:
         """Some of what is on its way lands; those who live then have met a rival."""
@@ -467,7 +527,7 @@ class World:
         scheduler.next_operation_s = scheduler.now_s + 1.0
         if not self._is_ending:
             self._is_ending, self._since_s = True, scheduler.now_s
-            self._drama = self.spite = self.broker.greed = self.broker.bustle = 0.0
+            self._ambush = self._drama = self.spite = self.broker.greed = self.broker.bustle = 0.0
             self._heal(())
             self._land(1)
             self._end_all()
