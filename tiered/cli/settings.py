@@ -24,7 +24,7 @@ from tiered.cli.sizes import parse_size
 from tiered.cli.times import check_time
 from tiered.config import Setting, Shape
 
-OUTPUTS = ("table", "json", "jsonl", "csv")
+OUTPUTS = ("table", "wide", "json", "jsonl", "csv")
 CAT_FORMATS = ("json", "raw", "body", "text")
 _MIB = 1024 * 1024
 
@@ -112,7 +112,7 @@ COMMON: tuple[Setting, ...] = (
     Setting(
         section="",
         name="output",
-        help="form of the result",
+        help="form of the result; a table fits the terminal, and wide is one of which nothing is cut",
         default="table",
         metavar="FORM",
         choices=OUTPUTS,
