@@ -233,7 +233,7 @@ def test_query_of_an_archive_is_that_of_its_tier(shop: Shop) -> None:
         assert bool(of_tier) == (key != "nothing")
     found = here("query", shop.archive, "orders", "--key", "order-11", "--json").good()
     assert (found.document["is_complete"], len(found.document["messages"])) == (True, 3)
-    assert "read 1 row groups of 1 files" in found.err
+    assert "read 1 row group of 1 file," in found.err
 
 
 def test_query_of_an_archive_says_what_is_wrong(shop: Shop) -> None:

@@ -234,7 +234,7 @@ def test_by_day_and_by_time(shop: Shop) -> None:
     late = "store_ts >= '2026-03-08'"
     ran = here("sql", shop.archive, f"SELECT count(*) n FROM orders WHERE {late}", "-o", "jsonl")
     assert ran.rows == [{"n": 0}]
-    assert "1 of 1 files left out unread" in ran.err
+    assert "1 of 1 file left out unread" in ran.err
 
 
 def test_each_scan_of_a_join_has_its_own_bounds(many: tuple[Workshop, Counting]) -> None:

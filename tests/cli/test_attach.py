@@ -155,7 +155,7 @@ def test_a_record_of_which_nothing_is_left_is_missing_and_needs_a_person(
     url = f"file://{tmp_path}/tier"
     ran = tiered("attach", store, "--to", url, "--once", "--json")
     assert (ran.code, ran.document["missing"], ran.document["quarantined"]) == (1, 1, 0)
-    assert "tiered: 1 messages are not in the store" in ran.err
+    assert "tiered: 1 message is not in the store" in ran.err
     assert tiered.good("attach", store, "--to", url, "--once", "--json").document["missing"] == 0
     assert len(tiered.good("cat", url, "orders").lines) == 1199
 

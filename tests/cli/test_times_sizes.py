@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.cli.output import printable
-from tiered.cli.sizes import format_size, parse_size
+from tiered.cli.sizes import counted, format_size, parse_size
 from tiered.cli.times import TIME_MS_MAX, format_time, parse_time
 
 NOW = 1_784_000_000_123
@@ -95,3 +95,14 @@ def test_a_formatted_size_is_near_and_short(size: int):
 @given(st.text())
 def test_a_cell_holds_nothing_that_a_terminal_obeys(text: str):
     assert printable(text).isprintable()
+
+
+def test_one_thing_is_not_said_in_the_plural():
+    assert [counted(n, "part") for n in (0, 1, 2, 1234)] == [
+        "0 parts",
+        "1 part",
+        "2 parts",
+        "1,234 parts",
+    ]
+    assert counted(1, "entry was", "entries were") == "1 entry was"
+    assert counted(0, "entry was", "entries were") == "0 entries were"

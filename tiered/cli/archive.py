@@ -13,7 +13,7 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +123,7 @@ def _plan(call: Call, at: Workshop) -> int:
     document = plan_document(at, plan)
     Output(call).emit(document, document["tasks"], _TASK)
     call.say(
-        f"tiered: {format_count(len(plan.tasks))} segments, {format_size(plan.size_bytes)} are to be archived;"
+        f"tiered: {counted(len(plan.tasks), 'segment')}, {format_size(plan.size_bytes)} to be archived;"
         " nothing is done"
     )
     return DONE
@@ -211,8 +211,8 @@ def _verify(call: Call, at: Workshop) -> int:
     }
     Output(call).emit(document, rows, _FOUND)
     call.say(
-        f"tiered: {format_count(report.rows)} messages in {report.files} files,"
-        f" {report.compared} stretches held against the tier, {len(rows)} findings"
+        f"tiered: {counted(report.rows, 'message')} in {counted(report.files, 'file')},"
+        f" {counted(report.compared, 'stretch', 'stretches')} held against the tier, {counted(len(rows), 'finding')}"
     )
     return NEEDS_A_PERSON if rows else DONE
 

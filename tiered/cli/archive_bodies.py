@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.regular import read_regular
-from tiered.cli.sizes import format_count
+from tiered.cli.sizes import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def say_bodies(call: Call, result: Result) -> None:
     """Tell what did not become columns."""
     if result.misfits:
         call.say(
-            f"tiered: the bodies of {format_count(result.misfits)} messages did not fit their topic's columns, which are"
+            f"tiered: the bodies of {counted(result.misfits, 'message')} did not fit their topic's columns, which are"
             " null there; column body_error says so, and _bad/ has the records with reasons"
         )
     if result.unknown:

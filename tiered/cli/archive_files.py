@@ -10,7 +10,7 @@ from tiered.cli.errors import DONE
 from tiered.cli.output import Output
 from tiered.cli.planned import Document, ending_code, get_plan, show_result
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_count, format_size
 from tiered.cli.times import format_duration
 from tiered.errors import TieredStoreError
 
@@ -40,7 +40,9 @@ def publish_tables(call: Call, at: Workshop) -> tuple[dict[str, Any], TieredStor
         try:
             for one in publish(at.archive, place, call.s3_options()):
                 tables.append(asdict(one))
-                now = Progressed(f"{len(tables)} tables, the last of {one.topic}", len(tables))
+                now = Progressed(
+                    f"{counted(len(tables), 'table')}, the last of {one.topic}", len(tables)
+                )
         except TieredStoreError as error:
             return {"published": tables}, error
     return {"published": tables}, None
@@ -69,11 +71,11 @@ def run_merge(call: Call, at: Workshop) -> int:
         ]
         Output(call).emit({"format": 1, "archive": at.archive.url, "merges": rows}, rows, _NEW)
         return DONE
-    now = Progressed(f"0 of {len(plan)} files")
+    now = Progressed(f"0 of {counted(len(plan), 'file')}")
 
     def told(result: Merged) -> None:
         nonlocal now
-        text = f"{result.new_files} of {result.planned} files, {format_size(result.new_bytes)}"
+        text = f"{result.new_files} of {counted(result.planned, 'file')}, {format_size(result.new_bytes)}"
         now = Progressed(text, result.new_files, result.planned)
 
     with call.progress("merge", lambda: now):
@@ -92,8 +94,8 @@ def run_merge(call: Call, at: Workshop) -> int:
     Output(call).emit(document, [document], _COLUMNS)
     if log.state.replaced:
         call.say(
-            f"tiered: {format_count(document['replaced_files'])} files, {format_size(document['replaced_bytes'])}"
-            " are replaced and still there; `tiered archive --clean` deletes them after a grace"
+            f"tiered: {counted(document['replaced_files'], 'replaced file')}, {format_size(document['replaced_bytes'])},"
+            " still there; `tiered archive --clean` deletes them after a grace"
         )
     if refused is not None:
         raise refused
@@ -126,7 +128,7 @@ def run_clean(call: Call, at: Workshop) -> int:
 
 def _lines(document: Document) -> Iterator[str]:
     size = format_size(document["deletion_bytes"])
-    yield f"plan      {format_count(document['deletion_count'])} replaced files, {size}"
+    yield f"plan      {counted(document['deletion_count'], 'replaced file')}, {size}"
     yield f"grace     {format_duration(document['grace_ms'])}"
     for refusal in document.get("refusals", ())[:_SHOWN]:
         yield f"harmed    {refusal}"
@@ -134,7 +136,7 @@ def _lines(document: Document) -> Iterator[str]:
         yield f"left      {format_count(document['young'])} replaced within the grace"
     if document["unnamed_count"]:
         yield (
-            f"left      {format_count(document['unnamed_count'])} files, {format_size(document['unnamed_bytes'])}, that"
+            f"left      {counted(document['unnamed_count'], 'file')}, {format_size(document['unnamed_bytes'])}, that"
             " no entry names: of jobs that were killed, or of one at work (-o json lists them)"
         )
     if document["is_cut"]:
@@ -142,7 +144,7 @@ def _lines(document: Document) -> Iterator[str]:
     applied = document["applied"]
     if applied is not None:
         yield (
-            f"deleted   {format_count(applied['deleted'])} files, {format_size(applied['deleted_bytes'])}"
+            f"deleted   {counted(applied['deleted'], 'file')}, {format_size(applied['deleted_bytes'])}"
             f" (already gone: {applied['already_gone']})"
         )
     elif document["deletion_count"]:

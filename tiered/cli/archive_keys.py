@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tiered.cli.errors import DONE
 from tiered.cli.output import Output
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_size
 
 if TYPE_CHECKING:
     from tiered.archive.query.key_index import Built
@@ -24,7 +24,7 @@ def run_key_index(call: Call, at: Workshop) -> int:
 
     def told(built: Built) -> None:
         nonlocal now
-        now = Progressed(f"{format_count(built.files)} files, {format_size(built.size_bytes)}")
+        now = Progressed(f"{counted(built.files, 'file')}, {format_size(built.size_bytes)}")
 
     with call.progress("key index", lambda: now):
         built = build(at.archive, read_archive(at.archive), told=told)

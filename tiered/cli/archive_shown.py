@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_count, format_size
 from tiered.cli.times import format_duration
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def progressed(watch: Watch) -> Progressed:
     ahead = watch.ahead()
     left_s = watch.seconds_left
     left = "" if left_s is None else f", {format_duration(1000 * round(left_s))} left"
-    more = f" (and {ahead} tasks under way)" if ahead else ""
+    more = f" (and {counted(ahead, 'task')} under way)" if ahead else ""
     text = (
-        f"{format_count(watch.segments)} of {format_count(watch.segments_all)} segments{more},"
-        f" {format_count(watch.rows)} messages,"
+        f"{format_count(watch.segments)} of {counted(watch.segments_all, 'segment')}{more},"
+        f" {counted(watch.rows, 'message')},"
         f" {format_size(watch.size_bytes)} of {format_size(watch.bytes_all)}{left}"
     )
     return Progressed(text, watch.size_bytes, watch.bytes_all)
@@ -42,22 +42,25 @@ def say_left(call: Call, result: Result) -> None:
     if plan.opened:
         messages = sum(one.end - one.start for one in plan.opened)
         call.say(
-            f"tiered: {format_count(messages)} messages of {len(plan.opened)} queues are not sealed, so not archived;"
+            f"tiered: {counted(messages, 'message')} of {counted(len(plan.opened), 'queue')}, not sealed, so not archived;"
             " segments are sealed when full or old, by `tiered attach --once --seal`, or by --seal here while"
             " nothing is attached"
         )
     if plan.strange:
         lane, start = plan.strange[0]
         call.say(
-            f"tiered: {format_count(len(plan.strange))} segments count as archived, but the archive has messages of other"
-            f" times there, the first of {lane} at {start}: it has another broker's of the same name, so this one needs"
+            f"tiered: {counted(len(plan.strange), 'segment counts', 'segments count')} as archived, but"
+            f" the archive has messages of other times there, the first of {lane} at {start}: it has another"
+            " broker's of the same name, so this one needs"
             " an archive of its own"
         )
     if plan.outside:
-        call.say(f"tiered: {format_count(plan.outside)} segments lie outside of --from and --until")
+        call.say(
+            f"tiered: {counted(plan.outside, 'segment lies', 'segments lie')} outside of --from and --until"
+        )
     later = plan.postponed + result.out_of_time
     if later:
-        call.say(f"tiered: {format_count(later)} segments are left to the next run")
+        call.say(f"tiered: {counted(later, 'segment is', 'segments are')} left to the next run")
 
 
 def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, Any]:

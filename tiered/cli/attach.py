@@ -16,7 +16,7 @@ from tiered.cli.output import Output
 from tiered.cli.parsers import compression_level, split_address
 from tiered.cli.progress import Progressed
 from tiered.cli.signals import Stopper
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_size
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def progressed(attachment: Attachment, seconds: float | None) -> Progressed:
     """How far a run is; with its rate when it is to end some time."""
     assert attachment.dispatcher is not None
     counters = attachment.dispatcher.counters
-    text = f"{format_count(counters.messages)} messages, {format_size(counters.record_bytes)}"
+    text = f"{counted(counters.messages, 'message')}, {format_size(counters.record_bytes)}"
     if seconds is not None:
         text += f", {counters.record_bytes / _MIB / max(seconds, 1e-9):.1f} MiB/s"
     return Progressed(text)
@@ -338,28 +338,52 @@ def lines(document: dict[str, Any]) -> list[str]:
     """The summary for people: one line, and one more for each thing that should be known."""
     found = [
         (
-            f"tiered: {format_count(document['messages'])} messages,"
-            f" {format_size(document['size_bytes'])} in {format_count(document['parts'])} parts,"
-            f" {format_count(document['requests'])} requests, {document['seconds']:.1f} s,"
+            f"tiered: {counted(document['messages'], 'message')},"
+            f" {format_size(document['size_bytes'])} in {counted(document['parts'], 'part')},"
+            f" {counted(document['requests'], 'request')}, {document['seconds']:.1f} s,"
             f" {document['mib_per_second']:.1f} MiB/s"
         )
     ]
     if document["sealed_segments"] is not None:
-        found.append(f"tiered: {format_count(document['sealed_segments'])} segments sealed")
+        found.append(f"tiered: {counted(document['sealed_segments'], 'segment')} sealed")
     said = (
-        ("behind_messages", "messages are not in the tier yet"),
-        ("waiting_records", f"records wait: {document['waiting_reason']}"),
-        ("quarantined", "damaged records were put into quarantine"),
-        ("missing", "messages are not in the store, though its queues list or skip them: holes"),
-        ("gaps", "gaps were recorded: local retention was faster"),
-        ("taken_back", "queues go on at an earlier offset: the broker has taken messages back"),
-        ("begun_anew", "queues began anew: the broker has nothing of their history any more"),
-        ("ahead_queues", "queues are longer in the tier than in the store, a copy that lags"),
-        ("torn_bytes", "bytes of a torn tail were left"),
-        ("foreign_entries", "entries that point at another queue's record were refused"),
-        ("below_min_entries", "entries below the log's minimum were left"),
+        ("behind_messages", "message is", "messages are", "not in the tier yet"),
+        ("waiting_records", "record waits:", "records wait:", str(document["waiting_reason"])),
+        ("quarantined", "damaged record was", "damaged records were", "put into quarantine"),
+        (
+            "missing",
+            "message is",
+            "messages are",
+            "not in the store, though its queues list or skip what is missing: holes",
+        ),
+        ("gaps", "gap was", "gaps were", "recorded: local retention was faster"),
+        (
+            "taken_back",
+            "queue goes",
+            "queues go",
+            "on at an earlier offset: the broker took messages back",
+        ),
+        (
+            "begun_anew",
+            "queue",
+            "queues",
+            "began anew: the broker has nothing of the history any more",
+        ),
+        (
+            "ahead_queues",
+            "queue is",
+            "queues are",
+            "longer in the tier than in the store, a copy that lags",
+        ),
+        ("torn_bytes", "byte", "bytes", "of a torn tail left"),
+        ("foreign_entries", "entry", "entries", "refused: of another queue's record"),
+        ("below_min_entries", "entry", "entries", "below the log's minimum left"),
     )
-    found += [f"tiered: {document[name]:,} {text}" for name, text in said if document[name]]
+    found += [
+        f"tiered: {counted(document[name], one, many)} {text}"
+        for name, one, many, text in said
+        if document[name]
+    ]
     found += [f"tiered: no topic matches --topics {glob}" for glob in document["unmatched_topics"]]
     reasons: dict[str, list[str]] = {}
     for left in document["left_out"]:

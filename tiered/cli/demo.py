@@ -6,7 +6,9 @@ Everything lies in one directory, marked as a demo's; only such a directory is e
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_size
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -209,31 +211,44 @@ def story(document: dict[str, Any]) -> list[str]:
     made, tiered, read, checked = (
         document[name] for name in ("made", "tiered", "read", "verified")
     )
-    store, url = document["store"], document["url"]
+    store, url = shlex.quote(document["store"]), document["url"]
+    program = started_as()
     shown = (read["first_body"] or "")[:40]
     first_line = (
-        f"1. Made a store of {format_count(made['messages'])} messages in {made['topics']} topics of"
+        f"1. Made a store of {counted(made['messages'], 'message')} in {made['topics']} topics of"
         f" {made['queues']} queues, in the format of a RocketMQ broker: {store}"
     )
     return [
         first_line,
         (
-            f"2. Tiered it, as `tiered attach --once --seal` does: {format_count(tiered['messages'])} messages,"
-            f" {format_size(tiered['size_bytes'])} in {format_count(tiered['parts'])} parts,"
-            f" {format_count(tiered['requests'])} requests: {url}"
+            f"2. Tiered it, as `tiered attach --once --seal` does: {counted(tiered['messages'], 'message')},"
+            f" {format_size(tiered['size_bytes'])} in {counted(tiered['parts'], 'part')},"
+            f" {counted(tiered['requests'], 'request')}: {url}"
         ),
-        f"3. Read it back: {format_count(read['messages'])} messages; the first begins {shown!r}",
-        f"4. Verified every byte, and held {format_count(checked['compared_messages'])} messages"
+        f"3. Read it back: {counted(read['messages'], 'message')}; the first begins {shown!r}",
+        f"4. Verified every byte, and held {counted(checked['compared_messages'], 'message')}"
         " against the store: "
-        + ("equal." if document["is_well"] else f"{checked['problem_count']} problems."),
+        + ("equal." if document["is_well"] else f"{counted(checked['problem_count'], 'problem')}."),
         "",
         "Try next:",
-        f"  tiered status {url} --store {store}",
-        f"  tiered cat {url} {TOPICS[0]} --count 3",
-        f"  tiered verify {url} --deep",
-        f"  tiered attach {store} --to s3://BUCKET/PREFIX --once",
-        f"  rm -r {Path(store).parent}",
+        f"  {program} status {url} --store {store}",
+        f"  {program} cat {url} {TOPICS[0]} --count 3",
+        f"  {program} verify {url} --deep",
+        f"  rm -r {shlex.quote(str(Path(document['store']).parent))}",
+        f"With a bucket of yours: {program} attach {store} --to s3://BUCKET/PREFIX --once",
     ]
+
+
+def started_as() -> str:
+    """What a shell starts this program by: its name where that leads here, else as it was started now."""
+    ours = sys.argv[0]
+    if Path(ours).parts[-2:] == ("tiered", "__main__.py"):
+        return f"{shlex.quote(sys.executable)} -m tiered"
+    if Path(ours).name != "tiered":  # a program of somebody's that calls this one
+        return "tiered"
+    named = shutil.which("tiered")
+    leads_here = named is not None and Path(named).resolve() == Path(ours).resolve()
+    return "tiered" if leads_here else shlex.quote(ours)
 
 
 COMMAND = make_command(

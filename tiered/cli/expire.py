@@ -17,7 +17,7 @@ from tiered.cli.planned import (
     require_within,
     show_result,
 )
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_size
 from tiered.cli.times import format_time, parse_duration
 from tiered.errors import InvalidError
 
@@ -173,9 +173,9 @@ def _run(
 
 def _lines(document: Document) -> Iterator[str]:
     yield (
-        f"plan      {format_count(document['messages'])} messages"
-        f" in {format_count(document['segments'])} segments of {len(document['steps'])} queues,"
-        f" {format_size(document['size_bytes'])} in {format_count(document['objects'])} objects"
+        f"plan      {counted(document['messages'], 'message')}"
+        f" in {counted(document['segments'], 'segment')} of {counted(len(document['steps']), 'queue')},"
+        f" {format_size(document['size_bytes'])} in {counted(document['objects'], 'object')}"
     )
     if document["steps"]:
         newest = max(step["newest_ms"] for step in document["steps"])
@@ -183,7 +183,7 @@ def _lines(document: Document) -> Iterator[str]:
     for row in document.get("unproved", ())[:_SHOWN]:
         yield f"stays     {row['topic']}/{row['queue_id']} [{row['start']}, {row['end']}): {row['why']}"
     if len(document.get("unproved", ())) > _SHOWN:
-        yield f"stays     and {len(document['unproved']) - _SHOWN} segments more, each with all behind it"
+        yield f"stays     and {counted(len(document['unproved']) - _SHOWN, 'more segment')}, each with all behind it"
     if document["is_cut"]:
         yield "limit     there is more than --max-deletions allows in one run"
     applied = document["applied"]

@@ -18,7 +18,7 @@ from tiered.cli.planned import (
     show_result,
 )
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_count, format_size
 from tiered.cli.times import format_duration
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _lines(document: Document) -> Iterator[str]:
     kinds = ", ".join(f"{format_count(n)} {kind}" for kind, n in document["kinds"].items())
     size = format_size(document["deletion_bytes"])
     count = document["deletion_count"]
-    yield f"plan      {format_count(count)} objects, {size}" + (f" ({kinds})" if kinds else "")
+    yield f"plan      {counted(count, 'object')}, {size}" + (f" ({kinds})" if kinds else "")
     yield f"grace     {format_duration(document['grace_ms'])}"
     if document["takes_reign"]:
         yield "reign     no writer is alive: applying takes a reign, so that nothing can be named any more"
@@ -106,7 +106,7 @@ def _lines(document: Document) -> Iterator[str]:
         yield "result    this plan was applied before: all of its objects are gone"
     elif applied is not None:
         yield (
-            f"deleted   {format_count(applied['deleted'])} objects,"
+            f"deleted   {counted(applied['deleted'], 'object')},"
             f" {format_size(applied['deleted_bytes'])}"
             f" (already gone: {applied['already_gone']}; too young by the store's clock:"
             f" {applied['left_young']})"

@@ -10,7 +10,7 @@ import click
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
-from tiered.cli.sizes import format_count
+from tiered.cli.sizes import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def run(call: Call) -> int:
         _say_nothing(call)
     if found.unscanned:
         call.say(
-            f"tiered: {format_count(found.unscanned)} messages that no index covers yet were not looked at;"
+            f"tiered: {counted(found.unscanned, 'message')} that no index covers yet"
+            f" {'was' if found.unscanned == 1 else 'were'} not looked at;"
             " raise --scan, or make the index with `tiered rebuild URL --index`"
         )
     if found.damaged:

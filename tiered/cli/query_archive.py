@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tiered.cli.sizes import format_count
+from tiered.cli.sizes import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def look(call: Call, archive: ObjectStore) -> list[bytes]:
     with ThreadPoolExecutor(THREADS, "tiered-query") as pool:
         found = lookup(archive, wanted, count=call.whole("count"), spread=pool.map)
     call.say(
-        f"tiered: read {format_count(found.groups_read)} row groups of"
-        f" {format_count(found.files_read)} files, of {format_count(found.files)} files of the topic"
+        f"tiered: read {counted(found.groups_read, 'row group')} of"
+        f" {counted(found.files_read, 'file')}, of {counted(found.files, 'file')} of the topic"
     )
     return list(lines(found.rows))

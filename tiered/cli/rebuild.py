@@ -13,7 +13,7 @@ from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
 from tiered.cli.planned import open_workplace
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count
+from tiered.cli.sizes import counted, format_count
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _planned(call: Call, at: Workplace, stack: contextlib.ExitStack) -> RebuildP
 
     def told(count: int, total: int) -> None:
         nonlocal done
-        text = f"{format_count(count)} of {format_count(total)} objects"
+        text = f"{format_count(count)} of {counted(total, 'object')}"
         done = Progressed(text, count, total)
 
     executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-rebuild"))
@@ -82,14 +82,19 @@ def _show(output: Output, document: dict[str, Any]) -> None:
         return
     output.line(f"  damage    {document['damage']}")
     output.line(
-        f"  found     {format_count(document['messages'])} messages in {document['queues']} queues,"
-        f" {format_count(document['parts'])} parts of {format_count(document['objects'])} objects"
+        f"  found     {counted(document['messages'], 'message')} in {counted(document['queues'], 'queue')},"
+        f" {counted(document['parts'], 'part')} of {counted(document['objects'], 'object')}"
     )
-    named = {"losses": "stretches of messages lost", "gaps": "gaps", "refused": "objects refused"}
-    for name, text in {**named, "orphans": "objects not used"}.items():
+    named = {
+        "losses": ("stretch of messages lost", "stretches of messages lost"),
+        "gaps": ("gap", "gaps"),
+        "refused": ("object refused", "objects refused"),
+        "orphans": ("object not used", "objects not used"),
+    }
+    for name, words in named.items():
         count = document[name] if name == "gaps" else len(document[name])
         if count:
-            output.line(f"  {name:<9} {format_count(count)} {text}")
+            output.line(f"  {name:<9} {counted(count, *words)}")
     for note in document["notes"][:LISTED_MAX]:
         output.line(f"  note      {note}")
     rows = {

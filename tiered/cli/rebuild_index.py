@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tiered.cli.errors import NEEDS_A_PERSON
 from tiered.cli.planned import Document, ending_code, get_plan, open_workplace, show_result
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,17 +47,17 @@ def run(call: Call) -> int:
 
 def _lines(document: Document) -> Iterator[str]:
     yield (
-        f"index     {format_count(document['items'])} keys in {format_count(document['objects'])} objects,"
+        f"index     {counted(document['items'], 'key')} in {counted(document['objects'], 'object')},"
         f" {format_size(document['size_bytes'])}"
     )
-    yield f"missing   {format_count(document['unindexed_messages'])} messages are not indexed"
+    yield f"missing   {counted(document['unindexed_messages'], 'message is', 'messages are')} not indexed"
     applied = document["applied"]
     if applied is not None and applied["was_applied"]:
         yield "result    this plan was applied before: nothing was left to do"
     elif applied is not None:
         yield (
-            f"done      {format_count(applied['items'])} keys in {format_count(applied['objects'])} new objects;"
-            f" {format_count(applied['unindexed_messages'])} messages are left"
+            f"done      {counted(applied['items'], 'key')} in {counted(applied['objects'], 'new object')};"
+            f" {counted(applied['unindexed_messages'], 'message is', 'messages are')} left"
         )
         for one in applied["damaged"]:
             yield f"damaged   {one['queue']}: {one['reason']}"

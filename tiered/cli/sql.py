@@ -17,6 +17,7 @@ from backends.local_errors import advice_for
 from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
+from tiered.cli.sizes import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def run(call: Call) -> int:
     file = call.text("to")
     if file is not None:
         _save(answer, file)
-        call.say(f"tiered: {answer.num_rows:,} rows in {file}")
+        call.say(f"tiered: {counted(answer.num_rows, 'row')} in {file}")
         return DONE
     names = answer.schema.names
     if call.form == "json":
@@ -63,7 +64,9 @@ def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Ta
 
         found = ask(archive, question)
         if found.left_out:
-            call.say(f"tiered: {found.left_out:,} of {found.files:,} files left out unread")
+            call.say(
+                f"tiered: {found.left_out:,} of {counted(found.files, 'file')} left out unread"
+            )
         return found.rows
     from tiered.archive.spark import open_session
     from tiered.archive.spark_sql import ask_spark

@@ -9,7 +9,7 @@ import click
 
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_size
 from tiered.cli.times import format_time
 
 if TYPE_CHECKING:
@@ -85,14 +85,15 @@ def _show(output: Output, broker: dict[str, Any], now_ms: int) -> None:
     output.line(f"{broker['cluster']}/{broker['broker']}")
     output.line(f"  writer    {_writer(broker, now_ms)}")
     output.line(
-        f"  contents  {format_count(broker['messages'])} messages in {broker['queue_count']} queues,"
-        f" {_sizes(broker)} in {format_count(broker['objects'])} objects;"
-        f" {broker['gaps']} gaps, {broker['quarantined']} quarantined, {broker['holes']} holes"
+        f"  contents  {counted(broker['messages'], 'message')} in {counted(broker['queue_count'], 'queue')},"
+        f" {_sizes(broker)} in {counted(broker['objects'], 'object')};"
+        f" {counted(broker['gaps'], 'gap')}, {broker['quarantined']:,} quarantined,"
+        f" {counted(broker['holes'], 'hole')}"
     )
     if broker["lag_messages"] is not None:
         size = broker["lag_bytes"]
         output.line(
-            f"  lag       {format_count(broker['lag_messages'])} messages"
+            f"  lag       {counted(broker['lag_messages'], 'message')}"
             + (f", {format_size(size)}" if size is not None else "")
             + f", {broker['lag_seconds']:.0f} s"
         )
@@ -125,20 +126,20 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
     if waiting and waiting["records"]:
         size = format_size(waiting["size_bytes"])
         remarks.append(
-            f"waiting   {format_count(waiting['records'])} records, {size}: {waiting['reason']}"
+            f"waiting   {counted(waiting['records'], 'record')}, {size}: {waiting['reason']}"
         )
     local = broker["local"]
     if local:
         remarks += [f"note      {note}" for note in local["notes"]]
-        counted = ("torn_bytes", "foreign_entries", "below_min_entries", "damaged_records")
-        found = [f"{name.replace('_', ' ')} {local[name]:,}" for name in counted if local[name]]
+        names = ("torn_bytes", "foreign_entries", "below_min_entries", "damaged_records")
+        found = [f"{name.replace('_', ' ')} {local[name]:,}" for name in names if local[name]]
         if found:
             remarks.append(f"local     {', '.join(found)}")
     remarks += [f"left out  {left['name']}: {left['reason']}" for left in broker["left_out"] or ()]
     if broker["ended_lives"] or broker["taken_back"]:
         remarks.append(
-            f"older     {broker['ended_lives']} incarnations that are over,"
-            f" {broker['taken_back_messages']} messages that the broker took back"
+            f"older     {counted(broker['ended_lives'], 'incarnation that is', 'incarnations that are')} over,"
+            f" {counted(broker['taken_back_messages'], 'message')} that the broker took back"
             " (`tiered ls URL --lives`)"
         )
     ahead = [
@@ -147,11 +148,12 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
     if ahead:
         count = sum(queue["ahead_messages"] for queue in ahead)
         remarks.append(
-            f"ahead     {len(ahead)} queues are longer here than in the store, by {format_count(count)} messages:"
-            " a copy that lags, or has lost its tail; nothing is taken of them until it has grown beyond"
+            f"ahead     {counted(len(ahead), 'queue is', 'queues are')} longer here than in the store,"
+            f" by {counted(count, 'message')}: a copy that lags, or has lost"
+            " its tail; nothing is taken of them until it has grown beyond"
         )
     if broker["refused_parts"]:
-        remarks.append(f"refused   {broker['refused_parts']} parts of writers that were fenced")
+        remarks.append(f"refused   {counted(broker['refused_parts'], 'part')} of fenced writers")
     return remarks
 
 

@@ -15,7 +15,7 @@ from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
 from tiered.cli.progress import Progressed
-from tiered.cli.sizes import format_count, format_size
+from tiered.cli.sizes import counted, format_count, format_size
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call
@@ -139,14 +139,14 @@ def has_recorded(document: dict[str, Any]) -> bool:
 def _show(output: Output, document: dict[str, Any]) -> None:
     output.line(f"{document['cluster']}/{document['broker']}")
     output.line(
-        f"  named     {format_count(document['messages'])} messages in {document['queues']} queues,"
-        f" {format_size(document['named_bytes'])} in {format_count(document['named_objects'])} objects"
+        f"  named     {counted(document['messages'], 'message')} in {counted(document['queues'], 'queue')},"
+        f" {format_size(document['named_bytes'])} in {counted(document['named_objects'], 'object')}"
     )
     if document["is_deep"]:
         output.line(
-            f"  checked   {format_count(document['checked_messages'])} messages,"
+            f"  checked   {counted(document['checked_messages'], 'message')},"
             f" {format_size(document['checked_bytes'])}"
-            f" in {format_count(document['checked_objects'])} objects"
+            f" in {counted(document['checked_objects'], 'object')}"
         )
     if document["comparison"]:
         found = ", ".join(_counts(document["comparison"]))
@@ -161,14 +161,14 @@ def _show(output: Output, document: dict[str, Any]) -> None:
     if document["is_clean"]:
         output.line("  result    whole" + ("" if document["is_deep"] else " (--deep reads all)"))
         return
-    output.line(f"  result    {format_count(document['problem_count'])} problems")
+    output.line(f"  result    {counted(document['problem_count'], 'problem')}")
     output.line()
     output.table(document["problems"], ["kind", "where", "detail"])
 
 
 def _show_repair(output: Output, repair: dict[str, Any]) -> None:
     size = format_size(repair["repaired_bytes"])
-    output.line(f"  repaired  {format_count(repair['parts'])} parts, {size}")
+    output.line(f"  repaired  {counted(repair['parts'], 'part')}, {size}")
     for one in repair["unrepaired"]:
         output.line(f"  left      {one['where']}: {one['reason']}")
 
