@@ -119,15 +119,21 @@ class TierBuilder:
         uploader: Makes the objects.
     """
 
-    def __init__(self, store: ObjectStore | None = None, *, writer: str = "0badcafe") -> None:
+    def __init__(
+        self,
+        store: ObjectStore | None = None,
+        *,
+        writer: str = "0badcafe",
+        prefix: str = PREFIX,
+    ) -> None:
         self.store: ObjectStore = MemoryStore() if store is None else store
         self.journal: JournalWriter[TierState] = JournalWriter(
-            self.store, PREFIX, TierMachine(), writer=writer, clock=ManualClock(),
+            self.store, prefix, TierMachine(), writer=writer, clock=ManualClock(),
             rng=random.Random(1), stop=threading.Event(),
         )  # fmt: skip
         self.journal.take_reign({"host": "h"})
         self.uploader = Uploader(
-            self.store, PREFIX, generation=self.journal.generation, writer=writer
+            self.store, prefix, generation=self.journal.generation, writer=writer
         )
         self._files: dict[MessageQueue, CompositeFlatFile] = {}
 
@@ -150,7 +156,12 @@ class TierBuilder:
         """Commit items as one part, where the queue goes on (``first``: where a new queue begins)."""
         file = self.file(queue, first)
         file._roll_next = file._roll_next or roll
-        file.append(batch_of(file.append_offset, items, queue=queue), 0.0)
+        return self.add_batch(batch_of(file.append_offset, items, queue=queue))
+
+    def add_batch(self, batch: RecordBatch) -> Part:
+        """Commit a batch as one part, where its queue goes on."""
+        queue, file = batch.queue, self.file(batch.queue)
+        file.append(batch, 0.0)
         commit = file.take(0)
         stored = put_log(self.uploader, commit)
         file.log_stored()

@@ -52,6 +52,9 @@ COMMANDS: Mapping[str, Entry] = {
     "delete-topic": Entry(
         "tiered.cli.expire:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
     ),
+    "take-back": Entry(
+        "tiered.cli.take_back", "Ends a queue at an earlier offset: plan, then apply."
+    ),
     "lease": Entry(
         "tiered.cli.lease", "Says who writes a tier and until when, or frees its lease."
     ),
@@ -182,7 +185,11 @@ class _Sections:
                     formatter.write_dl(rows)
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Examples as they stand, one a line."""
+        """When to use it; and examples as they stand, one a line."""
+        details = self.details if isinstance(self, Command) else ""
+        if details:
+            with formatter.section("When to use it"):
+                formatter.write_text(details)
         examples = cast("click.Command", self).epilog
         if examples:
             with formatter.section("Examples"):
@@ -191,7 +198,13 @@ class _Sections:
 
 
 class Command(_Sections, click.Command):
-    """A command with common options and examples."""
+    """A command with common options and examples.
+
+    Attributes:
+        details: When to use it; "" where that goes without saying.
+    """
+
+    details = ""
 
 
 class Program(_Sections, click.Group):
@@ -268,6 +281,7 @@ def make_command(
     examples: Sequence[str],
     arguments: Sequence[click.Argument] = (),
     section: str | None = None,
+    details: str = "",
 ) -> Command:
     """A command.
 
@@ -278,6 +292,7 @@ def make_command(
         examples: Two, each a line that runs.
         arguments: Positional ones.
         section: Of its settings; default: its name.
+        details: When to use it, where that does not go without saying.
     """
     section = name if section is None else section
     names = [argument.name for argument in arguments]
@@ -287,7 +302,7 @@ def make_command(
         chosen_arguments = {key: parameters[key] for key in names if key}
         return _run(run, make_call(context, section, chosen_arguments))
 
-    return Command(
+    command = Command(
         name,
         callback=callback,
         help=summary,
@@ -296,6 +311,8 @@ def make_command(
         params=[*arguments, *map(_option, settings_of(section)), *_common_options()],
         context_settings=_CONTEXT,
     )
+    command.details = details
+    return command
 
 
 def _run(run: Run, call: Call) -> int:

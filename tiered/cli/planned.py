@@ -1,4 +1,4 @@
-"""Plan, then apply: what ``gc``, ``expire`` and ``delete-topic`` have in common.
+"""Plan, then apply: what ``gc``, ``expire``, ``delete-topic`` and ``take-back`` have in common.
 
 Without an option the plan is shown. ``--plan FILE`` saves it as well, ``--apply FILE`` carries out exactly that one, and
 ``--apply -`` plans and carries out in one go.

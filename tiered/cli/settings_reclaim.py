@@ -1,4 +1,4 @@
-"""Options of the commands that delete (``gc``, ``expire``, ``delete-topic``), and of ``lease``."""
+"""Options of the commands that delete or give up (``gc``, ``expire``, ``delete-topic``, ``take-back``), and of ``lease``."""
 
 from __future__ import annotations
 
@@ -91,4 +91,24 @@ EXPIRE: tuple[Setting, ...] = (
 
 DELETE_TOPIC: tuple[Setting, ...] = _limited("delete-topic", unit="objects given up")
 
-RECLAIM: tuple[Setting, ...] = (*LEASE, *GC, *EXPIRE, *DELETE_TOPIC)
+TAKE_BACK: tuple[Setting, ...] = (
+    *planned("take-back"),
+    Setting(
+        section="take-back",
+        name="queue",
+        help="the queue",
+        default_text="that of the plan in --apply FILE",
+        metavar="N",
+        parse=partial(whole, low=0),
+    ),
+    Setting(
+        section="take-back",
+        name="to",
+        help="queue offset at which it ends from now on: the first that is wrong, or the end of the local queue",
+        default_text="that of the plan in --apply FILE",
+        metavar="OFFSET",
+        parse=partial(whole, low=0),
+    ),
+)
+
+RECLAIM: tuple[Setting, ...] = (*LEASE, *GC, *EXPIRE, *DELETE_TOPIC, *TAKE_BACK)

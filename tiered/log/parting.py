@@ -1,6 +1,6 @@
 """What to say of a queue whose local history parts from the tier's: ``take_back`` or ``incarnation``, or nothing.
 
-``plan_change`` is pure; the two functions behind it read the tier for it.
+``plan_change`` is pure; the two functions behind it read the tier for it. ``plan_end`` is the same by a person's word.
 """
 
 from __future__ import annotations
@@ -94,7 +94,35 @@ def plan_change(
     cut = _cut(life, QueueOffset(end), tier_mark, read_items) if is_common else None
     if cut is None:
         return _begin_anew(queue, life, bounds, bounds.min)
-    return _end_at(queue, life, *cut)
+    return _end_at(queue, life, *cut, "the local store has other messages from queue offset {} on")
+
+
+def plan_end(
+    queue: MessageQueue,
+    life: QueueLife,
+    end: QueueOffset,
+    *,
+    tier_mark: Callable[[int], int],
+    read_items: Callable[[Part, int], tuple[int, int]],
+) -> Change:
+    """What to say when a person has decided where a queue ends; the other arguments are those of ``plan_change``.
+
+    Args:
+        queue: Which.
+        life: Its present life.
+        end: Where it is to end: at or above its minimum, below its commit offset. At its minimum nothing would be left
+            of the life, so the queue begins anew there.
+        tier_mark: See above.
+        read_items: See above.
+    """
+    why = "a person has taken back what is from queue offset {} on"
+    cut = _cut(life, end, tier_mark, read_items) if end > life.min_offset else None
+    if cut is not None:
+        return _end_at(queue, life, *cut, why)
+    start = life.min_offset
+    fields = {"start": start, "reason": why.format(start)}
+    action = queue_action("incarnation", queue, life.incarnation + 1, **fields)
+    return Change(action, life.commit_offset, start)
 
 
 def _first_message_for_hole(
@@ -167,7 +195,9 @@ def _begin_anew(
     return Change(action, life.commit_offset, start)
 
 
-def _end_at(queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Part | None) -> Change:
+def _end_at(
+    queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Part | None, reason: str
+) -> Change:
     action = queue_action(
         "take_back",
         queue,
@@ -175,7 +205,7 @@ def _end_at(queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Part |
         end=end,
         was=life.commit_offset,
         part=part_json(head) if head else None,
-        reason=f"the local store has other messages from queue offset {end} on",
+        reason=reason.format(end),
     )
     return Change(action, life.commit_offset, end)
 

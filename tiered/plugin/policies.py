@@ -61,7 +61,7 @@ ROLES: Mapping[str, Role] = {
     READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),
     ARCHIVER: Role("what reads the tier and writes Parquet elsewhere", archives=True),
     RECLAIMER: Role(
-        "expire, gc, delete-topic, lease --break",
+        "expire, gc, delete-topic, take-back, lease --break",
         puts=(f"{JOURNAL}*", LEASE, f"{LEDGER}*"),
         deletes=(f"{JOURNAL}*", f"{QUEUE}*", f"{QUARANTINE}*", f"{INDEX}*", f"{LEDGER}*"),
     ),
