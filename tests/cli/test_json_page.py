@@ -38,7 +38,7 @@ def test_sample(command: str, tiered: CommandLine, tmp_path: Path):
     small = ("--messages", "40", "--queues", "2", "--body", "24")
     tiered.good("bench", "make-store", store, *small)
     places = {"URL": url, "STORE": store, "DIR": str(tmp_path / "new"), "TOPIC": "bench-0"}
-    if "--to" not in command:
+    if "STORE --to" not in command:
         tiered.good("attach", store, "--to", url, "--once")
     words = [places.get(word, word) for word in shlex.split(command)[1:]]
     if words[0] == "demo":

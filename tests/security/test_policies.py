@@ -249,7 +249,7 @@ MAY = {
     "reader": set(),
     "archiver": set(),
     "reclaimer": {("put", kind) for kind in ("entry", "lease", "ledger")}
-    | {("delete", kind) for kind in ("data", "entry", "quarantine", "index")},
+    | {("delete", kind) for kind in ("data", "entry", "quarantine", "index", "ledger")},
 }
 
 
