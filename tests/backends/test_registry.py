@@ -61,7 +61,7 @@ def test_opens(url: str, kind: type, canonical: str):
         ("s3://bucket/x?versionId=1", "no \\? or #"),
         ("s3://key:secret-word@bucket/x", "no user, password"),
         ("memory:name", "no //"),
-        ("gopher://host/x", r"nothing opens gopher://.*s3://.*install tieredmq\[s3\].*gcsfs"),
+        ("gopher://host/x", r"nothing opens gopher://.*s3://.*install tieredmq\[fsspec\].*gcsfs"),
         ("fsspec+gopher://host/x", "nothing opens gopher://"),
         ("github://owner/x", "cannot open a URL of scheme 'github'"),
     ],

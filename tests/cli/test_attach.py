@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -301,9 +302,11 @@ def test_who_is_fenced_ends_with_4(start: Start, basic: Path, tmp_path: Path):
     try:
         lease = wait_for_lease(folder)
         before, deadline = lease.read_bytes(), time.monotonic() + 60
-        while lease.read_bytes() == before:  # just renewed: it holds no lock of the folder
+        while lease.read_bytes() == before:
             assert time.monotonic() < deadline
-        process.send_signal(signal.SIGSTOP)
+        with (folder / ".tiered-tmp" / "lock").open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # asleep it must not hold the folder's lock: we do
+            process.send_signal(signal.SIGSTOP)
         settings = AttachSettings(lease_s=30)
         second = Attachment.open(str(basic), f"file://{folder}", settings)
         try:

@@ -114,6 +114,6 @@ def test_a_lost_journal_in_a_bucket(tiered: CommandLine, basic: Path, s3_environ
                 store.delete(info.key)
     finally:
         store.close()
-    assert tiered("ls", url).code == 2
+    assert tiered("ls", url).code == 5
     assert tiered.good("rebuild", url, "--apply", "-", "--json").document["is_applied"]
     assert tiered.good("verify", url, "--deep", "--store", basic, "--strict").code == 0

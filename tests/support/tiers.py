@@ -127,8 +127,9 @@ class TierBuilder:
         prefix: str = PREFIX,
     ) -> None:
         self.store: ObjectStore = MemoryStore() if store is None else store
+        self._clock = ManualClock()
         self.journal: JournalWriter[TierState] = JournalWriter(
-            self.store, prefix, TierMachine(), writer=writer, clock=ManualClock(),
+            self.store, prefix, TierMachine(), writer=writer, clock=self._clock,
             rng=random.Random(1), stop=threading.Event(),
         )  # fmt: skip
         self.journal.take_reign({"host": "h"})
@@ -162,7 +163,7 @@ class TierBuilder:
         """Commit a batch as one part, where its queue goes on."""
         queue, file = batch.queue, self.file(batch.queue)
         file.append(batch, 0.0)
-        commit = file.take(0)
+        commit = file.take(self._clock.now_ms())
         stored = put_log(self.uploader, commit)
         file.log_stored()
         part = put_index(self.uploader, stored)
