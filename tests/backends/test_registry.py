@@ -61,7 +61,7 @@ def test_opens(url: str, kind: type, canonical: str):
         ("s3://bucket/x?versionId=1", "no \\? or #"),
         ("s3://key:secret-word@bucket/x", "no user, password"),
         ("memory:name", "no //"),
-        ("gopher://host/x", r"nothing opens gopher://.*s3://.*install tieredmq\[fsspec\].*gcsfs"),
+        ("gopher://host/x", r"nothing opens gopher://.*s3://.*install tieredmq\[s3\].*gcsfs"),
         ("fsspec+gopher://host/x", "nothing opens gopher://"),
         ("github://owner/x", "cannot open a URL of scheme 'github'"),
     ],
@@ -110,7 +110,7 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
 def test_says_that_other_schemes_need_fsspec(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     monkeypatch.delitem(sys.modules, "backends.fsspec_store", raising=False)
-    with pytest.raises(ConfigurationError, match=r"gs:// needs fsspec: install tieredmq\[s3\]"):
+    with pytest.raises(ConfigurationError, match=r"gs:// needs fsspec: install tieredmq\[fsspec\]"):
         open_store("gs://bucket/x")
 
 

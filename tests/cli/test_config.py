@@ -62,7 +62,7 @@ def test_every_setting_is_shown_once_and_has_its_own_variable(tiered: CommandLin
         ("[attach]\nfreshness = 'soon'", ["attach.freshness", "'soon' is no number"]),
         ("[attach]\nfreshness = [1]", ["attach.freshness", "no single value"]),
         ("[attach]\nonce = 'maybe'", ["attach.once", "neither true nor false"]),
-        ("output = 'xml'", ["output", "none of table, json, jsonl, csv"]),
+        ("output = 'xml'", ["output", "none of table, wide, json, jsonl, csv"]),
         ("region = ", ["no TOML"]),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_full_disk(disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert "waiting (full)" in caplog.text
         running.until(lambda: "nothing could be committed" in is_well(running.attachment), "health")
         assert "full: No space left" in is_well(running.attachment)
-        assert "nothing could be committed for" in caplog.text
+        running.until(lambda: "nothing could be committed for" in caplog.text, "a line in the log")
         disk.resize("64m")
         running.level()
         running.until(lambda: is_well(running.attachment) == "", "that it is well again")

@@ -124,8 +124,9 @@ class TierBuilder:
         store: ObjectStore | None = None,
         *,
         writer: str = "0badcafe",
-        prefix: str = PREFIX,
+        prefix: str | None = None,
     ) -> None:
+        prefix = PREFIX if prefix is None else prefix
         self.store: ObjectStore = MemoryStore() if store is None else store
         self._clock = ManualClock()
         self.journal: JournalWriter[TierState] = JournalWriter(
