@@ -38,7 +38,7 @@ def test_spark_gives_up(sealed: Callable[[str], Sealed], archive_url: str) -> No
     check(tier, archive_url)
 
 
-@pytest.mark.parametrize("point", ["entry-begun", "entry-put"])
+@pytest.mark.parametrize("point", ["entry-begun:2", "entry-put:2"])
 def test_the_driver_is_killed(
     point: str, sealed: Callable[[str], Sealed], archive_url: str
 ) -> None:
@@ -46,5 +46,5 @@ def test_the_driver_is_killed(
     words = ("archive", tier.url, "--to", archive_url, *SPARK)
     assert program(*words, env={VARIABLE: point}).code == EXIT_CODE
     planned = here("archive", tier.url, "--to", archive_url, "--json").good().document["planned"]
-    assert bool(planned) == (point == "entry-begun")
+    assert bool(planned) == (point == "entry-begun:2")
     check(tier, archive_url)
