@@ -77,6 +77,7 @@ class Broker(SyntheticStore):
         sizes: What bodies have; if all have one, all records have.
         falls: How often a record is stored with a time before that of the one before it.
         rot: How often a record is damaged, so that nobody can read it.
+        resting: A queue that gets nothing for a while.
     """
 
     def __init__(self, rng: random.Random, queues: int) -> None:
@@ -93,6 +94,7 @@ class Broker(SyntheticStore):
         self.bustle = rng.choice((0.0, 0.5))
         self.falls = rng.choice((0.0, 0.0, 0.1))
         self.rot = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
+        self.resting: QueueKey | None = None
         self.branches: dict[QueueKey, list[Branch]] = {}
         self._lost: dict[MessageQueue, _Queue] = {}
 
@@ -144,6 +146,8 @@ class Broker(SyntheticStore):
         rng = self._rng
         some = [rng.choice(self._names)] if rng.random() < 0.7 else self._names
         for name in some:
+            if (name.topic, name.queue_id) == self.resting:
+                continue
             is_burst = len(self.sizes) == 1 and rng.random() < 0.1  # many parts of one size
             for _ in range(60 if is_burst else rng.randrange(1, 6)):
                 self._store(name)
@@ -229,13 +233,13 @@ class Broker(SyntheticStore):
                 for _ in range(rng.choice((1, 4, 12))):
                     self._store(name)
 
-    def lose_behind(self, queue: QueueKey, offset: int) -> None:
-        """As ``lose_tail``, of one queue from about an offset on; other messages come at once."""
+    def lose_behind(self, queue: QueueKey, offset: int, to: int = 0) -> None:
+        """As ``lose_tail``, of one queue from about an offset on; other messages come at once, at least up to ``to``."""
         name, row = MessageQueue(*queue), self._queues.get(MessageQueue(*queue))
         if row is not None and row.base < offset < row.end:
             self._cut(name, offset)
             self.count("tail lost")
-            for _ in range(self._rng.choice((1, 4, 12))):
+            for _ in range(max(self._rng.choice((1, 4, 12)), to - offset)):
                 self._store(name)
 
     def _cut(self, name: MessageQueue, end: int) -> None:
@@ -269,6 +273,11 @@ class Broker(SyntheticStore):
     def present(self, queue: QueueKey) -> Branch | None:
         """What a queue is now; None when its topic is deleted."""
         return self.branches[queue][-1] if MessageQueue(*queue) in self._queues else None
+
+    def damaged_ends(self) -> list[QueueKey]:
+        """Queues whose last record nobody can read."""
+        rows = sorted(self._queues.items(), key=itemgetter(0))
+        return [(name.topic, name.queue_id) for name, row in rows if row.end - 1 in row.damaged]
 
     def has_had(self, queue: QueueKey, offset: int, records: list[bytes]) -> list[Branch]:
         """Branches in which these records were at their place."""

@@ -27,6 +27,7 @@ BRANCHES = {
     "level without a restart": 30, "reign behind sealed ends": 1,
     # what happens to the broker
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
+    "damaged end lost": 10,
     # what became of it
     "gap": 50, "gap in the middle": 30, "taken back": 20, "part divided": 10, "take-back refused": 1, "begun anew": 40,
     "sealed": 100, "open segment sealed": 100, "merge too late": 1, "equal parts merged": 1,

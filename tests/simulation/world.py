@@ -53,6 +53,8 @@ THOROUGH_EVERY = 5
 """Of so many seeds one is read to the last byte, verified deep and against the broker, and cleaned by a last gc."""
 PACKS_EVERY = 6
 """Of so many seeds one has writers that compress what they seal, and messages for which that is worth it."""
+_BAD_END = 0.3
+"""How often, at each step, a queue is chosen whose tail is lost when it is tiered up to a damaged record."""
 STUCK_S = 300.0
 """Virtual seconds in which the last writer must have brought the tier level."""
 
@@ -239,6 +241,8 @@ class World:
         if 0 < self._outage_until_s <= scheduler.now_s:
             self._heal(self._unhealthy)
         self._spring()
+        if self.broker.rot:
+            self._lose_damaged_end()
         operations, weights = zip(*self._operations, strict=True)
         self.rng.choices(operations, weights)[0]()
         if not self._alive():
@@ -405,6 +409,24 @@ class World:
         """Retention takes what is not tiered yet, of a queue that is tiered in part."""
         ends = {key: life.commit for key, some in self.history.queues.items() for life in some[-1:]}
         self.broker.forget_beyond(ends)
+
+    def _lose_damaged_end(self) -> None:
+        """A queue that ends with a damaged record rests until all of it is tiered; then its tail is lost, and as many other
+        messages come at once: a look at its last record does not tell."""
+        broker, key = self.broker, self.broker.resting
+        if key is None:
+            if self.rng.random() < _BAD_END:
+                broker.resting = self.rng.choice([None, *broker.damaged_ends()])
+            return
+        now, life = broker.present(key), self.history.present(key)
+        if now is None or key not in broker.damaged_ends():
+            broker.resting = None
+        elif life is not None and life.commit >= now.end:
+            low = max(life.min, now.min, now.end - 10) + 1
+            if low < now.end - 1:
+                broker.lose_behind(key, self.rng.randrange(low, now.end - 1), now.end)
+                self.count("damaged end lost")
+            broker.resting = None
 
     def _land(self, count: int | None = 1) -> None:
         """Some of what is on its way lands; those who live then have met a rival."""
