@@ -71,6 +71,16 @@ def lose_all_but_the_lease(folder: Path) -> None:
         shutil.rmtree(found)
 
 
+def damage_an_entry(folder: Path) -> None:
+    (journal,) = folder.glob("*/*/journal")
+    for path in journal.glob("*.checkpoint"):
+        path.unlink()
+    second = sorted(journal.iterdir())[1]
+    data = bytearray(second.read_bytes())
+    data[len(data) // 2] ^= 1
+    second.write_bytes(data)
+
+
 LOSSES = {"all": lose_all, "the end": lose_the_end}
 
 
@@ -162,12 +172,13 @@ def test_rebuild_mends_it_and_the_next_writer_goes_on(
     assert tiered.good("lease", url, "--json").document["generation"] == done["generation"] + 1
 
 
+@pytest.mark.parametrize("harm", [lose_all, damage_an_entry])
 def test_a_store_that_tells_another_name_now_does_not_begin_beside_a_place_that_may_be_its_own(
-    tiered: CommandLine, basic: Path, copied: Path
+    harm: Callable[[Path], None], tiered: CommandLine, basic: Path, copied: Path
 ):
     (journal,) = copied.glob("*/*/journal")
     journal.parent.rename(journal.parent.parent / "earlier-name")
-    lose_all(copied)
+    harm(copied)
     url = f"file://{copied}"
     before = contents(copied)
     attach = ("attach", basic, "--to", url, "--once", "--quiet")

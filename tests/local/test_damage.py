@@ -236,6 +236,29 @@ def test_batch_queues_are_rebuilt(tmp_path: Path):
     store.close()
 
 
+@pytest.mark.parametrize(
+    "bit",
+    [*(28 * 8 + n for n in (1, 30, 55, 60, 62)), *(36 * 8 + n for n in (1, 10, 14))],
+)
+def test_a_flipped_bit_in_the_last_unit_of_a_batch_queue_invents_no_queue_offsets(
+    bit: int, tmp_path: Path
+):
+    """No checksum covers its offset and its count; the queue would be a million holes longer."""
+    directory = harness.unpack("s11-lmq-batchcq", tmp_path)
+    file = directory / "batchconsumequeue" / "grouped" / "1" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    last = max(at for at in range(0, len(data), 46) if any(data[at + 8 : at + 12]))
+    data[last + bit // 8] ^= 0x80 >> bit % 8
+    file.write_bytes(data)
+    store = harness.open_store(directory)
+    found = harness.expected("s11-lmq-batchcq")
+    assert harness.bounds_of(store) == found.bounds
+    taken = harness.follow_all(store)
+    assert taken.messages == found.messages
+    assert not any(taken.holes.values())
+    store.close()
+
+
 def test_a_follower_finds_what_opening_did_not_look_for(tmp_path: Path):
     """In a large log only the tail is walked at opening; the follower claims what no queue lists."""
     directory = harness.unpack("s01-basic", tmp_path)

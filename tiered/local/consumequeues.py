@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _BATCHES_READ_MIN: Final = 256
 """Units of a batch queue read at once, at least: a lost page is looked over."""
+_CLOSING: Final = 16
+"""Units that are looked at to tell where a batch queue ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,10 @@ class QueueIndex(Protocol):
 
     def cut_end(self, log_end: int) -> int:
         """One past the last queue offset that a start leaves listed when the log ends at ``log_end``."""
+        ...
+
+    def closing_unit(self, end: int) -> tuple[Items, bool]:
+        """The batch that says that the queue ends there (else none), and whether that before leads to it."""
         ...
 
 
@@ -180,6 +186,10 @@ class PlainQueue(Units):
         """See ``QueueIndex``."""
         return self.cut_unit(log_end)
 
+    def closing_unit(self, end: int) -> tuple[Items, bool]:
+        """See ``QueueIndex``. An entry's place is its queue offset: nothing to hold against its record."""
+        return self.units(end, end), False
+
 
 class BatchQueue(Units):
     """A batch consume queue of 46-byte units, one a record, in order of their first queue offset."""
@@ -205,10 +215,11 @@ class BatchQueue(Units):
         while at < end and unit < limit:
             wanted = min(max(end - at, _BATCHES_READ_MIN), SCAN_UNITS)
             before = max(self.unit_span()[0], unit - 1)  # read too: it tells whether the first fits
-            units = self.units(before, min(limit, unit + wanted))
+            units = self.units(before, min(limit, unit + wanted + 1))  # so does the one behind
             good = self.is_valid(units)
             good[good] = consistent(units[good])
-            units, good = units[unit - before :], good[unit - before :]
+            inside = slice(unit - before, unit - before + wanted)
+            units, good = units[inside], good[inside]
             if not good.any():
                 break
             at = _spread(found, units[good])
@@ -246,10 +257,10 @@ class BatchQueue(Units):
 
     def _bounds(self, first: int, end: int) -> tuple[int, int]:
         """Queue offsets of the units ``[first, end)``."""
-        head, tail = self.units(first, first + 1), self.last_unit(end)
-        if end <= first or tail is None or not len(head):
+        head = self.units(first, first + 1)
+        if end <= first or self.last_unit(end) is None or not len(head):
             return 0, 0
-        return int(head["base_offset"][0]), int(_ends(tail)[0])
+        return int(head["base_offset"][0]), self._end_at(end)
 
     def first_not_below(self, log_min: int, end: int) -> int:
         """See ``QueueIndex``."""
@@ -267,15 +278,33 @@ class BatchQueue(Units):
 
     def tail(self) -> Tail:
         """See ``QueueIndex``."""
-        last = self.last_unit(self.scan_end())
+        end = self.scan_end()
+        last = self.last_unit(end)
         if last is None:
             return Tail(0, -1)
-        return Tail(int(_ends(last)[0]), int(last["physical_offset"][0]))
+        return Tail(self._end_at(end), int(last["physical_offset"][0]))
 
     def cut_end(self, log_end: int) -> int:
         """See ``QueueIndex``."""
-        last = self.last_unit(self.cut_unit(log_end))
-        return 0 if last is None else int(_ends(last)[0])
+        return self._end_at(self.cut_unit(log_end))
+
+    def closing_unit(self, end: int) -> tuple[Items, bool]:
+        """The unit that says that the queue ends there (none when no unit does), and whether the one before leads to it."""
+        unit = self.split(*self.unit_span(), lambda units: _ends(units) < end)
+        found = self.units(unit, unit + 1)
+        found = found[self.is_valid(found) & (_ends(found) == end)]
+        before = self.last_unit(unit)
+        is_bound = bool(
+            len(found) and before is not None and _ends(before)[0] == found["base_offset"][0]
+        )
+        return found, is_bound
+
+    def _end_at(self, unit: int) -> int:
+        """One past the last queue offset before a unit; what does not go on where the one before ends is not believed."""
+        units = self.units(max(self.unit_span()[0], unit - _CLOSING), unit)
+        units = units[self.is_valid(units)]
+        units = units[consistent(units)]
+        return int(_ends(units)[-1]) if len(units) else 0
 
 
 def _ends(units: Items) -> Longs:
@@ -288,7 +317,7 @@ def consistent(units: Items) -> Flags:
     """Which units fit between their neighbours: those that do not are damaged in their offset or count.
 
     A unit that goes on where the one before ends, or ends where the one behind begins, fits. Any other must lie
-    between those that fit.
+    between those that fit. The last of several must go on where the one before ends: nothing bounds what it says.
     """
     if len(units) <= 1:
         return np.ones(len(units), np.bool_)
@@ -298,6 +327,7 @@ def consistent(units: Items) -> Flags:
     if fits.all():
         return fits
     following = np.where(fits, bases, np.iinfo(np.int64).max)
+    following[-1] = ends[-2] if fits[-2] else following[-1]
     following = np.minimum.accumulate(following[::-1])[::-1]
     reached = 0
     for at, (base, end, is_linked) in enumerate(

@@ -25,7 +25,7 @@ from tiered.format.sysflag import (
     TRANSACTION_NONE,
 )
 from tiered.local.consumequeues import Tail
-from tiered.local.fetch import Bounds, fetch
+from tiered.local.fetch import Bounds, fetch, held_end
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import find_log_end, plan_start, read_heads
@@ -225,7 +225,9 @@ class DeadView:
 
     def _set_bounds(self, state: QueueState) -> None:
         index = state.index
-        end = max(index.cut_end(self.log_end), self._listed.get(state.queue, 0))
+        bounds = Bounds(self.log_min, self.log.end)
+        end = held_end(self.log, state.queue, index, index.cut_end(self.log_end), bounds)
+        end = max(end, self._listed.get(state.queue, 0))
         claimed = index.rebuilt.bounds
         if claimed is not None:
             end = max(end, claimed[1])

@@ -27,6 +27,7 @@ from tiered.format.record import (
     RECORD_BYTES_MIN,
     RecordFault,
 )
+from tiered.local.entries import Entries
 from tiered.local.face import HoleReason
 from tiered.local.pieces import RECORD_BYTES_MAX
 from tiered.local.verdicts import Pair, judge
@@ -35,7 +36,8 @@ from tiered.model import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiered.local.entries import Entries, Flags, Ints, Longs
+    from tiered.local.consumequeues import QueueIndex
+    from tiered.local.entries import Flags, Ints, Longs
     from tiered.local.files import FileRow
 
     Lists = Callable[[MessageQueue, int, int], bool]
@@ -168,6 +170,27 @@ def fetch(
         return again
     entries.sizes[wrong] = sizes[wrong]
     return _fetch(log, queue, entries, bounds, is_batch=is_batch, lists=lists)
+
+
+def held_end(log: FileRow, queue: MessageQueue, index: QueueIndex, end: int, bounds: Bounds) -> int:
+    """Where a queue ends that says ``end``, its last batch held against its record.
+
+    No checksum covers how many queue offsets a batch takes, in the consume queue or in the record; nor where it begins, when
+    the batch before does not lead there. Where the two differ the lesser end is taken: what is beyond may never have been.
+    """
+    unit, is_bound = index.closing_unit(end)
+    if not len(unit):
+        return end
+    base = int(unit["base_offset"][0])
+    places, sizes = unit["physical_offset"].astype(np.int64), unit["size"].astype(np.int32)
+    entry = Entries(base, places, sizes, np.zeros(1, np.int64))
+    block = fetch(log, queue, entry, bounds, is_batch=True).block
+    if not len(block) or block.faults[0] != RecordFault.OK or not _is_of_queue(block, queue)[0]:
+        return end
+    first = int(block.queue_offsets[0])
+    if first != base and is_bound:
+        return end
+    return min(end, first + int(inner_counts(block)[0]))
 
 
 def _mend_sizes(

@@ -30,7 +30,7 @@ from tiered.format.block import RecordBlock, group_by_queue
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.deadview import is_message
 from tiered.local.face import HoleReason, Waiting
-from tiered.local.fetch import Bounds, fetch
+from tiered.local.fetch import Bounds, fetch, held_end
 from tiered.local.lookahead import Ahead, find_new
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
@@ -138,8 +138,9 @@ class LiveView:
 
         Entries behind it are left from before a restart, and wait.
         """
-        end, step = state.index.written_end(limit), 1
         bounds = Bounds(self.log_min, limit)
+        end, step = state.index.written_end(limit), 1
+        end = held_end(self.log, state.queue, state.index, end, bounds)
         first_offset = max(state.end, state.index.span()[0])
         while end > first_offset:
             first = max(first_offset, end - step)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from tiered.errors import ClosedError, InvalidError, JournalLostError, TieredStoreError
+from tiered.errors import ClosedError, DataError, InvalidError
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.reader import TierReader
 from tiered.plugin.place import Place, find_places, require_fitting
@@ -124,7 +124,8 @@ def place_of(store: ObjectStore, identity: StoreIdentity, settings: AttachSettin
 
     Raises:
         InvalidError: Its keys would be too long for an object store.
-        JournalLostError: A place that fits has lost its journal, so nobody can tell whether it is this store's.
+        DataError: The journal of a place that fits is lost or damaged, so nobody can tell whether it is this store's.
+        StoreUnavailableError: It could not be read, likewise.
     """
     place = _chosen(store, identity, settings)
     require_fitting(store.url, place)
@@ -149,17 +150,17 @@ def _chosen(store: ObjectStore, identity: StoreIdentity, settings: AttachSetting
 
 
 def _store_id(store: ObjectStore, place: Place) -> str | None:
-    """Of the store that a place remembers; None when that cannot be read (then it is not known to be ours)."""
+    """Of the store that a place remembers; None when it does not say. What cannot be read may be this very store's."""
     reader = TierReader(store, place.prefix)
     try:
         reader.refresh()
-    except JournalLostError as error:
-        raise JournalLostError(
+    except (DataError, InvalidError) as error:
+        is_damage = isinstance(error, DataError)
+        mend = "run `tiered rebuild` there" if is_damage else error.do
+        raise (type(error) if is_damage else InvalidError)(
             f"{error.what}; so nobody can tell whether it belongs to this store",
             where=error.where,
-            do="run `tiered rebuild` there, or say where this broker's place is with --cluster and --broker",
+            do=f"{mend}, or say where this broker's place is with --cluster and --broker",
         ) from error
-    except TieredStoreError:
-        return None
     found = reader.state.store.get("store_id")
     return str(found) if found else None
