@@ -203,6 +203,21 @@ def test_what_the_broker_takes_back() -> None:
         assert query.batch() == []
 
 
+def test_a_tier_that_knows_of_fewer_ends_taken_back_than_the_stream_is_another() -> None:
+    """As after a rebuild without the old journal: of an end that is taken back next nothing would be noticed."""
+    tier = Broker()
+    tier.add([b"a"])
+    tier.add([b"old"])
+    tier.take_back(1)
+    tier.add([b"b"])
+    query = Query(tier)
+    assert query.bodies() == [b"a", b"b"]
+    query.tier = Broker()
+    query.tier.add([b"a", b"another", b"c"])
+    with pytest.raises(DataError, match="of another tier, or this one was made anew"):
+        query.batch()
+
+
 def test_a_queue_that_is_made_anew() -> None:
     tier = Broker()
     tier.add([b"a", b"b"])
