@@ -80,9 +80,8 @@ def base_of(
         raise _stranger(key, f"incarnation {at.incarnation}")
     mine = lives[at.incarnation]
     main, tails = mine[-1], len(mine) - 1
-    if (
-        tails < at.tails
-    ):  # they are never forgotten, but by a rebuild: which messages were read cannot be told any more
+    # They are never forgotten, but by a rebuild: which messages were read cannot be told any more.
+    if tails < at.tails:
         raise _stranger(key, f"history in which its end was taken back {at.tails} times")
     cuts = [life.cut_at for life in mine[at.tails : -1]]
     low = min([*(cut for cut in cuts if cut < at.offset), main.commit_offset])
