@@ -33,6 +33,11 @@ LIMITS = st.builds(
     hedge_budget=st.sampled_from([0.0, 0.05, 0.5]),
     pending_max=st.integers(1, 12),
 )
+HEDGING = TransferLimits(
+    requests_in_flight_max=5, bytes_in_flight_max=200, bytes_per_s=None, requests_per_s=None,
+    coalesce_gap_bytes=10, coalesced_bytes_max=120,
+    hedge_floor_s=0.05, hedge_budget=0.5, pending_max=12,
+)  # fmt: skip
 STEPS = ["ask", "ask", "ask", "finish", "finish", "fail", "cancel", "hurry", "tick", "wait"]
 
 
@@ -144,11 +149,12 @@ def _wander(world: World, rng: Random) -> None:
                 pass
 
 
+RARE = {"hedges", "hedge_wins", "joined", "coalesced", "refused", "expired", "cancelled"}
+
+
 def test_every_wish_ends_once():
     total: Counter[str] = Counter()
 
-    @settings(max_examples=200)
-    @given(LIMITS, st.integers(0, 1 << 32), st.booleans())
     def run(limits: TransferLimits, seed: int, is_closed: bool) -> None:
         world = World(limits)
         _wander(world, Random(seed))
@@ -165,10 +171,12 @@ def test_every_wish_ends_once():
         assert state.wishes.pending == 0
         total.update(state.counts)
 
-    run()
-    happened = {name for name, count in total.items() if count >= 10}
-    rare = {"hedges", "hedge_wins", "joined", "coalesced", "refused", "expired", "cancelled"}
-    assert rare <= happened, "the orders were not random enough"
+    settings(max_examples=200)(given(LIMITS, st.integers(0, 1 << 32), st.booleans())(run))()
+    for seed in range(2000):  # whatever is rare in what was drawn
+        if min(total[name] for name in RARE) >= 10:
+            break
+        run(HEDGING, seed, False)
+    assert min(total[name] for name in RARE) >= 10, "the orders are not random enough"
 
 
 def _run_out(world: World) -> None:
