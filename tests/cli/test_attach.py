@@ -142,6 +142,28 @@ def test_a_damaged_record_is_quarantined_and_told(
     assert len(offsets) == 1199
 
 
+def test_what_stands_behind_damage_of_a_stopped_store_waits_for_a_person(
+    tiered: CommandLine, unpacked: Unpack, tmp_path: Path, dumped: Dump
+):
+    """A broker's start would give it up; with the file put right it is tiered."""
+    store, url = unpacked("s09-big-offsets"), f"file://{tmp_path}/tier"
+    messages = sorted(dumped("s09-big-offsets", "far"), key=lambda one: one["physical_offset"])
+    place = messages[-20]["physical_offset"]
+    file = max(path for path in (store / "commitlog").iterdir() if int(path.name) <= place)
+    sound = file.read_bytes()
+    damaged, at = bytearray(sound), place - int(file.name)
+    damaged[at + 8] ^= 1  # of the CRC
+    file.write_bytes(damaged)
+    ran = tiered("attach", store, "--to", url, "--once", "--json")
+    assert (ran.code, ran.document["is_complete"]) == (1, False)
+    assert ran.document["waiting_records"] >= 20
+    assert f"{file}, byte {at}, where a record is damaged" in ran.err
+    assert f"{file}, byte {at}" in tiered("status", url, "--store", store).text
+    file.write_bytes(sound)
+    assert tiered.good("attach", store, "--to", url, "--once", "--json").document["is_complete"]
+    assert len(tiered.good("cat", url, "far").lines) == len(messages)
+
+
 def test_a_record_of_which_nothing_is_left_is_missing_and_needs_a_person(
     tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
 ):

@@ -413,6 +413,7 @@ def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Sto
     matches_nothing = globs and len(document["unmatched_topics"]) == len(globs)
     is_short = not ending.result.is_complete or matches_nothing
     is_damaged = document["quarantined"] > 0 or document["missing"] > 0
+    is_damaged = is_damaged or ending.result.waiting.is_behind_damage
     needs = is_damaged or (call.flag("once") and is_short)
     if call.flag("strict"):
         recorded = (

@@ -8,10 +8,15 @@ record later has it claimed here as well, so that nothing is passed over in sile
 
 A record whose queue offset is taken by another entry, or that a start would not list, is dropped and counted: a broker
 started on the store would not serve it. ``tiered.local.verdicts`` decides; here are the facts gathered.
+
+Behind that end there may be more than a torn tail: where one record in the middle of the log is damaged, a start gives
+up all that stand behind it. They are not handed out, since the broker will give their queue offsets to other messages;
+but they wait, are counted, and the place is named, so that a person can put the file right before the broker starts.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,22 +30,30 @@ from tiered.format.sysflag import (
     TRANSACTION_NONE,
 )
 from tiered.local.consumequeues import Tail
+from tiered.local.face import Waiting
 from tiered.local.fetch import Bounds, fetch, held_end
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
+from tiered.local.reader import plan_count
 from tiered.local.recovery import find_log_end, plan_start, read_heads
 from tiered.local.resync import Resync
 from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tiered.format.checkpoint import Checkpoint
     from tiered.local.catalog import Catalog, QueueState
     from tiered.local.entries import Entries, Flags, Longs
+    from tiered.local.fetch import Fetched
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
     from tiered.model import MessageQueue
 
+_LOG = logging.getLogger("tiered.local")
 _PIECE_BYTES: Final = 8 << 20
+_LEFT_READ: Final = 4_000
+"""Entries of one queue behind the log's end that are looked at in one go."""
 _NEAR: Final = 8
 """Entries of a queue that are looked at to know what lies before or behind a record; one of them may be damaged."""
 _LOST_MAX: Final = 100_000
@@ -86,12 +99,19 @@ class DeadView:
         self._resync = Resync(log, catalog)
         self._decided_from = 2**63 - 1
         """Of the log from here on it has been decided what counts."""
+        self._last_stored_ms = 0
+        """Store time of the last record within the log's end."""
+        self._waiting = Waiting()
         self._open(checkpoint, whole_log_bytes_max)
 
     @property
     def log_min(self) -> int:
         """First physical offset of the log; its end when there are no files."""
         return self.log.bases[0] if self.log.bases else self.log_end
+
+    def waiting(self) -> Waiting:
+        """Records behind damage, which a broker's start would give up."""
+        return self._waiting
 
     def claim(
         self,
@@ -156,6 +176,50 @@ class DeadView:
         for state in self.catalog.states.values():
             self._set_bounds(state)
         self.catalog.log_min = self.log_min
+        if self.torn_bytes:
+            self._waiting = self._find_given_up()
+
+    def _find_given_up(self) -> Waiting:
+        """Count what consume queues list behind the log's end and a start would give up.
+
+        Sound records, and the damaged one at the end: alone, it is the torn tail of a crash, but not after a clean stop. One
+        that was stored before the last one within the end is left from an earlier start, which has given it up.
+        """
+        records = size = damaged = 0
+        for state in self.catalog.states.values():
+            for entries, found in self._entries_behind_end(state):
+                good = np.flatnonzero(found.verdicts == Verdict.LISTED)
+                numbers = np.unique(found.record_of[good])
+                is_new = found.block.store_timestamps_ms[numbers] >= self._last_stored_ms
+                records += int(is_new.sum())
+                size += int(found.block.sizes[numbers[is_new]].sum())
+                at_end = entries.physical_offsets == self.log_end
+                damaged |= int((at_end & (found.verdicts == Verdict.DAMAGED)).any())
+        if not records and not (damaged and self._is_clean):
+            return Waiting()
+        base = self.log.base_of(self.log_end)
+        assert base is not None
+        place = f"{self.log.path(base)}, byte {self.log_end - base}"
+        found_there = f"at and behind {place}, where a record is damaged"
+        _LOG.warning("%d listed messages are not tiered: %s", records + damaged, found_there)
+        does = "a broker's start would give them up; put the file right before that"
+        return Waiting(records + damaged, size, f"{found_there}: {does}", is_behind_damage=True)
+
+    def _entries_behind_end(self, state: QueueState) -> Iterator[tuple[Entries, Fetched]]:
+        """What a queue lists behind its end, and the records behind the log's end that it names."""
+        bounds = Bounds(self.log_end, self.log.end)
+        at, end = state.end, self._tails.get(state.queue, Tail(0, -1)).end
+        while at < end:
+            entries = state.index.entries(at, min(end, at + _LEFT_READ))
+            if not entries.is_written.any():
+                return  # a damaged last unit may name any end
+            count = plan_count(entries, bounds, self.log.file_bytes, _PIECE_BYTES)
+            entries = entries.head(count)
+            yield (
+                entries,
+                fetch(self.log, state.queue, entries, bounds, is_batch=state.index.is_batch),
+            )
+            at += len(entries)
 
     def _listed_end(self) -> int:
         ends = [tail.max_physical for tail in self._tails.values()]
@@ -165,6 +229,8 @@ class DeadView:
     def _visit_replayed(self, piece: Piece, count: int) -> None:
         sound = np.zeros(len(piece.block), np.bool_)
         sound[:count] = True
+        if count:
+            self._last_stored_ms = int(piece.block.store_timestamps_ms[count - 1])
         self._take(piece.block, sound, replayed=not self._is_clean)
 
     def _take(self, block: RecordBlock, sound: Flags, *, replayed: bool) -> None:

@@ -126,11 +126,14 @@ class Waiting:
         records: Number of records (or consume-queue entries, where the log cannot be walked).
         size_bytes: Their bytes, as far as known.
         reason: In one clause; empty when nothing waits.
+        is_behind_damage: The store is stopped and damaged: the broker's next start would give them up. A person should
+            know.
     """
 
     records: int = 0
     size_bytes: int = 0
     reason: str = ""
+    is_behind_damage: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,10 +184,9 @@ class RocketMQStore:
         return QueueOffset(first_at_or_after(view.log, state, bounds, timestamp_ms))
 
     def waiting(self) -> Waiting:
-        """See ``LocalStore``. Of a stopped store nothing waits: what counts has been decided."""
+        """See ``LocalStore``. Of a stopped store only what stands behind damage waits: the rest has been decided."""
         with self._lock:
-            view = self.current_view()
-            return view.waiting() if isinstance(view, LiveView) else Waiting()
+            return self.current_view().waiting()
 
     def report(self) -> StoreReport:
         """See ``LocalStore``."""

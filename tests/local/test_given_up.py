@@ -1,0 +1,80 @@
+"""A damaged record in the middle of a stopped store's log: what stands behind it waits, counted, and is not tiered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.local import harness
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIDDLE = [("s08-crash-continue", 0.5), ("s09-big-offsets", 0.6), ("s03-transactions", 0.2)]
+
+
+def places(name: str) -> dict[int, int]:
+    """Where each record begins, and its size."""
+    truth = harness.expected(name)
+    return {
+        message.physical_offset: message.size
+        for found in truth.messages.values()
+        for message in found.values()
+    }
+
+
+def flip(directory: Path, place: int) -> Path:
+    """One bit behind a record's header, where its CRC sees it; the file."""
+    file = max(path for path in (directory / "commitlog").iterdir() if int(path.name) <= place)
+    data = bytearray(file.read_bytes())
+    data[place - int(file.name) + 8] ^= 4  # of the CRC itself
+    file.write_bytes(data)
+    return file
+
+
+@pytest.mark.parametrize(("name", "share"), MIDDLE)
+def test_what_stands_behind_a_damaged_record_waits(name: str, share: float, tmp_path: Path):
+    directory = harness.unpack(name, tmp_path)
+    known = places(name)
+    newest = max(int(path.name) for path in (directory / "commitlog").iterdir())
+    last_file = [place for place in sorted(known) if place >= newest]
+    place = last_file[int(share * len(last_file))]
+    file = flip(directory, place)
+    store = harness.open_store(directory)
+    taken, waiting = harness.follow_all(store), store.waiting()
+    store.close()
+    took = {one.physical_offset for found in taken.messages.values() for one in found.values()}
+    assert took == {one for one in known if one < place}
+    assert waiting.records == sum(one >= place for one in known) > 1
+    assert f"{file}, byte {place - newest}" in waiting.reason
+    assert waiting.size_bytes == sum(size for one, size in known.items() if one > place)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_damaged_last_record_is_the_torn_tail_of_a_crash_only(is_clean: bool, tmp_path: Path):
+    directory = harness.unpack("s09-big-offsets", tmp_path)
+    (directory / "abort").unlink(missing_ok=True)
+    if not is_clean:
+        (directory / "abort").write_text("1")
+    flip(directory, max(places("s09-big-offsets")))
+    store = harness.open_store(directory)
+    assert store.waiting().records == is_clean
+    assert store.report().torn_bytes > 0
+    store.close()
+
+
+def test_what_an_earlier_start_has_given_up_does_not_wait(tmp_path: Path):
+    """Behind the last new record stand older ones, sound and listed, which came to life again by chance."""
+    name = "s08-crash-continue"
+    directory = harness.unpack(name, tmp_path)
+    truth = harness.expected(name)
+    messages = [one for found in truth.messages.values() for one in found.values()]
+    newest = max(messages, key=lambda one: (one.store_timestamp_ms, one.physical_offset))
+    behind = [one for one in messages if one.physical_offset > newest.physical_offset]
+    assert len(behind) == 60
+    flip(directory, newest.physical_offset)
+    store = harness.open_store(directory)
+    assert store.report().log_end == newest.physical_offset
+    assert store.waiting().records == 0
+    store.close()
