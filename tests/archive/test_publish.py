@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from conftest import use_server
+from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.types import StringType
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
@@ -21,10 +23,12 @@ from tests.archive.jobs import archive, check, with_other_messages_behind, works
 from tests.archive.test_body import wishes
 from tests.e2e.harness import here
 from tiered.archive import publish as module
+from tiered.archive.body.layout import BodyColumns, Layout
+from tiered.archive.columns import schema
 from tiered.archive.job import log_writer
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.publish import Destination, Published, publish, table_name
-from tiered.errors import InvalidError, StoreUnavailableError
+from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -177,6 +181,106 @@ def test_columns_that_come_later_are_added(tmp_path: Path, catalog: str) -> None
     assert (last["value_tags"], last["value_inner"]) == (["x"], {"a": 0.5})
 
 
+def _ids(columns: Any) -> dict[str, int]:
+    return {columns.find_column_name(number): number for number in columns.field_ids}
+
+
+def test_columns_have_their_ids_in_files_and_tables_whichever_run_brought_them(
+    tmp_path: Path, catalog: str
+) -> None:
+    """Records after bodies here, bodies after records there: each column has one id, in each file and both tables."""
+    some, more = KINDS[:30].rpartition(b",")[0], KINDS
+    runs = (
+        [
+            wishes("json", schema=some),
+            wishes("json", schema=more),
+            wishes(records=True),
+        ],
+        [wishes(records=True), wishes("json", schema=more)],
+    )
+    known: dict[str, int] = {}
+    for number, wished in enumerate(runs):
+        with closing(open_store(f"file://{tmp_path}/parquet{number}", S3Options())) as store:
+            tier = TierBuilder()
+            tier.add([ORDER], roll=True)
+            tier.add([b"open"], roll=True)
+            at = workshop(tier.store, store)
+            archive(at)
+            destination = Destination(catalog, f"lake{number}")
+            list(publish(store, destination, S3Options()))
+            for wish in wished:
+                tier.add([ORDER], roll=True)
+                archive(replace(at, wishes=wish))
+                list(publish(store, destination, S3Options()))
+        table = table_of(catalog, QUEUE.topic, f"lake{number}")
+        ids = _ids(table.schema())
+        assert len(set(ids.values())) == len(ids)
+        assert known in ({}, ids)
+        known = ids
+        files = [task.file.file_path for task in table.scan().plan_files()]
+        assert len({len(pq.read_schema(file.removeprefix("file://"))) for file in files}) > 2
+        for file in files:
+            its = _ids(pyarrow_to_schema(pq.read_schema(file.removeprefix("file://"))))
+            assert its.items() <= ids.items()
+        found = table.scan().to_arrow().to_pylist()
+        assert {row["value_id"] for row in found} == {None, 7}
+        assert [row["value_tags"] for row in found if row["value_inner"]] == [["x"]] * (2 - number)
+        assert any(row["record"] for row in found)
+        assert table.name_mapping() is None, "nothing is found by its name"
+
+
+FIELD_IDS = """
+    1 topic! 2 queue_id! 3 queue_offset! 4 uniq_key 5 msg_key 6 keys 7 tag 8 born_ts 9 store_ts 10 born_host
+    11 store_host 12 sys_flag 13 flag 14 body_crc 15 reconsume_times 16 prepared_tx_offset 17 properties 18 body
+    19 physical_offset 20 broker! 21 incarnation! 22 keys.element 23 properties.key! 24 properties.value 25 record
+    26 body_error 1000 value_a 1001 value_b 1002 value_b.key! 1003 value_b.value 1004 value_b.value.x
+    1005 value_b.value.y 1006 value_b.value.y.element 1007 value_c
+"""
+"""What is written in files that people have; ``!`` is required."""
+
+
+def test_ids_of_fields_never_change(tmp_path: Path) -> None:
+    body = BodyColumns("json", "a BIGINT, b MAP<STRING, STRUCT<x: INT, y: ARRAY<INT>>>, c DATE")
+    pq.write_table(schema(Layout(body, 1, has_records=True)).empty_table(), tmp_path / "x.parquet")
+    found = pyarrow_to_schema(pq.read_schema(tmp_path / "x.parquet"))
+    fields = {number: found.find_field(number) for number in found.field_ids}
+    said = (f"{n} {found.find_column_name(n)}{'!' * fields[n].required}" for n in sorted(fields))
+    assert " ".join(said).split() == FIELD_IDS.split()
+
+
+def test_keys_are_required_in_files_and_table(at: Workshop, catalog: str) -> None:
+    published(at, catalog)
+    table = table_of(catalog, QUEUE.topic)
+    required = {field.name for field in table.schema().fields if field.required}
+    assert required == {"broker", "topic", "queue_id", "incarnation", "queue_offset"}
+    for task in table.scan().plan_files():
+        columns = pq.read_schema(task.file.file_path.removeprefix("file://"))
+        assert {field.name for field in columns if not field.nullable} == required
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda columns, _text: columns.rename_column("tag", "label"),
+        lambda columns, _text: columns.delete_column("flag"),
+        lambda columns, text: columns.add_column("extra", text),  # takes the id of a column of ours
+    ],
+    ids=["renamed", "dropped", "id taken"],
+)
+def test_columns_that_others_changed_are_refused(
+    at: Workshop, catalog: str, change: Callable[[Any, Any], object]
+) -> None:
+    published(at, catalog)
+    with table_of(catalog, QUEUE.topic).update_schema() as columns:
+        change(columns, StringType())
+    more = TierBuilder(at.tier, writer="0badbeef")  # type: ignore[arg-type]
+    for body in (b"x", b"open"):
+        more.add([body], queue=MessageQueue(QUEUE.topic, 7), roll=True)
+    archive(replace(at, wishes=wishes(records=True)))
+    with pytest.raises(InvalidError, match="others have changed columns"):
+        published(at, catalog)
+
+
 def test_two_publishers_at_once_add_each_file_once(at: Workshop, catalog: str) -> None:
     with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("ignore")
@@ -221,6 +325,16 @@ def test_a_table_of_another_archive_is_refused(at: Workshop, catalog: str, tmp_p
         archive(other)
         with pytest.raises(InvalidError, match="not of this archive"):
             published(other, catalog)
+
+
+def test_a_damaged_file_is_no_refusal_of_the_catalog(
+    at: Workshop, catalog: str, tmp_path: Path
+) -> None:
+    path = max((tmp_path / "parquet" / "data").rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"another size") as raised:
+        published(at, catalog)
+    assert path.name in str(raised.value.where)
 
 
 def test_catalogs_that_are_none(at: Workshop, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ does not fit its topic's columns leaves them null in its row; the row says so, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tiered.log.messages import items, raw_bytes
 from tiered.plugin.arrow import ArrowMaker, load_pyarrow, spans_array
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -58,21 +59,53 @@ _TAKEN = {
     "physical_offset": "physical_offset",
 }
 """Columns of ours that the Python API has under another name."""
+KEYS = ("topic", "queue_id", "queue_offset", "broker", "incarnation")
+"""What a row is known by: never null, so the columns are required ones."""
+_FIELD_ID = b"PARQUET:field_id"
+_RECORD_ID, _ERROR_ID, _BODY_ID = 25, 26, 1000
+"""Ids of fields (Apache Iceberg's): 1 to 24 are those of every file, and from 1000 on those of bodies, in their order, so
+that columns of ours may come in between. An id is never given to another column."""
 
 
 def schema(layout: Layout = PLAIN) -> pa.Schema:
-    """The columns of files, in order: those of every file, and what a layout adds behind them.
+    """The columns of files, in order, with their ids: those of every file, and what a layout adds behind them.
 
-    All may be null for readers that add columns later; the first three never are.
+    ``KEYS`` are never null.
 
     Raises:
         InvalidError: pyarrow is not installed.
     """
     arrow = load_pyarrow()
-    added = [arrow.field(RECORD, arrow.binary())] if layout.has_records else []
+    own = list(_schema())
+    inner = count(len(own) + 1)
+    found = [_with_id(field, number, inner) for number, field in enumerate(own, 1)]
+    if layout.has_records:
+        found.append(_with_id(arrow.field(RECORD, arrow.binary()), _RECORD_ID, inner))
     if layout.body:
-        added += [arrow.field(ERROR, arrow.string()), *body_fields(layout.body)]
-    return arrow.schema([*_schema(), *added])
+        found.append(_with_id(arrow.field(ERROR, arrow.string()), _ERROR_ID, inner))
+        # Columns of bodies are only ever added behind those that the log has fixed before, each with all that is in it:
+        # so what comes before a column, and with it its id, is the same in every file and for ever.
+        ids = count(_BODY_ID)
+        found += [_with_id(field, next(ids), ids) for field in body_fields(layout.body)]
+    return arrow.schema(found)
+
+
+def _with_id(field: pa.Field, number: int, inner: Iterator[int]) -> pa.Field:
+    """A field with its id, and the next ones for what is in it."""
+    kind = _with_inner_ids(field.type, inner)
+    return field.with_type(kind).with_metadata({_FIELD_ID: str(number)})
+
+
+def _with_inner_ids(kind: Any, ids: Iterator[int]) -> Any:  # noqa: ANN401 (pyarrow has no types)
+    arrow = load_pyarrow()
+    if arrow.types.is_struct(kind):
+        return arrow.struct([_with_id(field, next(ids), ids) for field in kind])
+    if arrow.types.is_map(kind):
+        key = _with_id(kind.key_field, next(ids), ids)
+        return arrow.map_(key, _with_id(kind.item_field, next(ids), ids))
+    if arrow.types.is_list(kind):
+        return arrow.list_(_with_id(kind.value_field, next(ids), ids))
+    return kind
 
 
 def topic_schema(state: ArchiveState, topic: str) -> pa.Schema:
@@ -94,7 +127,7 @@ def _schema() -> pa.Schema:
     arrow = load_pyarrow()
     text, time = arrow.string(), arrow.timestamp("us", "UTC")
     small, large = arrow.int32(), arrow.int64()
-    return arrow.schema(
+    columns = arrow.schema(
         [
             ("topic", text),
             ("queue_id", small),
@@ -119,6 +152,8 @@ def _schema() -> pa.Schema:
             ("incarnation", small),
         ]
     )
+    fields = (field.with_nullable(field.name not in KEYS) for field in columns)
+    return arrow.schema(fields)
 
 
 def side_schema() -> pa.Schema:

@@ -2,7 +2,8 @@
 
 Overview: for each topic the files that the log names are held against those of the table's present snapshot; what is new is
 added and what was replaced is taken out, in one snapshot, which bears the number of the log's entry. Nothing is copied or
-rewritten: an archive's files are the table's files, and metadata lies below ``_iceberg/`` of the archive.
+rewritten: an archive's files are the table's files, and metadata lies below ``_iceberg/`` of the archive. Columns have the
+ids that are in the files (``tiered.archive.columns``): catalogs would number them by themselves, so the ids are told them.
 
 Ordering: the log first, always; it stays the truth. A table is one entry behind or more, never ahead.
 
@@ -24,25 +25,23 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tiered.archive.harm import open_log, reading
+from tiered.archive.columns import schema, topic_schema
+from tiered.archive.harm import find_damage, open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
 from tiered.archive.query.duck import local_root
-from tiered.archive.ranges import ObjectFile
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.journal.reader import JournalReader
 from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    import pyarrow as pa
+    from collections.abc import Callable, Iterator, Mapping
 
     from backends.base import ObjectStore
     from backends.s3_options import S3Options
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, ParquetFile
+    from tiered.archive.model import ParquetFile
 
 NUMBER = "tiered.archive.number"
 URL = "tiered.archive.url"
@@ -123,7 +122,7 @@ def publish(
         Each table when it is done.
 
     Raises:
-        InvalidError: pyiceberg is missing, or a table of that name is not of this archive.
+        InvalidError: pyiceberg is missing, or a table of that name is not of this archive, or has got other columns.
         StoreUnavailableError: The catalog refuses, or cannot be reached.
         DataError: The log or a file is damaged.
         BackendError: The archive's store failed.
@@ -132,7 +131,7 @@ def publish(
     open_log(archive, log)
     if not log.number:
         return  # nothing was ever archived
-    publisher = _Publisher(archive, destination, options, log.number)
+    publisher = _Publisher(archive, destination, options, log)
     try:
         for topic, files in _by_topic(log.state).items():
             yield publisher.publish(topic, files)
@@ -140,35 +139,30 @@ def publish(
         publisher.close()
 
 
-_Kind = tuple[object, ...]
-
-
-def _by_topic(state: ArchiveState) -> dict[str, dict[_Kind, list[ParquetFile]]]:
-    """Files of each topic, by what decides on their columns."""
-    found: dict[str, dict[_Kind, list[ParquetFile]]] = {}
+def _by_topic(state: ArchiveState) -> dict[str, list[ParquetFile]]:
+    """Files of each topic."""
+    found: dict[str, list[ParquetFile]] = {}
     for lane, stretches in sorted(state.lanes.items()):
-        kinds = found.setdefault(lane.topic, {})
+        files = found.setdefault(lane.topic, [])
         for one in stretches:
-            kinds.setdefault(_kind(one), []).extend(one.files)
-    return {
-        topic: {kind: whole_files(files) for kind, files in kinds.items()}
-        for topic, kinds in found.items()
-    }
-
-
-def _kind(archived: Archived) -> _Kind:
-    return archived.schema, archived.columns, archived.has_records
+            files.extend(one.files)
+    return {topic: whole_files(files) for topic, files in found.items()}
 
 
 class _Publisher:
     """A catalog, open."""
 
     def __init__(
-        self, archive: ObjectStore, destination: Destination, options: S3Options, number: int
+        self,
+        archive: ObjectStore,
+        destination: Destination,
+        options: S3Options,
+        log: JournalReader[ArchiveState],
     ) -> None:
         self._archive = archive
         self._place = destination
-        self._number = number
+        self._state = log.state
+        self._number = log.number
         root = local_root(archive)
         self._root = f"file://{root}" if root is not None else archive.url.rstrip("/") + "/"
         self._catalog = _open(destination.catalog, _properties(options, self._root))
@@ -176,33 +170,28 @@ class _Publisher:
     def close(self) -> None:
         self._catalog.close()
 
-    def publish(self, topic: str, kinds: Mapping[_Kind, list[ParquetFile]]) -> Published:
+    def publish(self, topic: str, files: list[ParquetFile]) -> Published:
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 (heavy)
 
-        wanted = {self._root + file.key: file for files in kinds.values() for file in files}
+        wanted = {self._root + file.key for file in files}
         for number in range(_TRIES):
             try:
-                return self._publish(topic, kinds, wanted)
+                return self._publish(topic, wanted)
             except CommitFailedException:
                 continue  # another has committed between: what is to be done is another thing now
             except (InvalidError, StoreUnavailableError, DataError):
                 raise
             except Exception as error:
                 if number:  # once, since who makes the same table at the same moment makes us fail in many ways
-                    raise self._refused(f"{type(error).__name__}: {error}") from error
+                    damage = find_damage(self._archive, files)
+                    raise damage or self._refused(f"{type(error).__name__}: {error}") from error
         raise self._refused(f"others keep changing the table of {topic}")
 
-    def _publish(
-        self,
-        topic: str,
-        kinds: Mapping[_Kind, list[ParquetFile]],
-        wanted: Mapping[str, ParquetFile],
-    ) -> Published:
-        samples = [files[0] for files in kinds.values() if files]
+    def _publish(self, topic: str, wanted: set[str]) -> Published:
         name = f"{self._place.namespace}.{table_name(topic)}"
-        if not samples and not self._catalog.table_exists(name):
+        if not wanted and not self._catalog.table_exists(name):
             return Published(topic, name, 0, 0, self._number)
-        table = self._table(name, topic, samples)
+        table = self._table(name, topic)
         if _number_of(table) >= self._number:
             return Published(topic, name, 0, 0, _number_of(table))
         present = {task.file.file_path: task.file for task in table.scan().plan_files()}
@@ -213,13 +202,13 @@ class _Publisher:
             if path.startswith(self._root) and path not in wanted
         ]
         if added or removed:
-            self._commit(table, samples, added, removed)
+            self._commit(table, topic, added, removed)
         return Published(topic, name, len(added), len(removed), self._number)
 
     def _commit(
         self,
         table: Any,  # noqa: ANN401 (pyiceberg's, whose types come with it)
-        samples: Iterable[ParquetFile],
+        topic: str,
         added: list[str],
         removed: list[Any],
     ) -> None:
@@ -229,9 +218,7 @@ class _Publisher:
         table.metadata.properties.update(_NO_RETRIES)  # of our copy: it is not sent
         properties = {NUMBER: str(self._number), URL: self._archive.url}
         with table.transaction() as change:
-            for sample in samples:
-                with change.update_schema() as columns:
-                    columns.union_by_name(self._columns(sample))
+            self._add_columns(change, topic)
             update = change.update_snapshot(snapshot_properties=properties)
             with update.overwrite() if removed else update.fast_append() as snapshot:
                 for file in removed:
@@ -240,7 +227,7 @@ class _Publisher:
                 for file in files:
                     snapshot.append_data_file(file)
 
-    def _table(self, name: str, topic: str, samples: list[ParquetFile]) -> Any:  # noqa: ANN401
+    def _table(self, name: str, topic: str) -> Any:  # noqa: ANN401
         """The topic's table, made if there is none.
 
         Raises:
@@ -255,7 +242,7 @@ class _Publisher:
             table = self._catalog.load_table(name)
         except NoSuchTableError:
             try:
-                table = self._make(name, topic, self._columns(samples[0]))
+                table = self._make(name, topic)
             except TableAlreadyExistsError:
                 table = self._catalog.load_table(name)
         if table.metadata.properties.get(URL) != self._archive.url:
@@ -266,14 +253,16 @@ class _Publisher:
             )
         return table
 
-    def _make(self, name: str, topic: str, columns: pa.Schema) -> Any:  # noqa: ANN401
+    def _make(self, name: str, topic: str) -> Any:  # noqa: ANN401
+        """A table of the columns that every file has: catalogs number these as we do."""
+        from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415 (heavy)
         from pyiceberg.transforms import DayTransform, IdentityTransform  # noqa: PLC0415 (heavy)
 
         self._catalog.create_namespace_if_not_exists(self._place.namespace)
         location = f"{self._root}_iceberg/{self._place.namespace}/{table_name(topic)}"
         with self._catalog.create_table_transaction(
             name,
-            schema=columns,
+            schema=pyarrow_to_schema(schema()),
             location=location,
             properties={URL: self._archive.url, TOPIC: topic},
         ) as change:
@@ -282,18 +271,60 @@ class _Publisher:
             with change.update_sort_order() as order:
                 for column in SORTED:
                     order.asc(column, IdentityTransform())
-            mapping = change.table_metadata.schema().name_mapping.model_dump_json()
-            change.set_properties(**{"schema.name-mapping.default": mapping})
         return self._catalog.load_table(name)
 
-    def _columns(self, file: ParquetFile) -> pa.Schema:
-        """Those of a file."""
-        from pyarrow import parquet  # noqa: PLC0415 (heavy)
+    def _add_columns(self, change: Any, topic: str) -> None:  # noqa: ANN401 (pyiceberg's)
+        """Add what files of the topic have got since.
 
-        with reading(self._archive, file.key):
-            raw = ObjectFile(self._archive, file.key, file.size_bytes)
-            schema: pa.Schema = parquet.ParquetFile(raw).schema_arrow
-        return schema.remove_metadata()
+        Raises:
+            InvalidError: A column of the table is not what it is in the files.
+        """
+        from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415 (heavy)
+        from pyiceberg.schema import Schema  # noqa: PLC0415
+        from pyiceberg.table.update import (  # noqa: PLC0415
+            AddSchemaUpdate,
+            AssertCurrentSchemaId,
+            SetCurrentSchemaUpdate,
+        )
+
+        schemas = change.table_metadata.schemas
+        present = change.table_metadata.schema()
+        wanted = pyarrow_to_schema(topic_schema(self._state, topic)).fields
+        self._require_same(topic, schemas, present, wanted)
+        known = {field.field_id for field in present.fields}
+        added = [field for field in wanted if field.field_id not in known]
+        if not added:
+            return
+        number = 1 + max(one.schema_id for one in schemas)
+        ids = present.identifier_field_ids
+        new = Schema(*present.fields, *added, schema_id=number, identifier_field_ids=ids)
+        # What adds columns in pyiceberg numbers them by itself; these are the updates that it makes of that.
+        change._apply(  # noqa: SLF001
+            (AddSchemaUpdate(schema=new), SetCurrentSchemaUpdate(**{"schema-id": number})),
+            (AssertCurrentSchemaId(**{"current-schema-id": present.schema_id}),),
+        )
+
+    def _require_same(self, topic: str, schemas: list[Any], present: Any, wanted: Any) -> None:  # noqa: ANN401
+        """See that the table has our columns under our names and ids, and no other ones under them."""
+        from pyiceberg.schema import Schema  # noqa: PLC0415 (heavy)
+
+        known = {field.field_id: field for field in present.fields}
+        names = {field.name for field in present.fields}
+        used = {number for one in schemas for number in one.field_ids}
+
+        def is_changed(ours: Any) -> bool:  # noqa: ANN401
+            theirs = known.get(ours.field_id)
+            if theirs is None:
+                return ours.name in names or bool(used & Schema(ours).field_ids)
+            return (theirs.name, theirs.field_type) != (ours.name, ours.field_type)
+
+        changed = [field.name for field in wanted if is_changed(field)]
+        if changed:
+            raise InvalidError(
+                f"others have changed columns of the table for {topic}: {', '.join(changed)[:200]}",
+                where=self._place.catalog.rpartition("@")[2],
+                do="publish into a namespace of its own",
+            )
 
     def _refused(self, why: str) -> StoreUnavailableError:
         return StoreUnavailableError(
