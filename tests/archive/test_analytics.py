@@ -69,7 +69,7 @@ def test_from_nothing_to_a_chart(tmp_path: Path) -> None:
         moved = [word.replace("/tmp/demo", str(tmp_path / "demo")) for word in words]
         done = subprocess.run(
             [*programs[moved[0]], *moved[1:]],
-            capture_output=True, text=True, check=False, timeout=50, cwd=ROOT,
+            capture_output=True, text=True, check=False, timeout=240, cwd=ROOT,
             env=environment() | {"MPLCONFIGDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
