@@ -39,8 +39,8 @@ class Means(Protocol):
     local: LocalSide | None
     tier: TierSide | None
 
-    def look(self, queue: MessageQueue, policy: Policy) -> Both:
-        """Where a queue's messages are."""
+    def look(self, queue: MessageQueue, policy: Policy, *, is_held: bool) -> Both:
+        """Where a queue's messages are, and if they are held against each other, what of the tier is not void."""
         ...
 
     def tier_deadline_s(self, deadline_s: float, *, has_local: bool) -> float:
@@ -77,6 +77,7 @@ class Get:
     deadline_s: float
     _bounds: QueueBounds = _NO_BOUNDS
     _start: QueueOffset = QueueOffset(-1)  # noqa: RUF009 (a NewType: the number itself)
+    _is_held: bool = False
 
     def run(self) -> GetResult:
         """Do it."""
@@ -102,15 +103,14 @@ class Get:
 
     def _step(self) -> GetResult | None:
         """Read once, or look anew; the result if that is all."""
-        both = self.means.look(self.queue, self.policy)
+        both = self._look()
         sides = self._plan(both)
         if not sides and self.scan.at == self._start:
             both = self._look_anew(both)
             if self._plan(both):
                 return None
         if sides:
-            tier_end = both.tier.end if both.tier is not None and Side.TIER in sides else 0
-            self._read(self._ordered(sides), tier_end)
+            self._read(self._ordered(sides), both)
             return None
         at, judged = self.scan.at, judge_offset(self.scan.at, both.bounds)
         if judged is None and at == self._start:
@@ -120,6 +120,9 @@ class Get:
             return self._end(GetStatus.NO_MATCHED_MESSAGE)
         status, self.scan.at = judged
         return self._end(status)
+
+    def _look(self) -> Both:
+        return self.means.look(self.queue, self.policy, is_held=self._is_held)
 
     def _plan(self, both: Both) -> tuple[Side, ...]:
         """Where to read on; empty: nowhere."""
@@ -135,7 +138,7 @@ class Get:
         means, at = self.means, self.scan.at
         if means.local is not None:
             means.local.refresh()
-            both = means.look(self.queue, self.policy)
+            both = self._look()
         bounds, tier = both.bounds, both.tier
         is_ahead = bounds is not None and at >= bounds.end  # the journal is looked at now and then
         has_expired = tier is not None and at < tier.min
@@ -146,7 +149,7 @@ class Get:
         except (StoreUnavailableError, BackendError):
             means.note_tier_failed()
             raise
-        now = means.look(self.queue, self.policy)
+        now = self._look()
         if both.local is None or now.local is None:
             return Both(None, now.tier)
         return Both(QueueBounds(both.local.min, now.local.end), now.tier)
@@ -160,23 +163,29 @@ class Get:
     def _ordered(self, sides: tuple[Side, ...]) -> tuple[Side, ...]:
         return (Side.LOCAL, Side.TIER) if len(sides) > 1 and self.means.is_tier_sick() else sides
 
-    def _read(self, sides: tuple[Side, ...], tier_end: int) -> None:
-        """Read from the first side that can.
+    def _read(self, sides: tuple[Side, ...], both: Both) -> None:
+        """Read from the first side that can; nothing, if both first have to be held against each other.
 
         Args:
             sides: In order.
-            tier_end: Below this the tier may have what the local store has damaged.
+            both: What they have.
 
         Raises:
             TieredStoreError: None can (likewise ``BackendError``): damage only if no side might have it later.
         """
         failure: Exception | None = None
+        tier_end = both.tier.end if both.tier is not None and Side.TIER in sides else 0
+        if both.local is not None and self.scan.at < both.local.min and not self._is_held:
+            tier_end = min(tier_end, both.local.min)  # above it they have to be held first
         for side in sides:
+            if side is Side.TIER and len(sides) > 1 and not self._is_held:
+                self._is_held = True
+                return
             try:
                 if side is Side.LOCAL:
                     self._read_local(tier_end)
                 else:
-                    self._read_tier(has_local=side is not sides[-1])
+                    self._read_tier(tier_end, has_local=side is not sides[-1])
             except ClosedError:
                 raise
             except (TieredStoreError, BackendError) as error:
@@ -192,20 +201,23 @@ class Get:
         assert local is not None
         batch = local.read(self.queue, scan.at, *scan.next_read())
         if batch is not None and batch.base_offset == scan.at:
+            # Below the tier's end the tier may have what is damaged here.
             scan.take(_before_hole(batch, tier_end), Side.LOCAL)
         # else it has expired since, and is looked for again
 
-    def _read_tier(self, *, has_local: bool) -> None:
+    def _read_tier(self, end: int, *, has_local: bool) -> None:
         tier, scan = self.means.tier, self.scan
         assert tier is not None
         deadline_s = self.means.tier_deadline_s(self.deadline_s, has_local=has_local)
+        bytes_max, count_max = scan.next_read()
+        count_max = min(count_max, end - scan.at)
         try:
-            found = tier.read(self.group, self.queue, scan.at, *scan.next_read(), deadline_s)
+            found = tier.read(self.group, self.queue, scan.at, bytes_max, count_max, deadline_s)
         except (StoreUnavailableError, BackendError):
             self.means.note_tier_failed()
             raise
         if isinstance(found, Gap):
-            scan.skip(found.end, found.reason)
+            scan.skip(min(found.end, end), found.reason)
         elif found is not None and found.base_offset == scan.at:
             scan.take(found.records, Side.TIER)
 
@@ -226,7 +238,7 @@ class Get:
 
     def _moved(self) -> GetResult:
         """It expired while it was read."""
-        self._bounds = self.means.look(self.queue, self.policy).bounds or _NO_BOUNDS
+        self._bounds = self._look().bounds or _NO_BOUNDS
         self.scan.at = max(self.scan.at, self._bounds.min)
         return self._end(GetStatus.MESSAGE_WAS_REMOVING)
 

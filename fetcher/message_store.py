@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 from backends.errors import BackendError
 from fetcher import keys
 from fetcher.getting import Get
-from fetcher.policies import Both, Policy, parts_ways
+from fetcher.policies import Both, Policy, is_shorter
 from fetcher.scanning import Scan, ScanLimits
 from fetcher.times import TimeLookup
-from tiered.errors import StoreUnavailableError, TieredStoreError
+from tiered.errors import ClosedError, StoreUnavailableError, TieredStoreError
 from tiered.model import Boundary, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -209,7 +209,12 @@ class TieredMessageStore:
         queue, deadline_s = MessageQueue(topic, queue_id), self.deadline_s(timeout_s)
         lookup = TimeLookup(queue, policy, time_ms, boundary, deadline_s)
         try:
-            return lookup.find(lambda: self.look(queue, policy), self.local, self.tier)
+            is_held = (
+                policy is Policy.FORCE
+            )  # only then the tier is searched above the local minimum
+            return lookup.find(
+                lambda: self.look(queue, policy, is_held=is_held), self.local, self.tier
+            )
         except BackendError as error:
             raise StoreUnavailableError(f"the tier cannot be read: {error}", do="try again") from error  # fmt: skip
 
@@ -258,24 +263,48 @@ class TieredMessageStore:
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         return self._clock.monotonic_s() + timeout_s
 
-    def look(self, queue: MessageQueue, policy: Policy | None = None) -> Both:
-        """Where a queue's messages are; a local store that seems behind the tier is looked at anew."""
+    def look(
+        self, queue: MessageQueue, policy: Policy | None = None, *, is_held: bool = False
+    ) -> Both:
+        """Where a queue's messages are; a local store that seems behind the tier is looked at anew.
+
+        Args:
+            queue: Which.
+            policy: For which request.
+            is_held: Hold the tier's last message against the broker's also where the broker has as much. It costs a
+                small local read, so this is for who is about to use what the tier has above the local minimum.
+        """
         policy = self.settings.policy if policy is None else policy
         tier = self.tier.bounds(queue) if self.tier is not None else None
         local = self.local.bounds(queue) if self.local is not None else None
-        if self.local is None or policy is Policy.DISABLE or not parts_ways(local, tier):
-            return Both.of(policy, local, tier)
-        self.local.refresh()
-        local = self.local.bounds(queue)
-        is_same = parts_ways(local, tier) and self._is_same(queue, local)
-        return Both.of(policy, local, tier, is_same=is_same)
+        if self.local is None or policy is Policy.DISABLE:
+            return Both.of(policy, local, tier, is_one=True)
+        if is_shorter(local, tier):
+            self.local.refresh()
+            local, is_held = self.local.bounds(queue), True
+        is_one = not is_held or local is None or tier is None or self._is_one(queue, local, tier)
+        return Both.of(policy, local, tier, is_one=is_one)
 
-    def _is_same(self, queue: MessageQueue, bounds: QueueBounds | None) -> bool:
-        """Whether the last message that the journal knows by its mark and the local store has is one and the same."""
+    def _is_one(self, queue: MessageQueue, local: QueueBounds, tier: QueueBounds) -> bool:
+        """Whether the last message that the journal knows by its mark and the local store has is one and the same.
+
+        Where there is none to compare, a broker that has less than the tier has to prove it, and no other.
+        """
         assert self.local is not None
         assert self.tier is not None
-        known = None if bounds is None else self.tier.last_mark(queue, bounds.min, bounds.end)
-        return known is not None and self.local.mark(queue, known[0]) == known[1]
+        has_less = is_shorter(local, tier)
+        known = self.tier.last_mark(queue, local.min, min(local.end, tier.end))
+        if known is None:
+            return not has_less
+        try:
+            found = self.local.mark(queue, known[0])
+        except ClosedError:
+            raise
+        except TieredStoreError:
+            if has_less:
+                raise
+            return True
+        return found == known[1] or (not found and not has_less)
 
     def tier_deadline_s(self, deadline_s: float, *, has_local: bool) -> float:
         """Until when the tier may take, of a request with this deadline."""
@@ -311,7 +340,7 @@ class _Sides:
 
     def _both(self, queue: MessageQueue) -> Both:
         if queue not in self._known:
-            self._known[queue] = self._store.look(queue, self._policy)
+            self._known[queue] = self._store.look(queue, self._policy, is_held=True)
         return self._known[queue]
 
 

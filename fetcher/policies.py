@@ -1,9 +1,9 @@
 """Which side a read goes to: the broker's own store, or the tier. Pure.
 
-The broker's store is the authority on what a queue's messages are. Where it ends below what the tier has, either not all of
-it is proven committed yet, or the histories have parted: a topic was deleted and created again. Unless a message that both
-have shows that they are one (``is_same``), the tier then serves only what lies below the local minimum, until the journal
-says what became of it.
+The broker's store is the authority on what a queue's messages are. Their histories may have parted: a topic was deleted and
+created again, or the broker lost its end and has grown since. The last message that both should have tells (``is_one``):
+where the broker's store ends below what the tier has, they are one only if it is the same; else unless it is another. Where
+they are not, the tier serves only what lies below the local minimum, until the journal says what became of it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Both:
         local: QueueBounds | None,
         tier: QueueBounds | None,
         *,
-        is_same: bool = False,
+        is_one: bool,
     ) -> Both:
         """Leave out what is not to be used of the tier.
 
@@ -65,12 +65,11 @@ class Both:
             policy: Which.
             local: What the broker's store has.
             tier: What the tier has.
-            is_same: Both have a message in common.
+            is_one: They are one history.
         """
         if policy is Policy.DISABLE or tier is None:
             return cls(local, None)
-        if not is_same and parts_ways(local, tier):
-            assert local is not None
+        if local is not None and not is_one:
             tier = QueueBounds(tier.min, max(tier.min, min(tier.end, local.min)))
         return cls(local, tier)
 
@@ -96,7 +95,7 @@ class Both:
         return min(above, default=max(side.end for side in known))
 
 
-def parts_ways(local: QueueBounds | None, tier: QueueBounds | None) -> bool:
+def is_shorter(local: QueueBounds | None, tier: QueueBounds | None) -> bool:
     """Whether the tier has more than the broker: either has to be looked at anew, or their histories part."""
     return local is not None and tier is not None and local.end < tier.end
 

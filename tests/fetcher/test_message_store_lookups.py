@@ -156,3 +156,101 @@ def test_a_lookup_for_no_message_is_refused(count: int):
         KeyQuery(topic="t", key="k", count=count)
     with pytest.raises(InvalidError, match="ask for 1 or more"):
         Wish(topic="t", key="k", count=count)
+
+
+@pytest.fixture
+def outgrown() -> Iterator[BothSides]:
+    """The broker lost [30, 40) and grew to 50 before the journal knew: local [20, 50), tier [0, 40).
+
+    Message n has the key ``kn``; those stored anew have ``nn``.
+    """
+    both = BothSides()
+    both.append(40)
+    both.commit(25)
+    both.commit(40)
+    both.tier_side.refresh(1e9)
+    both.expire(20)
+    both.local.cut(QUEUE.topic, QUEUE.queue_id, 30)
+    for offset in range(30, 50):
+        properties = b"TAGS\x01a\x02KEYS\x01n%d\x02" % offset
+        both.local.append(QUEUE.topic, QUEUE.queue_id, b"anew", properties=properties)
+    reader = TierReader(both.builder.store, PREFIX)
+    reader.refresh()
+    tier = TierKeys(reader, both.clock)
+    both.store._tier_keys = tier.find
+    both.store._local_keys = LocalKeys(both.local, both.clock).find
+    yield both
+    tier.close()
+
+
+TIERED = pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.NOT_IN_MEM, Policy.FORCE])
+
+
+@TIERED
+def test_a_key_of_what_the_broker_has_taken_back_and_outgrown_is_not_found(
+    outgrown: BothSides, policy: Policy
+):
+    for key, offsets in {"k19": [19], "k25": [25], "k35": [], "n35": [35], "n49": [49]}.items():
+        found = outgrown.store.query(KeyQuery(topic="t", key=key), policy=policy)
+        assert [hit.queue_offset for hit in found.hits] == offsets, key
+
+
+@TIERED
+@pytest.mark.parametrize("count", [1, 7, 32])
+def test_no_read_mixes_in_what_the_broker_has_taken_back_and_outgrown(
+    outgrown: BothSides, policy: Policy, count: int
+):
+    outgrown.memory_from = 100
+    stored, at = outgrown.local.raw(QUEUE), 0
+    while (found := outgrown.get(at, policy=policy, max_count=count)).count:
+        for offset, raw in found.messages():
+            assert bytes(raw) == stored.get(offset, outgrown.raws.get(offset)), offset
+        at = found.next_begin
+    assert at == 50
+
+
+@TIERED
+def test_a_damaged_message_is_not_read_as_that_which_the_broker_has_taken_back(
+    outgrown: BothSides, policy: Policy
+):
+    outgrown.local.cut(QUEUE.topic, QUEUE.queue_id, 35)
+    outgrown.local.append(QUEUE.topic, QUEUE.queue_id, b"", is_damaged=True)
+    for _ in range(10):
+        outgrown.local.append(QUEUE.topic, QUEUE.queue_id, b"anew")
+    found = outgrown.get(35, policy=policy)
+    assert [offset for offset, _ in found.messages()] == list(range(36, 46))
+
+
+@TIERED
+@pytest.mark.parametrize("boundary", list(Boundary))
+def test_a_time_is_not_found_in_what_the_broker_has_taken_back_and_outgrown(
+    outgrown: BothSides, policy: Policy, boundary: Boundary
+):
+    found = outgrown.store.offset_by_time("t", 0, FIRST_MS + 35, boundary, policy=policy)
+    assert found == (30 if boundary is Boundary.LOWER else 29)
+    for offset in (5, 19, 20, 29):
+        time_ms = FIRST_MS + offset
+        assert outgrown.store.offset_by_time("t", 0, time_ms, boundary, policy=policy) == offset
+
+
+def test_what_the_broker_has_less_of_is_not_read_past_its_minimum_by_one_batch():
+    both = BothSides(Policy.FORCE)
+    both.append(40)
+    both.commit(40)
+    both.tier_side.refresh(1e9)
+    both.expire(20)
+    both.local.cut(QUEUE.topic, QUEUE.queue_id, 25)
+    for _ in range(10):
+        both.local.append(QUEUE.topic, QUEUE.queue_id, b"anew")
+    assert both.get(15).next_begin == 20
+    assert all(b"anew" in bytes(raw) for offset, raw in both.get(20).messages() if offset >= 25)
+
+
+@TIERED
+def test_a_local_disk_that_fails_speaks_not_against_the_tier(keyed: BothSides, policy: Policy):
+    def fail() -> None:
+        raise InvalidError("the disk fails")
+
+    keyed.local.before = fail
+    found = keyed.get(25, policy=policy)
+    assert [offset for offset, _ in found.messages()] == list(range(25, 40))

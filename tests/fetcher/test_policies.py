@@ -38,6 +38,7 @@ def test_each_policy_reads_where_it_says(
             policy,
             bounds(10 if local else 50, 100),
             bounds(0, 80 if tier else 20),
+            is_one=True,
         )
         assert plan_sides(policy, both, 30, lambda: memory) == wanted[policy]
 
@@ -53,11 +54,11 @@ def test_memory_is_asked_only_when_that_decides():
         plan_sides(Policy.NOT_IN_MEM, both, offset, is_in_memory)
 
 
-def test_where_the_broker_has_less_than_the_tier_only_what_is_below_its_minimum_is_believed():
-    both = Both.of(Policy.FORCE, bounds(30, 50), bounds(0, 100))
+def test_where_the_histories_part_only_what_is_below_the_brokers_minimum_is_believed():
+    both = Both.of(Policy.FORCE, bounds(30, 50), bounds(0, 100), is_one=False)
     assert both.tier == bounds(0, 30)
     assert both.bounds == bounds(0, 50)
-    both = Both.of(Policy.FORCE, bounds(0, 50), bounds(10, 100))
+    both = Both.of(Policy.FORCE, bounds(0, 50), bounds(10, 100), is_one=False)
     assert not both.has(Side.TIER, 20)
     assert both.bounds == bounds(0, 50)
 
