@@ -101,7 +101,7 @@ def test_what_is_pinned_stays_so(place: Place) -> None:
     assert reader.partitions(last, last) == []
     told = reader.reportLatestOffset()
     assert told
-    assert told["c"]["b"]["topic-ä"]["3"]["offset"] == 2
+    assert told["c"]["b"]["topics"]["topic-ä"]["3"]["offset"] == 2
     reader.commit(last)
     reader.stop()
     later = place.reader()
@@ -120,6 +120,28 @@ def test_the_end_as_a_start(place: Place) -> None:
     chosen = place.reader(start='{"topic-ä": {"3": 1}}')
     assert bodies(chosen, None, chosen.latestOffset(chosen.initialOffset(), ALL)) == [b"b"]
     chosen.stop()
+
+
+def test_positions_of_a_tier_that_was_wiped_and_begun_anew_are_refused(place: Place) -> None:
+    """The new one has other messages at the same offsets, and more: none of what the stream has passed would be missed."""
+    place.tier.add([b"a", b"b"])
+    with place.stream() as reader:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+    for info in [*place.store.list("")]:
+        place.store.delete(info.key)
+    place.tier = Broker(place.store, writer="00000bad")
+    place.tier.add([b"c", b"d", b"e"])
+    with place.stream() as reader:
+        with pytest.raises(DataError, match="wiped and begun anew"):
+            reader.latestOffset(end, ALL)
+        with pytest.raises(DataError, match="wiped and begun anew"):
+            reader.partitions(start, end)
+        assert bodies(reader, None, reader.latestOffset(reader.initialOffset(), ALL)) == [
+            b"c",
+            b"d",
+            b"e",
+        ]
 
 
 def test_what_is_passed_over_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -346,9 +368,13 @@ def test_a_checkpoint_of_another_tier_is_refused(place: Place) -> None:
     place.tier.add([b"b"])
     with place.stream() as reader:
         end = reader.latestOffset(reader.initialOffset(), ALL)
-    own = end["c"]["b"]["topic-ä"]["3"]
-    elsewhere = {"c": {"b": {"nobody": {"0": own}}}}
-    later = {"c": {"b": {"topic-ä": {"3": own | {"incarnation": 7, "from_incarnation": 7}}}}}
+    history, own = end["c"]["b"]["history"], end["c"]["b"]["topics"]["topic-ä"]["3"]
+
+    def document(queues: Any, broker: str = "b") -> Any:
+        return {"c": {broker: {"history": history, "topics": queues}}}
+
+    elsewhere = document({"nobody": {"0": own}})
+    later = document({"topic-ä": {"3": own | {"incarnation": 7, "from_incarnation": 7}}})
     for strange in (elsewhere, later):
         for rule in ("fail", "skip"):
             with place.stream(on_gap=rule) as reader:
@@ -356,7 +382,7 @@ def test_a_checkpoint_of_another_tier_is_refused(place: Place) -> None:
                     reader.latestOffset(strange, ALL)
                 with pytest.raises(DataError, match="checkpoint is of another tier"):
                     reader.partitions({}, strange)
-    other_broker = {"c": {"x": {"nobody": {"0": own}}}}
+    other_broker = document({"nobody": {"0": own}}, "x")
     with place.stream() as reader:
         kept = reader.latestOffset(other_broker, ALL)
         assert kept["c"]["x"], "of a broker that the options leave out nothing is said"

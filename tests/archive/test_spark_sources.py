@@ -176,7 +176,7 @@ class OwnTier:
             **options,
         )
         end = json.loads(query.lastProgress["sources"][0]["endOffset"])
-        return read, end["c"]["b"][QUEUE.topic][str(QUEUE.queue_id)]
+        return read, end["c"]["b"]["topics"][QUEUE.topic][str(QUEUE.queue_id)]
 
 
 def test_a_batch_done_again_counts_what_has_expired(

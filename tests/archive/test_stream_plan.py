@@ -12,7 +12,14 @@ from support.tiers import QUEUE, TierBuilder
 
 from tests.archive.jobs import BuiltPlace
 from tiered.archive.selection import Selection
-from tiered.archive.source.positions import EARLIEST, LATEST, document_of, positions_of, start_of
+from tiered.archive.source.positions import (
+    EARLIEST,
+    LATEST,
+    document_of,
+    histories_of,
+    positions_of,
+    start_of,
+)
 from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of, shares
 from tiered.archive.source.stretches import SKIP, plan_tier, read_stretch
 from tiered.errors import DataError, InvalidError
@@ -67,12 +74,12 @@ class Query:
         return {PLACE: self.tier.journal.state}
 
     def batch(self, rows_max: int | None = None, bytes_max: int | None = None) -> list[Row]:
-        last = self.log[-1] if self.log else document_of(start_of(self.states, self.start))
+        last = self.log[-1] if self.log else document_of(start_of(self.states, self.start), {})
         before = positions_of(json.loads(json.dumps(last)))
         end = advance(self.states, before, self.rules, rows_max=rows_max, bytes_max=bytes_max)
         if end is before:
             return []
-        self.log.append(document_of(end))
+        self.log.append(document_of(end, {}))
         return self.again()
 
     def again(self) -> list[Row]:
@@ -236,11 +243,15 @@ def test_a_checkpoint_of_something_else_is_refused() -> None:
     for wrong in (
         [],
         {"c": 1},
-        {"c": {"b": {"t": {"0": {"offset": 1}}}}},
-        {"c": {"b": {"t": {"x": {}}}}},
+        {"c": {"b": {"history": "h", "topics": {"t": {"0": {"offset": 1}}}}}},
+        {"c": {"b": {"history": "h", "topics": {"t": {"x": {}}}}}},
+        {"c": {"b": {"t": {}}}},
     ):
         with pytest.raises(DataError, match="checkpoint"):
             positions_of(wrong)
+    for wrong in ([], {"c": 1}, {"c": {"b": {}}}):
+        with pytest.raises(DataError, match="checkpoint"):
+            histories_of(wrong)
 
 
 @pytest.mark.parametrize("seed", range(24))

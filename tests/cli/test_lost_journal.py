@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.registry import open_store
+from backends.s3_options import S3Options
 from tiered.archive.source.tier_states import TierStates
 from tiered.errors import JournalLostError
+from tiered.log.reader import TierReader
 from tiered.plugin import tier as api
 from tiered.plugin.message_store import open_message_store
+from tiered.plugin.place import find_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,6 +174,36 @@ def test_rebuild_mends_it_and_the_next_writer_goes_on(
     verified = tiered.good("verify", url, "--deep", "--store", basic, "--json").document
     assert (verified["is_clean"], verified["comparison"]["messages"]) == (True, 2613)
     assert tiered.good("lease", url, "--json").document["generation"] == done["generation"] + 1
+
+
+def history_of(url: str) -> str:
+    store = open_store(url, S3Options())
+    try:
+        (place,) = find_places(store)
+        reader = TierReader(store, place.prefix)
+        reader.refresh()
+        return reader.state.history
+    finally:
+        store.close()
+
+
+def lose_all_and_the_lease(folder: Path) -> None:
+    lose_all(folder)
+    next(folder.glob("*/*/lease")).unlink()
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_known"), [(lose_all, True), (lose_the_end, True), (lose_all_and_the_lease, False)]
+)
+def test_a_rebuilt_journal_is_of_the_same_history_where_that_is_known(
+    loss: Callable[[Path], None], is_known: bool, tiered: CommandLine, copied: Path
+):
+    """Positions that are kept elsewhere, such as a stream's, stay good."""
+    url = f"file://{copied}"
+    before = history_of(url)
+    loss(copied)
+    tiered.good("rebuild", url, "--apply", "-")
+    assert (history_of(url) == before) is is_known
 
 
 @pytest.mark.parametrize("harm", [lose_all, damage_an_entry])

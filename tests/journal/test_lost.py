@@ -35,6 +35,9 @@ class GuardedToy(ToyMachine):
 
     data_roots = ("queue/", "index/")
 
+    def history(self, state: Toy) -> str:
+        return "the-toy's"
+
     def is_data(self, key: str) -> bool:
         return not key.endswith("notes")
 
@@ -115,7 +118,7 @@ def opened_elsewhere(store: ObjectStore) -> JournalReader[Toy]:
 @pytest.mark.parametrize("left", range(5))
 def test_a_journal_that_ends_before_what_the_lease_remembers_is_refused(left: int):
     store = written()
-    assert remembered(store) == (1, 5)
+    assert remembered(store)[:2] == (1, 5)
     store.delete(DATA)
     cut(store, left)
     with pytest.raises(JournalLostError, match=f"ends with entry {left} .* entry 5"):
@@ -128,7 +131,7 @@ def test_a_journal_that_lost_a_reign_is_refused_though_its_number_is_as_high():
     lease = lease_of(store, lambda: second.end, "bbbbbbbb")
     assert lease.try_acquire() is None
     lease.release()
-    assert remembered(store) == (2, 6)
+    assert remembered(store)[:2] == (2, 6)
     cut(store, 5)
     make_writer_of_generation_1(store).append(say("restored from elsewhere"))
     with pytest.raises(JournalLostError, match="generation 2"):
@@ -177,24 +180,24 @@ def test_taking_renewing_and_releasing_remember_the_last_entry_that_is_history()
     writer = make_writer(store)
     lease = lease_of(store, lambda: writer.end)
     lease.try_acquire()
-    assert remembered(store) == (1, 1)
+    assert remembered(store)[:2] == (1, 1)
     writer.append(say("a"))
-    assert remembered(store) == (1, 1)  # it may lag
+    assert remembered(store)[:2] == (1, 1)  # it may lag
     lease.renew()
-    assert remembered(store) == (1, 2)
+    assert remembered(store)[:2] == (1, 2)
     writer.append(say("b"))
     lease.release()
-    assert remembered(store) == (1, 3)
+    assert remembered(store)[:2] == (1, 3)
 
 
 def test_who_knows_less_takes_over_what_is_remembered():
     store = written()
     lease = lease_of(store, JournalEnd, "bbbbbbbb")  # it read the journal long ago, and waited
     assert lease.try_acquire() is None
-    assert lease.remembered == (1, 5)
+    assert lease.remembered[:2] == (1, 5)
     lease.renew()
     lease.release()
-    assert remembered(store) == (1, 5)
+    assert remembered(store)[:2] == (1, 5)
 
 
 def test_a_broken_lease_remembers():
@@ -202,7 +205,7 @@ def test_a_broken_lease_remembers():
     lease = lease_of(store, JournalEnd, "bbbbbbbb")
     assert lease.try_acquire() is None
     assert break_lease(store, PREFIX, ManualClock(), breaker="0000b4ea")
-    assert remembered(store) == (1, 5)
+    assert remembered(store)[:2] == (1, 5)
     cut(store, 4)
     with pytest.raises(JournalLostError):
         opened(store)

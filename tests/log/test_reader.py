@@ -392,3 +392,20 @@ def test_a_record_of_another_topic_is_damage(
         reader.read(QueueOffset(0))
     if damaged < 6:
         assert isinstance(reader.read(QueueOffset(damaged + 1)), TierBatch)
+
+
+def test_a_reader_that_is_open_goes_on_in_no_other_history():
+    """The tier was wiped and begun anew, and a checkpoint there is beyond what the reader knew."""
+    builder = TierBuilder()
+    builder.add([b"a", b"b"])
+    reader = TierReader(builder.store, PREFIX)
+    reader.refresh()
+    for info in [*builder.store.list("")]:
+        builder.store.delete(info.key)
+    other = TierBuilder(builder.store, writer="00000bad")
+    for _ in range(5):
+        other.add([b"c", b"d"])
+    other.journal.require_checkpoint()
+    for _ in range(2):
+        with pytest.raises(DataError, match="begun anew"):
+            reader.refresh()

@@ -308,12 +308,22 @@ def test_a_state_in_pieces_is_the_same_text_whatever_a_stranger_wrote_into_it():
     assert len(pieces) > len(MACHINE.dump(state))
 
 
+def test_a_history_is_that_of_its_first_reign():
+    second = {**REIGN, "generation": 2}
+    state = replay([REIGN], [second], generations=[1, 2])
+    assert (state.generation, state.history) == (2, "0badcafe-1001")
+    assert MACHINE.load(MACHINE.dump(state)).history == state.history
+    other = MACHINE.apply(MACHINE.initial(), Entry(1, 1, "0badcafe", 1002, [REIGN]))
+    assert other.history != state.history
+
+
 def test_the_form_of_a_checkpoint_is_fixed():
     state = replay(
         [REIGN], [add(part(0, 0), 0)], [gap(10, 50), {"do": "meta", "store": {"kind": "k"}}]
     )
     assert MACHINE.dump(state) == {
         "generation": 1,
+        "history": "0badcafe-1001",
         "writer": "0badcafe",
         "holder": {"host": "h"},
         "store": {"kind": "k"},

@@ -57,7 +57,7 @@ def small_tier(store: ObjectStore | None = None) -> TierBuilder:
 
 
 LEASED = {
-    "format": 1, "writer": "0badcafe", "expires_ms": 1, "released": True, "generation": 0, "number": 0,
+    "format": 1, "writer": "0badcafe", "expires_ms": 1, "released": True, "generation": 0, "number": 0, "history": "",
     "holder": {"host": "h", "boot": "b", "space": "s", "pid": 1, "started": 2},
 }  # fmt: skip
 

@@ -61,14 +61,17 @@ class JournalEnd(NamedTuple):
     Attributes:
         generation: The newest reign; 0: none.
         number: Of the last entry; 0: none.
+        history: Which history it is, for ``rebuild``; empty: it is not told.
     """
 
     generation: int = 0
     number: int = 0
+    history: str = ""
 
     def or_later(self, other: JournalEnd) -> JournalEnd:
-        """The later of both: neither ever falls."""
-        return JournalEnd(*map(max, self, other))
+        """The later of both: neither number ever falls."""
+        later = max(self.generation, other.generation), max(self.number, other.number)
+        return JournalEnd(*later, other.history or self.history)
 
     def is_beyond(self, other: JournalEnd) -> bool:
         """Whether this tells of something that the other does not."""
@@ -329,7 +332,7 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
             document["writer"],
             document["expires_ms"],
             document["released"],
-            JournalEnd(document["generation"], document["number"]),
+            JournalEnd(document["generation"], document["number"], document["history"]),
         )
     except (DataError, KeyError, TypeError, ValueError):
         return None, version
@@ -339,12 +342,12 @@ def read_lease(store: ObjectStore, key: str) -> tuple[LeaseState | None, Version
 def _is_sound(found: LeaseState) -> bool:
     """Whether all is of the right type: the checksum says nothing of who made it."""
     holder = found.holder
-    texts = (found.writer, holder.host, holder.boot, holder.space)
-    numbers = (found.expires_ms, holder.pid, holder.started, *found.end)
+    generation, number, history = found.end
+    texts = (found.writer, holder.host, holder.boot, holder.space, history)
+    numbers = (found.expires_ms, holder.pid, holder.started, generation, number)
     is_typed = {*map(type, texts)} == {str} and {*map(type, numbers)} == {int}
     if not is_typed or type(found.released) is not bool:
         return False
-    generation, number = found.end
     return 0 <= number < _NUMBER_END and 0 <= generation < _GENERATION_END
 
 

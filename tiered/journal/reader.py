@@ -94,6 +94,10 @@ class Versioned(Protocol[S_contra]):
 class Guarded(Protocol):
     """A machine whose journal leaves traces beside it, below the same prefix: data objects, and what the lease remembers."""
 
+    def history(self, state: Any) -> str:  # noqa: ANN401 (the machine's)
+        """Which history a state is of."""
+        ...
+
     @property
     def data_roots(self) -> Sequence[str]:
         """Where there is nothing of ours before the journal has an entry."""
@@ -128,7 +132,9 @@ class JournalReader(Generic[S]):
     @property
     def end(self) -> JournalEnd:
         """How far we know the journal to reach; from any thread."""
-        return JournalEnd(self._machine.generation(self.state), self.number)
+        machine = self._machine
+        history = machine.history(self.state) if isinstance(machine, Guarded) else ""
+        return JournalEnd(machine.generation(self.state), self.number, history)
 
     def catch_up(self) -> list[Entry]:
         """Apply everything that is new.

@@ -251,6 +251,8 @@ class TierState:
 
     Attributes:
         generation: The reign.
+        history: Which history this is: the id of the writer whose reign was the first, and when it began. Positions that are
+            kept elsewhere mean nothing in another, such as that of a tier that was wiped and begun anew.
         writer: Id of the reigning writer.
         holder: Who it was, for people.
         store: Identity of the local store that the tier belongs to (``cluster broker store_id kind``); empty before
@@ -262,6 +264,7 @@ class TierState:
     """
 
     generation: int = 0
+    history: str = ""
     writer: str = ""
     holder: Mapping[str, Any] = field(default_factory=dict)
     store: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tiered.errors import InvalidError
+from tiered.errors import DataError, InvalidError
 from tiered.journal.reader import JournalReader
 from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.consume_queue import ITEM_BYTES
@@ -46,6 +46,7 @@ class TierReader:
         self._journal = JournalReader(store, prefix, TierMachine())
         self._replaying = threading.Lock()
         self._views: dict[tuple[MessageQueue, int, int], LifeView] = {}
+        self._history = ""
 
     @property
     def state(self) -> TierState:
@@ -63,10 +64,25 @@ class TierReader:
         return self._journal.number
 
     def refresh(self) -> bool:
-        """Replay what is new in the journal; whether there was anything."""
+        """Replay what is new in the journal; whether there was anything.
+
+        Raises:
+            DataError: The journal is damaged or lost; or it tells another history than it did: a checkpoint of a tier that
+                was begun anew is beyond what we knew, and what readers hold means nothing there.
+            InvalidError: It is of a newer version.
+            BackendError: The store could not be read.
+        """
         with self._replaying:
             before = self._journal.number
             self._journal.catch_up()
+            self._history = self._history or self.state.history
+            if self.state.history != self._history:
+                raise DataError(
+                    f"this tier was wiped and begun anew, or rebuilt without its journal: its history is"
+                    f" {self.state.history}, and was {self._history}",
+                    where=self.where,
+                    do="open it again, and read from the beginning",
+                )
             return self._journal.number != before
 
     def view(self, queue: MessageQueue, life: QueueLife) -> LifeView:

@@ -100,6 +100,10 @@ class TierMachine:
         """The reign."""
         return state.generation
 
+    def history(self, state: TierState) -> str:
+        """See ``tiered.journal.reader.Guarded``."""
+        return state.history
+
     def apply(self, state: TierState, entry: Entry) -> TierState:
         """One step of history.
 
@@ -124,6 +128,7 @@ class TierMachine:
         """For a checkpoint."""
         return {
             "generation": state.generation,
+            "history": state.history,
             "writer": state.writer,
             "holder": dict(state.holder),
             "store": dict(state.store),
@@ -155,13 +160,15 @@ class TierMachine:
         """
         numbers = (document["generation"], document["refused_parts"], document["updated_ms"])
         check_ints((*numbers, *(queue[1] for queue in document["queues"])), "a state")
-        check_texts((document["writer"], *(queue[0] for queue in document["queues"])), "a state")
+        texts = (document["history"], document["writer"])
+        check_texts((*texts, *(queue[0] for queue in document["queues"])), "a state")
         if type(document["holder"]) is not dict or type(document["store"]) is not dict:
             raise ValueError("holder and store of a state are no objects")
         if not all(lives for _, _, lives in document["queues"]):
             raise ValueError("a queue has no life")
         return TierState(
             generation=document["generation"],
+            history=document["history"],
             writer=document["writer"],
             holder=document["holder"],
             store=document["store"],
@@ -222,6 +229,7 @@ def _reign(work: _Work, action: Action) -> None:
         work.state = replace(
             work.state,
             generation=action["generation"],
+            history=work.state.history or f"{work.entry.writer}-{work.entry.time_ms}",
             writer=work.entry.writer,
             holder=action["holder"],
         )

@@ -171,9 +171,10 @@ def plan_rebuild(
     def items(place: ObjectRange) -> memoryview:
         return read_range(store, prefix, place, place.start, place.end)
 
+    history = reader.state.history or remembered.history
     proposal = propose(
         objects,
-        reader.state,
+        replace(reader.state, history=history),
         quarantined=Counter(life for life, _ in listing.quarantined),
         items=items,
         generations=[

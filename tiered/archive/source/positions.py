@@ -5,6 +5,9 @@ the stream's start, the tier's expiry or the broker have done meanwhile. With ``
 broker had taken back) it also says which history the offsets are of: of messages that were taken back afterwards, a batch
 that is done again still has the old ones, as long as the tier has them.
 
+Each broker's positions bear the id of its tier's history (``TierState.history``): they mean nothing in another, such as that
+of a tier that was wiped and begun anew, which would have other messages at the same offsets.
+
 Offsets that have expired, or never came into the tier, are counted: those of the batch in ``missing``, those of the whole
 stream in ``lost``. Whether a stream may go on over them is the caller's to say; it never does so in silence.
 
@@ -102,13 +105,18 @@ class Position:
 Positions = dict[Key, Position]
 
 
-def document_of(positions: Mapping[Key, Position]) -> dict[str, Any]:
+Histories = dict[tuple[str, str], str]
+"""By cluster and broker."""
+
+
+def document_of(positions: Mapping[Key, Position], histories: Histories) -> dict[str, Any]:
     """As Spark's checkpoint has it: by cluster, broker, topic and queue."""
     found: dict[str, Any] = {}
     for key, position in sorted(positions.items()):
+        history = histories.get((key.cluster, key.broker), "")
         brokers = found.setdefault(key.cluster, {})
-        topics = brokers.setdefault(key.broker, {})
-        topics.setdefault(key.topic, {})[str(key.queue_id)] = asdict(position)
+        broker = brokers.setdefault(key.broker, {"history": history, "topics": {}})
+        broker["topics"].setdefault(key.topic, {})[str(key.queue_id)] = asdict(position)
     return found
 
 
@@ -122,12 +130,44 @@ def positions_of(document: Any) -> Positions:  # noqa: ANN401 (JSON values)
         return {
             Key(cluster, broker, topic, int(queue)): Position.of(fields)
             for cluster, brokers in document.items()
-            for broker, topics in brokers.items()
-            for topic, queues in topics.items()
+            for broker, said in brokers.items()
+            for topic, queues in said["topics"].items()
             for queue, fields in queues.items()
         }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"the checkpoint has no positions of ours: {error}") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"the checkpoint has no positions of ours: {error!r}") from error
+
+
+def histories_of(document: Any) -> Histories:  # noqa: ANN401 (JSON values)
+    """Of which histories the positions are that ``document_of`` has written.
+
+    Raises:
+        DataError: It is no such document.
+    """
+    try:
+        return {
+            (cluster, name): broker["history"]
+            for cluster, brokers in document.items()
+            for name, broker in brokers.items()
+        }
+    except (AttributeError, LookupError, TypeError) as error:
+        raise DataError(f"the checkpoint has no positions of ours: {error!r}") from error
+
+
+def require_same(before: Histories, now: Histories) -> None:
+    """Refuse positions of other histories than the tier has now.
+
+    Raises:
+        DataError: Some are.
+    """
+    for (cluster, broker), history in sorted(before.items()):
+        present = now.get((cluster, broker), history)
+        if present != history:
+            raise DataError(
+                f"the checkpoint's positions in {cluster}/{broker} are of the history {history}, and the tier's is"
+                f" {present}: it was wiped and begun anew, or rebuilt without its journal",
+                do="start the stream with a new checkpoint; its option start says where",
+            )
 
 
 def queues_of(

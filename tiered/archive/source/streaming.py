@@ -39,9 +39,11 @@ from tiered.archive.source.positions import (
     EARLIEST,
     LATEST,
     document_of,
+    histories_of,
     latest,
     positions_of,
     queues_of,
+    require_same,
     start_of,
 )
 from tiered.archive.source.readers import TierPartition, read_partition
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiered.archive.selection import Selection
-    from tiered.archive.source.positions import Key, Positions
+    from tiered.archive.source.positions import Histories, Key, Positions
     from tiered.log.parts import TierState
     from tiered.plugin.place import Place
 
@@ -97,13 +99,14 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = _start_option(options.get("start", EARLIEST))
         self._limit = _limit_option(options)
         self._states: TierStates | None = None
+        self._histories: Histories = {}
         self._seen: Positions = {}
         self._until: Positions | None = None
         self._planned: _Planned | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the stream begins when there is no checkpoint."""
-        return document_of(start_of(self._read(), self._start, self._takes))
+        return self._document(start_of(self._read(), self._start, self._takes))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on nothing new is read."""
@@ -115,7 +118,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the batch ends that begins at ``start``; the same when there is nothing to read."""
-        states, before = self._read(), positions_of(start)
+        states, before = self._read_from(start), positions_of(start)
         if self._until is None:
             self._seen = self._ends(states)
         base = self._charged(states, before)
@@ -133,11 +136,11 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _say(key, count, "messages are not there and left out")
         if end is before:
             return start
-        return document_of({k: at.settled for k, at in end.items()} if end is base else end)
+        return self._document({k: at.settled for k, at in end.items()} if end is base else end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Where the tier ends, as last seen."""
-        return document_of(self._seen) or None
+        return self._document(self._seen) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What a batch reads. Asked again, a process says the same."""
@@ -145,7 +148,9 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         positions = positions_of(end)
         if self._planned is None or self._planned.end != positions:
-            batch = batch_of(self._read(), positions, self._wanted, self._rules, self._takes)
+            batch = batch_of(
+                self._read_from(end), positions, self._wanted, self._rules, self._takes
+            )
             for key, count in batch.short.items():
                 _say(key, count, "messages of a batch that was planned earlier are left out")
             groups = packed(batch.stretches, partition_bytes(self._options))
@@ -186,7 +191,18 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with backend_errors():
             if self._states is None:
                 self._states = TierStates(self._options)
-            return self._states.read()
+            states = self._states.read()
+        self._histories = {(at.cluster, at.broker): state.history for at, state in states.items()}
+        return states
+
+    def _read_from(self, document: dict[str, Any]) -> dict[Place, TierState]:
+        """The states, which have to be of the histories that a document of positions is of."""
+        states = self._read()
+        require_same(histories_of(document), self._histories)
+        return states
+
+    def _document(self, positions: Positions) -> dict[str, Any]:
+        return document_of(positions, self._histories)
 
     def _takes(self, key: Key) -> bool:
         names = {"cluster": key.cluster, "broker": key.broker}
