@@ -191,12 +191,14 @@ class Broker(SyntheticStore):
             self._present(name).min = before
 
     def forget_beyond(self, ends: Mapping[QueueKey, int]) -> None:
-        """Retention takes of a queue more than what is tiered, and leaves the last message."""
+        """Retention takes of a queue more than what is tiered, and leaves the last message; a few come just before."""
         names = [MessageQueue(*queue) for queue in sorted(ends)]
-        rows = [(name, self._queues[name]) for name in names if name in self._queues]
-        late = [(name, row) for name, row in rows if ends[name.topic, name.queue_id] < row.end - 1]
-        if late:
-            name, row = self._rng.choice(late)
+        present = [name for name in names if name in self._queues]
+        if present:
+            name = self._rng.choice(present)
+            for _ in range(self._rng.randrange(2, 5)):
+                self._store(name)
+            row = self._queues[name]
             low = max(ends[name.topic, name.queue_id], row.base) + 1
             if low < row.end:
                 before = self._rng.randrange(low, row.end)

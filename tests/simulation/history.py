@@ -19,9 +19,7 @@ from simulation.contents import (
     claims_of,
     description,
     hole,
-    is_hole,
     joined,
-    store_ms,
     tag_code,
     unpacked,
 )
@@ -408,10 +406,7 @@ class History:
             gone = life.expire(action["min_to"], with_open=entry["generation"] == self.generation)
             self.met["expired segment"] += len(gone)
             for segment in gone:
-                times = [
-                    store_ms(raw) for row in segment.rows for raw in row.records if not is_hole(raw)
-                ]
-                is_old = self.may_expire(action["topic"], max(times, default=segment.created_ms))
+                is_old = self.may_expire(action["topic"], segment.newest_ms)
                 require(
                     is_old, f"I11: {action['topic']} gives up [{segment.queue_base}, …) too early"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from simulation.contents import Claims, is_hole, mark_of
+from simulation.contents import Claims, is_hole, mark_of, store_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +76,12 @@ class Segment:
     sealed: bool = False
     merged: bool = False
 
+    @property
+    def newest_ms(self) -> int:
+        """The newest store time in it; without messages, when it began."""
+        times = [store_ms(raw) for row in self.rows for raw in row.records if not is_hole(raw)]
+        return max(times, default=self.created_ms)
+
 
 @dataclass
 class Life:
@@ -114,6 +120,13 @@ class Life:
             if row.start <= offset < row.end:
                 return row.records[offset - row.start]
         return None
+
+    def has_old_before_gap(self, old_ms: float) -> bool:
+        """Whether its first segment can expire, and leaves a gap behind that is not its neighbour."""
+        if len(self.segments) < 2 or not self.segments[0].sealed:
+            return False
+        is_before = any(high > self.segments[1].queue_base for _, high in self.gaps)
+        return is_before and self.segments[0].newest_ms < old_ms
 
     def place(self, row: Row, base: int, now_ms: int) -> bool:
         """Take the next part; False when it names a segment where it cannot lie."""

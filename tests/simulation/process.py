@@ -52,7 +52,7 @@ class SimStore(WrappingStore):
 
     def _travel(self, slow: float = 1.0) -> None:
         world = self._world
-        slow *= 40 if world.rng.random() < world.slowness else 1
+        slow *= 40 if not world.is_calm and world.rng.random() < world.slowness else 1
         world.scheduler.park(world.rng.expovariate(1 / _LATENCY_S) * slow)
 
     def _write(self, key: str, write: Any, late: Any, slow: float = 1.0) -> Any:

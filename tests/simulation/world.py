@@ -55,6 +55,10 @@ PACKS_EVERY = 6
 """Of so many seeds one has writers that compress what they seal, and messages for which that is worth it."""
 _BAD_END = 0.3
 """How often, at each step, a queue is chosen whose tail is lost when it is tiered up to a damaged record."""
+_BEFORE_GAP = 0.2
+"""How often, at each step, somebody expires what lies before a gap, if that is old."""
+_CALM = 0.7
+"""How often nothing bad happens until something is tiered; else it may happen to the very first request."""
 STUCK_S = 300.0
 """Virtual seconds in which the last writer must have brought the tier level."""
 
@@ -90,6 +94,7 @@ class World:
 
     Attributes:
         flips: Some reads give a wrong bit.
+        is_calm: Nothing bad happens yet.
         has_collected_probes: Some gc has, so that a writer that slept over its probe longer than the grace may find the
             store deaf to conditions.
         met: What happened how often, so that a test can say that the simulation meets what it is made for.
@@ -136,6 +141,7 @@ class World:
         self._unhealthy = self._choose_rules()
         self.history.flips = self.flips
         self._operations = self._choose_operations()
+        self.is_calm = rng.random() < _CALM
         self._is_ending = False
         self._since_s = 0.0
         self._last: Process | None = None
@@ -153,7 +159,8 @@ class World:
         Raises:
             ViolationError: An invariant does not hold.
         """
-        self.faulty.add(*self._unhealthy)
+        if not self.is_calm:
+            self.faulty.add(*self._unhealthy)
         self.broker.store_some()
         self._start()
         for number, ahead in enumerate(self.rng.choice(((), (False,), (True,), (False, True)))):
@@ -238,16 +245,29 @@ class World:
         if scheduler.now_s >= END_S:
             self._finish()
             return
+        if self.is_calm and not self._has_begun():
+            scheduler.next_operation_s = scheduler.now_s + 0.5
+            return
         if 0 < self._outage_until_s <= scheduler.now_s:
             self._heal(self._unhealthy)
         self._spring()
         if self.broker.rot:
             self._lose_damaged_end()
+        if self._famine and self.rng.random() < _BEFORE_GAP:
+            self._expire_before_gap()
         operations, weights = zip(*self._operations, strict=True)
         self.rng.choices(operations, weights)[0]()
         if not self._alive():
             self._start()
         scheduler.next_operation_s = scheduler.now_s + self.rng.expovariate(1.6)
+
+    def _has_begun(self) -> bool:
+        """After a calm beginning: as soon as something is tiered, the bad luck begins."""
+        if not any(life.rows for some in self.history.queues.values() for life in some):
+            return False
+        self.is_calm = False
+        self.faulty.add(*self._unhealthy)
+        return True
 
     def count(self, what: str, number: int = 1) -> None:
         """Note that something happened."""
@@ -338,7 +358,7 @@ class World:
 
     def dramatise(self, process: Owner, key: str) -> None:
         """A process sends an entry of the journal: the best moment to stop or to kill it."""
-        if JOURNAL not in key:
+        if JOURNAL not in key or self.is_calm:
             return
         is_free = self._ambush and not self._trap and self._is_ahead(key)
         if is_free and self.rng.random() < self._ambush:
@@ -409,6 +429,14 @@ class World:
         """Retention takes what is not tiered yet, of a queue that is tiered in part."""
         ends = {key: life.commit for key, some in self.history.queues.items() for life in some[-1:]}
         self.broker.forget_beyond(ends)
+
+    def _expire_before_gap(self) -> None:
+        """What lies before a gap is too old: it goes, and the gap has to stay."""
+        old_ms = START_MS + (self.scheduler.now_s - TTL_S) * 1000
+        lives = [life for some in self.history.queues.values() for life in some]
+        is_due = any(life.has_old_before_gap(old_ms) for life in lives)
+        if is_due and all(one.dead or one.ended for one in self.reclaimers):
+            self._reclaim("expire")
 
     def _lose_damaged_end(self) -> None:
         """A queue that ends with a damaged record rests until all of it is tiered; then its tail is lost, and as many other
