@@ -128,17 +128,28 @@ def test_a_topic_made_anew_after_all_of_it_had_expired_begins_anew():
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
         dispatcher.seal_all()
-    clock = ManualClock(1 << 41)
-    steps, _ = plan_expiry(tier(store).state, clock.now_ms(), lambda _topic: 1, objects_max=100)
-    writer = JournalWriter(
-        store, PREFIX, TierMachine(), writer="0badcafe", clock=clock, rng=random.Random(1),
-        stop=threading.Event(),
-    )  # fmt: skip
-    writer.catch_up()
-    writer.append([step.action() for step in steps])
+    expire_all(store)
     make_anew(local, 4)
     assert run_once(store, local, seed=2).counters.begun_anew == 1
     assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def test_a_queue_whose_damaged_records_have_expired_goes_on_where_it_was():
+    """Damaged records have no bytes in the tier's log, so it was taken for a queue of which nothing was ever tiered, and
+    began anew. (Seed 293 of its day.)"""
+    store, local, queue = MemoryStore(), SyntheticStore(), MessageQueue("t", 0)
+    for _ in range(2):
+        local.append("t", 0, b"damaged", is_damaged=True)
+    with dispatching(store, local) as dispatcher:
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.seal_all()
+    expire_all(store)
+    for _ in range(3):
+        local.append("t", 0, b"good")
+    assert run_once(store, local, seed=2).counters.begun_anew == 0
+    good = {offset: raw for offset, raw in local.raw(queue).items() if raw}
+    assert read_back(store, queue) == (good, [])
 
 
 class Racing(SyntheticStore):
@@ -230,6 +241,19 @@ def emptied(count: int) -> SyntheticStore:
         local.append("t", 0, b"gone %d" % number)
     local.expire("t", 0, count)
     return local
+
+
+def expire_all(store: MemoryStore) -> None:
+    """Somebody gives up all that is sealed."""
+    clock = ManualClock(1 << 41)
+    steps, _ = plan_expiry(tier(store).state, clock.now_ms(), lambda _topic: 1, objects_max=100)
+    assert steps
+    writer = JournalWriter(
+        store, PREFIX, TierMachine(), writer="0badcafe", clock=clock, rng=random.Random(1),
+        stop=threading.Event(),
+    )  # fmt: skip
+    writer.catch_up()
+    writer.append([step.action() for step in steps])
 
 
 def make_anew(local: SyntheticStore, count: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tiered.log.parting import Change, plan_beginning
+from tiered.log.parting import Change, plan_beginning, was_taken
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Beginnings:
                 Look.SAME if first is None and not self._has_emptied(queue, start) else Look.SHORTER
             )
         life = self._state().life(queue)
-        is_right = (life is not None and life.log_end > 0) or self.is_right(queue, start)
+        is_right = (life is not None and was_taken(life)) or self.is_right(queue, start)
         return Look.SAME if is_right or before.base_offset >= start else Look.DIFFERENT
 
     def is_right(self, queue: MessageQueue, start: QueueOffset) -> bool:

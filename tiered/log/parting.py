@@ -179,9 +179,17 @@ def plan_beginning(
         return Change(action, goes_on, start) if start < goes_on else None
     if bounds.end < goes_on:
         return _begin_anew(queue, life, bounds, bounds.min)
-    if life.log_end == 0 and start < goes_on:  # nothing was ever taken
+    if not was_taken(life) and start < goes_on:
         return _begin_anew(queue, life, bounds, start)
     return None
+
+
+def was_taken(life: QueueLife) -> bool:
+    """Whether anything of a life was ever tiered, though all of it may have expired.
+
+    Damaged records leave nothing in the log, but were put aside. Of other holes alone, expired, nobody can tell.
+    """
+    return life.log_end > 0 or life.quarantined > 0
 
 
 def _begin_anew(
