@@ -77,7 +77,7 @@ class Broker(SyntheticStore):
         sizes: What bodies have; if all have one, all records have.
         falls: How often a record is stored with a time before that of the one before it.
         rot: How often a record is damaged, so that nobody can read it.
-        resting: A queue that gets nothing for a while.
+        resting: Queues that get nothing for a while.
     """
 
     def __init__(self, rng: random.Random, queues: int) -> None:
@@ -94,7 +94,7 @@ class Broker(SyntheticStore):
         self.bustle = rng.choice((0.0, 0.5))
         self.falls = rng.choice((0.0, 0.0, 0.1))
         self.rot = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4))
-        self.resting: QueueKey | None = None
+        self.resting: set[QueueKey] = set()
         self.branches: dict[QueueKey, list[Branch]] = {}
         self._lost: dict[MessageQueue, _Queue] = {}
 
@@ -146,7 +146,7 @@ class Broker(SyntheticStore):
         rng = self._rng
         some = [rng.choice(self._names)] if rng.random() < 0.7 else self._names
         for name in some:
-            if (name.topic, name.queue_id) == self.resting:
+            if (name.topic, name.queue_id) in self.resting:
                 continue
             is_burst = len(self.sizes) == 1 and rng.random() < 0.1  # many parts of one size
             for _ in range(60 if is_burst else rng.randrange(1, 6)):
@@ -235,14 +235,30 @@ class Broker(SyntheticStore):
                 for _ in range(rng.choice((1, 4, 12))):
                     self._store(name)
 
-    def lose_behind(self, queue: QueueKey, offset: int, to: int = 0) -> None:
-        """As ``lose_tail``, of one queue from about an offset on; other messages come at once, at least up to ``to``."""
+    def lose_behind(self, queue: QueueKey, offset: int, to: int = 0, *, again: bool = True) -> bool:
+        """As ``lose_tail``, of one queue from an offset on; other messages come at once, at least up to ``to``.
+
+        Args:
+            queue: Which.
+            offset: What is lost begins here.
+            to: See above.
+            again: Whether any come.
+
+        Returns:
+            Whether anything was lost, and not all.
+        """
         name, row = MessageQueue(*queue), self._queues.get(MessageQueue(*queue))
-        if row is not None and row.base < offset < row.end:
-            self._cut(name, offset)
-            self.count("tail lost")
-            for _ in range(max(self._rng.choice((1, 4, 12)), to - offset)):
-                self._store(name)
+        if row is None or not row.base < offset < row.end:
+            return False
+        self._cut(name, offset)
+        self.count("tail lost")
+        for _ in range(max(self._rng.choice((1, 4, 12)), to - offset) if again else 0):
+            self._store(name)
+        return True
+
+    def grow(self, queue: QueueKey) -> None:
+        """One more message."""
+        self._store(MessageQueue(*queue))
 
     def _cut(self, name: MessageQueue, end: int) -> None:
         row, old = self._queues[name], self._present(name)

@@ -20,12 +20,14 @@ from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import ClosedError, DataError, FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.entry import encode_entry
 from tiered.journal.lease import Holder
+from tiered.model import MessageQueue
 from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Iterator, Sequence
 
+    from simulation.broker import QueueKey
     from simulation.bystander import Bystander
     from simulation.reclaimer import Reclaimer
     from simulation.world import World
@@ -296,6 +298,11 @@ class Process(Owner):
     def generation(self) -> int:
         """Of its reign; 0: it has none."""
         return self.attachment._journal.generation
+
+    def knows_lag(self, queue: QueueKey) -> bool:
+        """Whether it has found that the broker's queue is a copy that lags."""
+        dispatcher = self.attachment.dispatcher
+        return dispatcher is not None and MessageQueue(*queue) in dispatcher.continuity._lagging
 
     def check(self) -> None:
         """What it believes to be committed is (I5), and what it holds is bounded (I8)."""

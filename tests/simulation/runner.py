@@ -27,12 +27,12 @@ BRANCHES = {
     "level without a restart": 30, "reign behind sealed ends": 1,
     # what happens to the broker
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
-    "damaged end lost": 10,
+    "damaged end lost": 10, "lag grown": 5,
     # what became of it
     "gap": 50, "gap in the middle": 30, "taken back": 20, "part divided": 10, "take-back refused": 1, "begun anew": 40,
     "sealed": 100, "open segment sealed": 100, "merge too late": 1, "equal parts merged": 1,
     "parts with holes merged": 20, "packed": 100,
-    "expired": 20, "expired segment": 20, "expiry leaves a gap": 1, "topic removed": 1, "deleted": 30,
+    "expired": 20, "expired segment": 20, "expiry leaves a gap": 5, "topic removed": 1, "deleted": 30,
     # who reads meanwhile
     "read beside": 500, "read ahead beside": 500, "wrong bit found": 5,
 }  # fmt: skip

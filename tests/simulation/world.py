@@ -14,6 +14,7 @@ import struct
 import threading
 import zlib
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -57,10 +58,29 @@ _BAD_END = 0.3
 """How often, at each step, a queue is chosen whose tail is lost when it is tiered up to a damaged record."""
 _BEFORE_GAP = 0.2
 """How often, at each step, somebody expires what lies before a gap, if that is old."""
+_LAGS = 0.2
+"""In so many of the seeds one queue lags, and goes on by other messages when that is known."""
 _CALM = 0.7
 """How often nothing bad happens until something is tiered; else it may happen to the very first request."""
 STUCK_S = 300.0
 """Virtual seconds in which the last writer must have brought the tier level."""
+
+
+@dataclass
+class _Traps:
+    """What waits for its moment.
+
+    Attributes:
+        lags: A queue is to lag.
+        short: It lags.
+        bad_end: A queue that ends with a damaged record.
+        asleep: A writer that sleeps over an entry, and the entry's key.
+    """
+
+    lags: bool
+    short: QueueKey | None = None
+    bad_end: QueueKey | None = None
+    asleep: tuple[Owner, str] | None = None
 
 
 class Ledger(WrappingStore):
@@ -137,11 +157,11 @@ class World:
         self.segment_bytes_max = rng.choice((1500, 4000))
         if self.spite or self._famine:
             self.segment_bytes_max = 1500  # many merges, and gaps behind more than one
-        self._trap: tuple[Owner, str] | None = None
         self._unhealthy = self._choose_rules()
         self.history.flips = self.flips
         self._operations = self._choose_operations()
         self.is_calm = rng.random() < _CALM
+        self._traps = _Traps(lags=rng.random() < _LAGS)
         self._is_ending = False
         self._since_s = 0.0
         self._last: Process | None = None
@@ -253,6 +273,8 @@ class World:
         self._spring()
         if self.broker.rot:
             self._lose_damaged_end()
+        if self._traps.lags and scheduler.now_s >= END_S / 2:
+            self._lag()
         if self._famine and self.rng.random() < _BEFORE_GAP:
             self._expire_before_gap()
         operations, weights = zip(*self._operations, strict=True)
@@ -323,7 +345,7 @@ class World:
             self.count("pause")
 
     def _resume(self) -> None:
-        trapped = self._trap and self._trap[0]
+        trapped = self._traps.asleep and self._traps.asleep[0]
         for process in self.scheduler.owners:
             is_still = process is trapped or self.rng.random() < 0.3
             process.paused = process.paused and is_still
@@ -360,9 +382,9 @@ class World:
         """A process sends an entry of the journal: the best moment to stop or to kill it."""
         if JOURNAL not in key or self.is_calm:
             return
-        is_free = self._ambush and not self._trap and self._is_ahead(key)
+        is_free = self._ambush and not self._traps.asleep and self._is_ahead(key)
         if is_free and self.rng.random() < self._ambush:
-            process.paused, self._trap = True, (process, key)
+            process.paused, self._traps.asleep = True, (process, key)
             self.count("pause")
             return
         if self.rng.random() >= self._drama:
@@ -380,17 +402,17 @@ class World:
 
     def _spring(self) -> None:
         """A writer sleeps over an entry until others have used its number, and a collector has deleted that."""
-        if self._trap is None or self._is_ending:
+        if self._traps.asleep is None or self._is_ending:
             return
-        process, key = self._trap
+        process, key = self._traps.asleep
         if process.dead:
-            self._trap = None
+            self._traps.asleep = None
         elif self._is_ahead(key):
             self.memory.delete(self.place.prefix + LEASE)  # (nobody has to wait for it)
             if all(one.paused for one in self._alive()):
                 self._start()
         elif key not in self.memory._objects:
-            process.paused, self._trap = False, None
+            process.paused, self._traps.asleep = False, None
             self.count("number used and deleted")
 
     def spoil_merge(self, key: str, body: bytes) -> float:
@@ -441,20 +463,38 @@ class World:
     def _lose_damaged_end(self) -> None:
         """A queue that ends with a damaged record rests until all of it is tiered; then its tail is lost, and as many other
         messages come at once: a look at its last record does not tell."""
-        broker, key = self.broker, self.broker.resting
+        broker, key = self.broker, self._traps.bad_end
+        ends = [one for one in broker.damaged_ends() if one not in broker.resting]
         if key is None:
-            if self.rng.random() < _BAD_END:
-                broker.resting = self.rng.choice([None, *broker.damaged_ends()])
+            if ends and self.rng.random() < _BAD_END:
+                self._traps.bad_end = self.rng.choice(ends)
+                broker.resting.add(self._traps.bad_end)
             return
         now, life = broker.present(key), self.history.present(key)
-        if now is None or key not in broker.damaged_ends():
-            broker.resting = None
-        elif life is not None and life.commit >= now.end:
+        is_tiered = now is not None and life is not None and life.commit >= now.end
+        if is_tiered or key not in broker.damaged_ends():
+            broker.resting.discard(key)
+            self._traps.bad_end = None
+        if is_tiered and now and life:
             low = max(life.min, now.min, now.end - 10) + 1
             if low < now.end - 1:
                 broker.lose_behind(key, self.rng.randrange(low, now.end - 1), now.end)
                 self.count("damaged end lost")
-            broker.resting = None
+
+    def _lag(self) -> None:
+        """A tail is lost; as soon as the reigning writer knows that it is a lagging copy it grows by another message, and
+        stays short."""
+        broker, key = self.broker, self._traps.short
+        if key is None:
+            key, life = self._some_queue()
+            at = life.commit - self.rng.randrange(3, 8) if life else 0
+            if life and at > life.min and broker.lose_behind(key, at, again=False):
+                self._traps.short = key
+                broker.resting.add(key)
+        elif any(one.knows_lag(key) for one in self._reigning()):
+            self._traps.lags = False
+            broker.grow(key)
+            self.count("lag grown")
 
     def _land(self, count: int | None = 1) -> None:
         """Some of what is on its way lands; those who live then have met a rival."""
@@ -616,9 +656,8 @@ class World:
 
     def _end_all(self) -> None:
         """End everybody, but perhaps one writer that has to bring the tier level as it is, with all that it remembers."""
-        reign = self.history.generation
-        alive = [one for one in self._alive() if not one.once and one.generation == reign]
-        if alive and self.rng.random() < 0.4:
+        alive = self._reigning()
+        if alive and ("lag grown" in self.met or self.rng.random() < 0.4):
             self._survivor = self.rng.choice(alive)
         for process in self._alive():
             process.paused = False
@@ -633,6 +672,11 @@ class World:
         for reclaimer in self.reclaimers:
             reclaimer.paused = False
             reclaimer.dead = reclaimer.dead or self.rng.random() < 0.5
+
+    def _reigning(self) -> list[Process]:
+        """The writer that reigns, if it goes on."""
+        reign = self.history.generation
+        return [one for one in self._alive() if not one.once and one.generation == reign]
 
     def _is_level(self) -> bool:
         """Whether the tier is level with the broker already."""
