@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,11 +15,15 @@ from api.opened import Made
 from backends.wrapping import WrappingStore
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError
+from tiered.log.decode import TierBatch
 from tiered.plugin import open_async
 from tiered.plugin.aio import AsyncTier
+from tiered.plugin.message import Message
 from tiered.plugin.tier import Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.base import ByteRange
 
 
@@ -229,3 +235,132 @@ def test_closing_ends_followers_that_wait():
         assert {type(error) for error in ended} == {ClosedError}
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+ITERATORS: dict[str, Callable[[AsyncTier], Any]] = {
+    "read": lambda tier: tier.read("orders", 0),
+    "read_topic": lambda tier: tier.read_topic("orders"),
+    "read_arrow": lambda tier: tier.read_arrow("orders", 0, columns=["queue_offset"]),
+    "read_topic_arrow": lambda tier: tier.read_topic_arrow("orders", columns=["queue_offset"]),
+    "read_records": lambda tier: tier.read_records("orders", 0),
+    "follow": lambda tier: tier.follow("orders", 0, 0, pause_s_max=0.01),
+}
+COUNT = 30
+
+
+def offsets_of(found: Any) -> list[int]:
+    """Queue offsets of what an iterator of any kind gave at once."""
+    if isinstance(found, Message):
+        return [found.queue_offset]
+    if isinstance(found, TierBatch):
+        return list(range(found.records.base_offset, found.records.end_offset))
+    return [int(offset) for offset in found.column("queue_offset").to_pylist()]
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_what_a_cancelled_anext_asked_for_comes_with_the_next(kind: str):
+    async def main() -> None:
+        opened, store = held(made(COUNT))
+        iterator = ITERATORS[kind](opened)
+        for _ in range(3):
+            waiting = asyncio.create_task(anext(iterator))
+            await asyncio.to_thread(store.asked.wait, 30)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        store.go.set()
+        found: list[int] = []
+        while len(found) < COUNT:
+            found += offsets_of(await anext(iterator))
+        assert found == list(range(COUNT))
+        await iterator.aclose()
+        await opened.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_whenever_anext_is_cancelled_nothing_is_lost_or_comes_twice(kind: str):
+    async def main() -> None:
+        tier = Made()
+        for number in range(COUNT):
+            tier.add(b"body %d" % number)
+        async with await open_async(tier.url) as opened:
+            iterator, found = ITERATORS[kind](opened), list[int]()
+            for turns in itertools.count():
+                waiting = asyncio.create_task(anext(iterator))
+                for _ in range(turns % 7):
+                    await asyncio.sleep(0)
+                if turns % 11:
+                    waiting.cancel()
+                with suppress(asyncio.CancelledError):
+                    found += offsets_of(await waiting)
+                if len(found) == COUNT:
+                    break
+            assert found == list(range(COUNT))
+            await iterator.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_follower_whose_anext_is_given_up_goes_on():
+    async def main() -> None:
+        tier = made(1)
+        async with await open_async(tier.url) as opened:
+            following = opened.follow("orders", 0, 1, pause_s_max=0.01)
+            for number in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(following), 0.05)
+                tier.add(b"new %d" % number)
+                assert (await asyncio.wait_for(anext(following), 60)).body == b"new %d" % number
+            await following.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_a_closed_iterator_is_over_whatever_was_under_way(kind: str):
+    async def main() -> None:
+        opened, store = held(made(COUNT))
+        iterator = ITERATORS[kind](opened)
+        waiting = asyncio.create_task(anext(iterator))
+        await asyncio.to_thread(store.asked.wait, 30)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await iterator.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(iterator)
+        await iterator.aclose()
+        store.go.set()
+        await opened.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_one_anext_at_a_time():
+    async def main() -> None:
+        opened, store = held(made(5))
+        iterator = opened.read("orders", 0)
+        waiting = asyncio.create_task(anext(iterator))
+        await asyncio.to_thread(store.asked.wait, 30)
+        with pytest.raises(RuntimeError):
+            await anext(iterator)
+        store.go.set()
+        assert (await waiting).queue_offset == 0
+        assert [m.queue_offset async for m in iterator] == [1, 2, 3, 4]
+        await opened.close()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_an_iterator_that_has_raised_is_over():
+    async def main() -> None:
+        async with await open_async(made(5).url) as opened:
+            iterator = opened.read("nothing", 0)
+            with pytest.raises(InvalidError):
+                await anext(iterator)
+            with pytest.raises(StopAsyncIteration):
+                await anext(iterator)
+
+    asyncio.run(main())

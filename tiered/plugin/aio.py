@@ -5,7 +5,7 @@ loop is held up only by handing messages over. Followers that wait for more wait
 they are; one listing of the journal serves all that wait at that moment.
 
 Cancelling: whoever awaits is let go at once. A read that a thread is amid of runs on until its answer, its deadline or
-``close``, and is dropped.
+``close``; of an iterator it is kept, and the next ``anext`` has what it gives (``AsyncReading``).
 
 Ordering, retries and errors are those of ``Tier``.
 """
@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tiered.errors import ClosedError
 from tiered.model import MessageQueue
@@ -27,7 +30,7 @@ from tiered.plugin.reading import FOLLOW_S_MIN, Follower, longer, require_positi
 from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
     from types import TracebackType
 
@@ -42,6 +45,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 THREADS = 32
 """Reads and listings that may be under way at once; others wait for their turn."""
+
+_Work = Callable[[], list[T] | None]
+"""Gives what comes next; None: nothing, for good or for now."""
+_Pause = Callable[[bool], Awaitable[None]]
 
 
 class AsyncTier:
@@ -87,7 +94,7 @@ class AsyncTier:
         """See ``Tier``."""
         return await self._call(partial(self.tier.query, topic, key, **more))
 
-    async def read(
+    def read(
         self,
         topic: str,
         queue_id: int,
@@ -97,16 +104,23 @@ class AsyncTier:
         tags: str | None = None,
         sql: str | None = None,
         incarnation: int | None = None,
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncReading[Message]:
         """See ``Tier``."""
-        batches = self.tier.read_records(
-            topic, queue_id, start, stop, incarnation=incarnation, batch_bytes=MESSAGE_BATCH_BYTES
-        )
-        async for found in self._each(Choice.of(tags, sql).lists(batches)):
-            for message in found:
-                yield message
 
-    async def read_arrow(
+        def begin() -> Iterator[list[Message]]:
+            batches = self.tier.read_records(
+                topic,
+                queue_id,
+                start,
+                stop,
+                incarnation=incarnation,
+                batch_bytes=MESSAGE_BATCH_BYTES,
+            )
+            return Choice.of(tags, sql).lists(batches)
+
+        return self._reading(_lists(begin))
+
+    def read_arrow(
         self,
         topic: str,
         queue_id: int,
@@ -115,41 +129,39 @@ class AsyncTier:
         *,
         columns: Sequence[str] | None = None,
         **more: Any,  # noqa: ANN401 (those of Tier.read_arrow)
-    ) -> AsyncIterator[pa.RecordBatch]:
+    ) -> AsyncReading[pa.RecordBatch]:
         """See ``Tier``."""
-        batches = self.tier.read_arrow(topic, queue_id, start, stop, columns=columns, **more)
-        async for batch in self._each(batches):
-            yield batch
+        read = partial(self.tier.read_arrow, topic, queue_id, start, stop, columns=columns, **more)
+        return self._reading(_each(read))
 
-    async def read_records(
+    def read_records(
         self, topic: str, queue_id: int, start: int = 0, stop: int | None = None
-    ) -> AsyncIterator[TierBatch]:
+    ) -> AsyncReading[TierBatch]:
         """See ``Tier``."""
-        async for batch in self._each(self.tier.read_records(topic, queue_id, start, stop)):
-            yield batch
+        read = partial(self.tier.read_records, topic, queue_id, start, stop)
+        return self._reading(_each(read))
 
-    async def read_topic(
+    def read_topic(
         self,
         topic: str,
         *,
         tags: str | None = None,
         sql: str | None = None,
         queues_at_once: int = 16,
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncReading[Message]:
         """See ``Tier``."""
-        batches = self.tier.read_topic_records(
-            topic, queues_at_once=queues_at_once, batch_bytes=MESSAGE_BATCH_BYTES
-        )
-        async for found in self._each(Choice.of(tags, sql).lists(batches)):
-            for message in found:
-                yield message
+        limits = {"queues_at_once": queues_at_once, "batch_bytes": MESSAGE_BATCH_BYTES}
 
-    async def read_topic_arrow(self, topic: str, **more: Any) -> AsyncIterator[pa.RecordBatch]:  # noqa: ANN401 (those of Tier.read_topic_arrow)
+        def begin() -> Iterator[list[Message]]:
+            return Choice.of(tags, sql).lists(self.tier.read_topic_records(topic, **limits))
+
+        return self._reading(_lists(begin))
+
+    def read_topic_arrow(self, topic: str, **more: Any) -> AsyncReading[pa.RecordBatch]:  # noqa: ANN401 (those of Tier.read_topic_arrow)
         """See ``Tier``."""
-        async for batch in self._each(self.tier.read_topic_arrow(topic, **more)):
-            yield batch
+        return self._reading(_each(partial(self.tier.read_topic_arrow, topic, **more)))
 
-    async def follow(
+    def follow(
         self,
         topic: str,
         queue_id: int,
@@ -158,33 +170,46 @@ class AsyncTier:
         tags: str | None = None,
         sql: str | None = None,
         pause_s_max: float = 5.0,
-    ) -> AsyncIterator[Message]:
-        """See ``Tier``; cancel the task, or ``aclose`` the iterator, to end it."""
-        require_positive("pause_s_max", pause_s_max)
-        choice, pause_s = Choice.of(tags, sql), FOLLOW_S_MIN
-        cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
-        limits = {"batch_bytes": MESSAGE_BATCH_BYTES}
-        with self.tier.engine.group() as group:
+    ) -> AsyncReading[Message]:
+        """See ``Tier``; cancel the task that reads it, and drop it, or ``aclose`` it, to end it."""
+
+        def begin(stack: ExitStack) -> _Work[Message]:
+            require_positive("pause_s_max", pause_s_max)
+            choice = Choice.of(tags, sql)
+            cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
+            group = stack.enter_context(self.tier.engine.group())
+            limits = {"batch_bytes": MESSAGE_BATCH_BYTES}
             follower = Follower(self.tier.engine, cursor, start, group=group, **limits)
 
             def step() -> list[Message] | None:
                 found = follower.step()
                 return None if found is None else next(choice.lists([found]))
 
-            seen = self._looks
-            while True:
-                found = await self._call(step)
-                if found is not None:
-                    pause_s = FOLLOW_S_MIN
-                    for message in found:
-                        yield message
-                elif self._looks == seen and await self._look():
-                    pause_s = FOLLOW_S_MIN
-                else:
-                    seen, news = self._looks, self._news
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(news.wait(), min(pause_s, pause_s_max))
-                    pause_s = longer(pause_s, pause_s_max)
+            return step
+
+        return self._reading(begin, self._pauses(pause_s_max))
+
+    def _reading(
+        self, begin: Callable[[ExitStack], _Work[T]], pause: _Pause | None = None
+    ) -> AsyncReading[T]:
+        return AsyncReading(self._submit, self._outcome, begin, pause)
+
+    def _pauses(self, pause_s_max: float) -> _Pause:
+        """How a follower waits, in the loop."""
+        seen, pause_s = self._looks, FOLLOW_S_MIN
+
+        async def pause(is_found: bool) -> None:
+            """Wait for news if there was nothing; look at the journal first, unless another has since."""
+            nonlocal seen, pause_s
+            if is_found or (self._looks == seen and await self._look()):
+                pause_s = FOLLOW_S_MIN
+                return
+            seen, news = self._looks, self._news
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), min(pause_s, pause_s_max))
+            pause_s = longer(pause_s, pause_s_max)
+
+        return pause
 
     async def _look(self) -> bool:
         """Look at the journal, or wait for the look that is under way; whether there was anything."""
@@ -206,21 +231,31 @@ class AsyncTier:
             self._news = asyncio.Event()
         return is_new
 
-    async def _each(self, iterator: Iterator[T]) -> AsyncIterator[T]:
-        """Elements of an iterator, each made in a thread."""
-        end = object()
-        while (element := await self._call(next, iterator, end)) is not end:
-            yield element
-
     async def _call(self, work: Callable[..., T], *arguments: object) -> T:
+        return await self._outcome(self._submit(work, *arguments))
+
+    def _submit(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Have something done in a thread.
+
+        Raises:
+            ClosedError: The tier has been closed.
+        """
         if self._closing.is_set():
             raise self._closed()
+        return asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    async def _outcome(self, future: Awaitable[T]) -> T:
+        """What ``_submit`` gave.
+
+        Raises:
+            ClosedError: The tier has been closed, and it had no thread yet.
+        """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+            return await future
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closing.is_set() and task is not None and not task.cancelling():
-                raise self._closed() from None  # it had no thread yet
+                raise self._closed() from None
             raise
 
     def _closed(self) -> ClosedError:
@@ -246,6 +281,114 @@ class AsyncTier:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+class AsyncReading(Generic[T]):
+    """An async iterator over what a thread finds, step by step.
+
+    An ``anext`` may be cancelled, or given up after some time: the step that it asked for is kept, and the next ``anext``
+    has what it finds. So nothing is lost, and nothing comes twice. One that has raised anything else is over, and so is one
+    that was closed; a step that is under way then runs out in its thread, and is dropped.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[_Work[T]], asyncio.Future[list[T] | None]],
+        outcome: Callable[[Awaitable[list[T] | None]], Awaitable[list[T] | None]],
+        begin: Callable[[ExitStack], _Work[T]],
+        pause: _Pause | None = None,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            submit: Has a step done in a thread.
+            outcome: Waits for it.
+            begin: Called by the first ``anext``: gives the step. What it enters is left at the end.
+            pause: Told after each step whether it found something, waits if it did not; without it that is the end.
+        """
+        self._submit = submit
+        self._outcome = outcome
+        self._begin = begin
+        self._pause = pause
+        self._work: _Work[T] | None = None
+        self._step: asyncio.Future[list[T] | None] | None = None
+        self._ready: deque[T] = deque()
+        self._is_over = self._is_asked = False
+        stack = self._stack = ExitStack()
+        weakref.finalize(self, stack.close).atexit = False  # a reader may just be dropped
+
+    def __aiter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __anext__(self) -> T:
+        """What comes next.
+
+        Raises:
+            RuntimeError: Another ``anext`` is under way.
+        """
+        if self._is_asked:
+            raise RuntimeError("another anext of this iterator is under way")
+        self._is_asked = True
+        try:
+            while not (self._ready or self._is_over):
+                await self._fill()
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            self._is_asked = False
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Be over."""
+        self._end()
+
+    async def _fill(self) -> None:
+        """Have a step done, or take the one that is under way already."""
+        if self._step is None:
+            if self._work is None:
+                self._work = self._begin(self._stack)
+            self._step = self._submit(self._work)
+        found = await self._outcome(asyncio.shield(self._step))
+        if self._is_over:  # closed meanwhile
+            return
+        self._step = None  # not before: whoever is cancelled leaves it to the next
+        if found is not None:
+            self._ready.extend(found)
+        elif self._pause is None:
+            self._end()
+        if self._pause is not None:
+            await self._pause(found is not None)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._ready.clear()
+        step, self._step, self._work = self._step, None, None
+        if step is None or step.done():
+            self._stack.close()
+        else:
+            step.add_done_callback(self._left)
+
+    def _left(self, step: asyncio.Future[list[T] | None]) -> None:
+        """The step that was under way at the end is done."""
+        if not step.cancelled():
+            step.exception()  # nobody else asks for it
+        self._stack.close()
+
+
+def _lists(begin: Callable[[], Iterator[list[T]]]) -> Callable[[ExitStack], _Work[T]]:
+    """Steps through an iterator of lists."""
+    return lambda _: partial(next, begin(), None)
+
+
+def _each(begin: Callable[[], Iterator[T]]) -> Callable[[ExitStack], _Work[T]]:
+    """Steps through an iterator, one at a time."""
+    return _lists(lambda: ([element] for element in begin()))
 
 
 async def open_async(url: str, **more: Any) -> AsyncTier:  # noqa: ANN401 (those of open)
