@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,6 @@ from tests.e2e.harness import here, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.archive.conftest import Sealed
     from tests.archive.spark_processes import Job
@@ -24,9 +24,10 @@ LOCAL = (*SPARK, "--master", "local[2,4]")
 MOMENTS = {
     "before write": "archive-writing",
     "after write": "archive-written",
-    "before commit": "entry-begun",
-    "after commit": "entry-put",
+    "before commit": "entry-begun:2",
+    "after commit": "entry-put:2",
 }
+"""The first entry is of the job's beginning, before there is a file; the second names the files."""
 
 
 def victims(running: Job, who: str, paused: int) -> list[int]:
@@ -37,6 +38,14 @@ def victims(running: Job, who: str, paused: int) -> list[int]:
     if who == "executor":
         return [running.executor_of(paused)] if is_worker else running.find(EXECUTOR)[:1]
     return [paused] if is_worker else running.find(WORKER)
+
+
+def files(archive_url: str) -> list[Path]:
+    return list(Path(archive_url.removeprefix("file://"), "data").rglob("*.parquet"))
+
+
+def entries(archive_url: str) -> list[Path]:
+    return list(Path(archive_url.removeprefix("file://"), "_log", "journal").glob("*[0-9]"))
 
 
 @pytest.mark.parametrize("who", ["worker", "executor", "driver"])
@@ -50,6 +59,8 @@ def test_killed(
     with job(*words, folder=tmp_path / "pause", env=env) as running:
         paused = running.paused()
         assert (paused == running.driver.pid) == ("commit" in moment)
+        assert len(entries(archive_url)) == 1 + (moment == "after commit")
+        assert files(archive_url) or "write" in moment, "a commit names files"
         parts = [running.driver.pid, *running.find("")]
         chosen = victims(running, who, paused)
         assert chosen
@@ -72,8 +83,9 @@ def test_a_job_that_another_overtakes(
     """One stands still just before its commit; another does all of it; the first then finds nothing left to commit."""
     tier = sealed("s04-batch-compress")
     words = ("archive", tier.url, "--to", archive_url, *LOCAL, "--json")
-    with job(*words, folder=tmp_path / "one", env={"PAUSE_AT": "entry-begun"}) as one:
+    with job(*words, folder=tmp_path / "one", env={"PAUSE_AT": "entry-begun:2"}) as one:
         one.paused()
+        assert files(archive_url), "all that is left to do is to name them"
         with job(*words, folder=tmp_path / "two") as two:
             assert two.end()[0] == 0
         one.let_go()
