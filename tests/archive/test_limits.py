@@ -97,7 +97,7 @@ def test_nothing_is_begun_when_the_time_is_over() -> None:
             yield from local_engine(at, 1)([work])
 
     result = run_job(at, slow, limits=Limits(runtime_ms=15_000))
-    assert (result.segments, result.out_of_time) == (2, 1)
+    assert (result.segments, result.not_begun) == (2, 1)
     rest = archive(at)
     assert (rest.segments, check(at).rows) == (1, 3)
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backends.errors import ObjectNotFoundError
+from backends.errors import ObjectNotFoundError, StoreFullError
 from backends.probe import probe
 from tiered.archive.engines import Engine, archived_of, local_engine
 from tiered.archive.fixing import fix_layouts
@@ -138,6 +138,7 @@ class _Run:
         self._limits = limits
         self._small_bytes = small_bytes
         self._began_s = at.clock.monotonic_s()
+        self._is_full = False
 
     def run(self) -> None:
         """See ``run_job``."""
@@ -151,7 +152,7 @@ class _Run:
             is_moved, alone = self._do(works)
             if alone:
                 is_moved |= self._do(alone)[0]
-            if not is_moved:
+            if self._is_full or not is_moved:
                 break
             self._log.catch_up()
             left = self._limits.after(self._result.source_bytes)
@@ -168,7 +169,7 @@ class _Run:
         return tasks
 
     def _do(self, works: Sequence[Work]) -> tuple[bool, list[Task]]:
-        """Have work done and commit it.
+        """Have work done and commit it. Once there is no room, no more is begun: all would wait and fail, one after another.
 
         Returns:
             Whether some has to be planned again; and tasks of packs that failed, to be done alone.
@@ -181,6 +182,9 @@ class _Run:
                 is_moved = True
             elif not isinstance(outcome, Exception):
                 done.append(Done(tasks_of(work), archived_of(outcome)))
+            elif isinstance(outcome, StoreFullError):
+                self._is_full = True
+                self._result.failed += [(task, outcome) for task in tasks_of(work)]
             elif isinstance(work, Pack):
                 alone += work.tasks
             else:
@@ -191,12 +195,12 @@ class _Run:
         return (self._commit(done) if done else False) or is_moved, alone
 
     def _until_late(self, works: Sequence[Work]) -> Iterator[Work]:
-        """Work, as long as there is time."""
+        """Work, as long as there is time and room."""
         limit_ms = self._limits.runtime_ms
         for number, work in enumerate(works):
             elapsed_ms = 1000 * (self._at.clock.monotonic_s() - self._began_s)
-            if limit_ms is not None and elapsed_ms >= limit_ms:
-                self._result.out_of_time += sum(len(tasks_of(one)) for one in works[number:])
+            if self._is_full or (limit_ms is not None and elapsed_ms >= limit_ms):
+                self._result.not_begun += sum(len(tasks_of(one)) for one in works[number:])
                 return
             yield work
 

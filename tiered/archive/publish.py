@@ -25,6 +25,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from backends.local_errors import MAKE_ROOM, is_full
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.harm import find_damage, open_log
 from tiered.archive.machine import ArchiveMachine
@@ -184,7 +185,7 @@ class _Publisher:
             except Exception as error:
                 if number:  # once, since who makes the same table at the same moment makes us fail in many ways
                     damage = find_damage(self._archive, files)
-                    raise damage or self._refused(f"{type(error).__name__}: {error}") from error
+                    raise damage or self._refused(_said(error), error) from error
         raise self._refused(f"others keep changing the table of {topic}")
 
     def _publish(self, topic: str, wanted: set[str]) -> Published:
@@ -326,11 +327,12 @@ class _Publisher:
                 do="publish into a namespace of its own",
             )
 
-    def _refused(self, why: str) -> StoreUnavailableError:
+    def _refused(self, why: str, error: Exception | None = None) -> StoreUnavailableError:
+        do = _advice(error, "publish again when the catalog answers")
         return StoreUnavailableError(
             f"the catalog refuses: {why}"[:500],
             where=self._place.catalog.rpartition("@")[2],
-            do="what is archived stays so; publish again when the catalog answers",
+            do=f"what is archived stays so; {do}",
         )
 
 
@@ -393,10 +395,21 @@ def _open(catalog: str, properties: Mapping[str, str]) -> Any:  # noqa: ANN401
         ) from error
     except Exception as error:
         raise StoreUnavailableError(
-            f"the catalog cannot be opened: {type(error).__name__}: {error}"[:300],
+            f"the catalog cannot be opened: {_said(error)}"[:300],
             where=catalog.rpartition("@")[2],
-            do="see that it is there and lets you in",
+            do=_advice(error, "see that it is there and lets you in"),
         ) from error
+
+
+def _said(error: Exception) -> str:
+    """What a catalog says; of an error of a database, without the statement."""
+    return f"{type(error).__name__}: {getattr(error, 'orig', None) or error}"
+
+
+def _advice(error: Exception | None, otherwise: str) -> str:
+    """What to do: make room, where the disk of metadata or catalog is full."""
+    said = getattr(getattr(error, "orig", None), "sqlite_errorname", "")
+    return MAKE_ROOM if said == "SQLITE_FULL" or is_full(error) else otherwise
 
 
 def _loaded(load: Callable[[], Any]) -> Any:  # noqa: ANN401

@@ -42,7 +42,7 @@ class Result:
         size_bytes: Bytes of the files.
         entries: Written to the log.
         failed: Tasks that failed, and why.
-        out_of_time: Segments that were not begun, since the time was over.
+        not_begun: Segments left to another run, since the time was over or there was no room.
         misfits: Rows whose bodies did not fit their topic's columns.
         unknown: Topics whose columns could not be inferred: their bodies stay bytes.
     """
@@ -61,7 +61,7 @@ class Result:
     size_bytes: int = 0
     entries: int = 0
     failed: list[tuple[Task, Exception]] = field(default_factory=list)
-    out_of_time: int = 0
+    not_begun: int = 0
     misfits: int = 0
     unknown: list[str] = field(default_factory=list)
 

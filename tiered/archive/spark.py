@@ -28,7 +28,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.errors import BackendError, ObjectNotFoundError
+from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
+from backends.local_errors import MAKE_ROOM
 from tiered.archive.body.layout import Layout
 from tiered.archive.machine import lane_row
 from tiered.archive.model import Archived, Lane
@@ -179,9 +180,16 @@ def _collect(frame: Any) -> list[Any]:  # noqa: ANN401
         said = re.search(r"SparkException: ([^\n]{1,160})", str(error))
         raise StoreUnavailableError(
             f"Spark has given up: {said[1] if said else type(error).__name__}",
-            do="see Spark's own log for why; archive again, and what is done is not done twice",
+            do=full_advice(str(error))
+            or "see Spark's own log for why; archive again, and what is done is not done twice",
         ) from error
     return rows
+
+
+def full_advice(said: str) -> str:
+    """What to do where Spark found no room for its work files, by what it says; empty: it is something else."""
+    is_full = "No space left on device" in said or "Disk quota exceeded" in said
+    return f"{MAKE_ROOM} where Spark works (spark.local.dir)" if is_full else ""
 
 
 def worker(
@@ -213,6 +221,8 @@ def do_task(order: Order, text: str) -> str:
         return json.dumps({"moved": str(error)})
     except TieredStoreError as error:
         return json.dumps({"kind": error.kind, "said": [error.what, error.where, error.do]})
+    except StoreFullError as error:
+        return json.dumps({"full": str(error)})
     except BackendError as error:
         return json.dumps({"kind": StoreUnavailableError.kind, "said": [str(error), "", ""]})
     finally:
@@ -227,6 +237,8 @@ def outcome_of(text: str) -> list[Archived] | Exception:
         return [Archived.of(document) for document in said["done"]]
     if "moved" in said:
         return ObjectNotFoundError(said["moved"])
+    if "full" in said:
+        return StoreFullError(said["full"])
     what, where, do = said["said"]
     return _KINDS.get(said["kind"], InternalError)(what, where=where, do=do)
 

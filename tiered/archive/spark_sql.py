@@ -15,6 +15,7 @@ from tiered.archive.harm import find_damage, prove_files
 from tiered.archive.query.duck import local_root, tables_there
 from tiered.archive.query.duck_plan import is_named, may_list_tables, table_names
 from tiered.archive.query.native import uri_of
+from tiered.archive.spark import full_advice
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
 
@@ -64,7 +65,8 @@ def ask_spark(
         is_wrong = isinstance(error, AnalysisException)
         if not is_wrong and (harm := find_damage(archive, asked)):
             raise harm from error
-        raise InvalidError(_said(str(error)), do=tables_there(tables.values(), "`")) from error
+        do = full_advice(str(error)) or tables_there(tables.values(), "`")
+        raise InvalidError(_said(str(error)), do=do) from error
 
 
 def _said(text: str) -> str:

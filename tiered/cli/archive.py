@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from backends.local_errors import is_full
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
 from tiered.cli.sizes import counted, format_size
+from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,11 +71,11 @@ def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
     from tiered.cli.tiers import open_both, open_objects
     from tiered.plugin.place import choose_place
 
-    tier = open_objects(call, call.argument("url"), stack)
-    place = choose_place(tier, call.text("cluster"), call.text("broker"))
-    bare, archive = open_both(call, call.words("to"), stack)
-    takes, wishes = wanted_topics(call), read_options(call)
     rng, give_up_s = random.SystemRandom(), call.number("give-up-seconds")
+    tier = open_objects(call, call.argument("url"), stack, give_up_s=give_up_s)
+    place = choose_place(tier, call.text("cluster"), call.text("broker"))
+    bare, archive = open_both(call, call.words("to"), stack, give_up_s=give_up_s)
+    takes, wishes = wanted_topics(call), read_options(call)
     return Workshop(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
 
 
@@ -141,8 +143,19 @@ def _archive(call: Call, at: Workshop) -> int:
 
     def told(result: Result) -> None:
         watch.segments_all, watch.bytes_all = len(result.plan.tasks), result.plan.size_bytes
-        if metrics:
+        write(result)
+
+    def write(result: Result) -> InvalidError | None:
+        """The figures; why not, where there is no room for them: that stops no work."""
+        if not metrics:
+            return None
+        try:
             write_metrics(metrics, result.record(call.clock.now_ms()))
+        except InvalidError as error:
+            if not is_full(error.__cause__):
+                raise
+            return error
+        return None
 
     with contextlib.ExitStack() as stack:
         engine = watch.over(_engine(call, at, watch, stack))
@@ -150,14 +163,13 @@ def _archive(call: Call, at: Workshop) -> int:
         small_bytes = call.whole("pack-below")
         limits = _limits(call)
         result = run_job(at, engine, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
-    if metrics:
-        write_metrics(metrics, result.record(call.clock.now_ms()))
+    unwritten = write(result)
     published, refused = publish_tables(call, at)
     document = {**result_document(at, result, sealed=sealed), **published}
     Output(call).emit(document, [document], _COLUMNS)
     say_left(call, result)
     say_bodies(call, result)
-    error = first_error(result) or refused
+    error = first_error(result) or refused or unwritten
     if error is not None:
         raise error
     return NEEDS_A_PERSON if result.bad or result.misfits or result.plan.strange else DONE

@@ -58,7 +58,7 @@ def say_left(call: Call, result: Result) -> None:
         call.say(
             f"tiered: {counted(plan.outside, 'segment lies', 'segments lie')} outside of --from and --until"
         )
-    later = plan.postponed + result.out_of_time
+    later = plan.postponed + result.not_begun
     if later:
         call.say(f"tiered: {counted(later, 'segment is', 'segments are')} left to the next run")
 
@@ -80,7 +80,7 @@ def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, A
         "source_bytes": result.source_bytes,
         "size_bytes": result.size_bytes,
         "entries": result.entries,
-        "postponed": result.plan.postponed + result.out_of_time,
+        "postponed": result.plan.postponed + result.not_begun,
         "open": _open_rows(result.plan),
         "failed": [
             {"lane": str(task.lane), "start": task.start, "end": task.end, "why": str(error)}

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
     from tiered.plugin.tier import Tier
 
 
-def open_objects(call: Call, url: str, stack: contextlib.ExitStack) -> ObjectStore:
-    """The object store that a URL names, with retries.
+def open_objects(
+    call: Call, url: str, stack: contextlib.ExitStack, *, give_up_s: float | None = None
+) -> ObjectStore:
+    """The object store that a URL names, with retries; ``give_up_s`` shortens how long one request is tried.
 
     Raises:
         InvalidError: The URL or an option is wrong.
     """
-    return open_both(call, url, stack)[1]
+    return open_both(call, url, stack, give_up_s=give_up_s)[1]
 
 
-def open_both(call: Call, url: str, stack: contextlib.ExitStack) -> tuple[ObjectStore, ObjectStore]:
+def open_both(
+    call: Call, url: str, stack: contextlib.ExitStack, *, give_up_s: float | None = None
+) -> tuple[ObjectStore, ObjectStore]:
     """The object store that a URL names, without retries (for a journal's writer) and with.
 
     Raises:
@@ -34,7 +38,8 @@ def open_both(call: Call, url: str, stack: contextlib.ExitStack) -> tuple[Object
     """
     meter = open_metered(url, call.s3_options())
     stack.callback(meter.close)
-    return meter, with_retries(meter, call.clock, random.SystemRandom(), threading.Event())
+    rng = random.SystemRandom()
+    return meter, with_retries(meter, call.clock, rng, threading.Event(), give_up_s=give_up_s)
 
 
 def open_tier(

@@ -13,6 +13,7 @@ from backends.errors import (
     PermissionDeniedError,
     UntrustedError,
 )
+from backends.local_errors import advice_for
 from backends.metered import MeteredStore
 from backends.registry import open_store
 from backends.retrying import RetryingStore, RetryPolicy
@@ -42,7 +43,8 @@ def backend_errors() -> Iterator[None]:
     except UntrustedError as error:
         raise StoreUnavailableError(str(error)) from error
     except BackendError as error:
-        raise StoreUnavailableError(str(error), do="check that the store can be reached") from error
+        do = advice_for(error, "check that the store can be reached")
+        raise StoreUnavailableError(str(error), do=do) from error
 
 
 def open_metered(url: str, options: S3Options) -> MeteredStore:

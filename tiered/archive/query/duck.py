@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from backends.local_errors import MAKE_ROOM
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.query.duck_plan import (
     EMPTY,
@@ -47,6 +49,8 @@ SCHEME = "tieredarchive"
 _SHOWN = 20
 _SUMS = 256
 """Files of which the checksums are kept: DuckDB opens each several times."""
+_DO_FULL = f"{MAKE_ROOM} there (TMPDIR names another place), or sort, join and group less at once"
+"""What does not fit into memory DuckDB writes there, as far as there is room."""
 _OPTIONS = (
     *("TimeZone = 'UTC'", "autoinstall_known_extensions = false"),
     "autoload_known_extensions = false",
@@ -102,8 +106,8 @@ def ask(archive: ObjectStore, question: str) -> Answer:
     topics = files_by_topic(state)
     tables = table_names(topics)
     sizes = {file.key: file.size_bytes for files in topics.values() for file in files}
-    with duckdb.connect(":memory:") as connection:
-        for option in _OPTIONS:
+    with TemporaryDirectory(prefix="tiered-sql-") as work, duckdb.connect(":memory:") as connection:
+        for option in (*_OPTIONS, f"temp_directory = {_quoted(work)}"):
             connection.execute(f"SET {option}")
         files = file_system(archive, sizes)
         connection.register_filesystem(files)
@@ -130,6 +134,8 @@ def ask(archive: ObjectStore, question: str) -> Answer:
         except duckdb.Error as error:
             if files.failed:  # DuckDB makes text of it
                 raise files.failed[0] from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise InvalidError(_said(error), where=work, do=_DO_FULL) from error
             raise InvalidError(_said(error), do=tables_there(tables.values())) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
@@ -278,6 +284,10 @@ def file_system(archive: ObjectStore, sizes: Mapping[str, int]) -> Any:  # noqa:
             return datetime.fromtimestamp(0, UTC)
 
     return ArchiveFiles()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _said(error: Exception) -> str:
