@@ -101,6 +101,11 @@ def test_every_form_says_the_same(shop: Shop, tmp_path: Any) -> None:
 
 
 def test_a_statement_without_a_result(shop: Shop) -> None:
+    for form in ((), ("--json",), ("-o", "csv")):
+        ran = here("sql", shop.archive, "SELECT 1 AS a WHERE false", *form).good()
+        assert ran.err == "tiered: no rows\n"
+    assert here("sql", shop.archive, "SELECT 1 AS a").good().err == ""
+    assert here("sql", shop.archive, "SELECT 1 AS a WHERE false", "--quiet").good().err == ""
     assert here("sql", shop.archive, "SELECT 1 AS a WHERE false", "--json").good().document == {
         "format": 1, "columns": ["a"], "rows": [],
     }  # fmt: skip

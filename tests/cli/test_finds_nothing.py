@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -44,6 +45,36 @@ def test_query_without_a_hit_says_so(tiered: CommandLine, basic_tier: str):
     assert ran.out == b""
     said = "tiered: no messages of orders with the key 'nobody' stored before 2001-01-01\n"
     assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nobody",), "no messages of nobody: the store has no such topic"),
+        (("empty",), "no messages of empty; queue 0 has [0, 0)"),
+        ((), None),
+        (("orders",), None),
+        (("nobody", "--count", "0"), None),
+    ],
+)
+def test_store_tail_that_prints_nothing_says_so(
+    words: tuple[str, ...], said: str | None, tiered: CommandLine, basic: Path, tmp_path: Path
+):
+    store = tmp_path / "store"
+    shutil.copytree(basic, store)
+    index = store / "consumequeue" / "empty" / "0" / f"{0:020d}"
+    index.parent.mkdir(parents=True)
+    index.write_bytes(bytes(20 * 100))
+    ran = tiered.good("store", "tail", store, *words)
+    assert ran.err == (f"tiered: {said}\n" if said else "")
+    assert (ran.out == b"") is (said is not None or "--count" in words)
+    assert tiered.good("store", "tail", store, *words, "--quiet").err == ""
+
+
+def test_store_tail_of_an_empty_store_says_so(tiered: CommandLine, tmp_path: Path):
+    tiered.good("store", "create", tmp_path / "store")
+    ran = tiered.good("store", "tail", tmp_path / "store")
+    assert (ran.out, ran.err) == (b"", "tiered: no messages: the store has no queues\n")
 
 
 def test_topics_that_match_nothing_are_said_and_once_ends_with_1(

@@ -13,7 +13,7 @@ from tiered.cli.printer import DOCUMENT, GROUP, Printer, Wish
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from fetcher.filters import Filter
     from tiered.cli.call import Call
@@ -69,13 +69,21 @@ def _nothing_found(call: Call, tier: Tier, topic: str, number: int | None) -> st
     filters = [f"--{name} {call.text(name)}" for name in ("tag", "sql") if call.text(name)]
     looked += f" that {filters[0]} lets pass" if filters else ""
     lives = {queue.queue_id: tier.reader.queue(queue).life for queue in tier.queues(topic)}
-    bounds = [
-        f"queue {queue_id} has [{life.min_offset}, {life.commit_offset})"
-        for queue_id, life in sorted(lives.items())
+    bounds = {
+        queue_id: (life.min_offset, life.commit_offset)
+        for queue_id, life in lives.items()
         if number in {None, queue_id}
+    }
+    return f"tiered: no messages{looked}; of {topic}, {bounds_text(bounds)}"
+
+
+def bounds_text(bounds: Mapping[int, tuple[int, int]]) -> str:
+    """What some queues of a topic have, by queue id."""
+    said = [
+        f"queue {queue_id} has [{low}, {end})" for queue_id, (low, end) in sorted(bounds.items())
     ]
-    more = f" and {len(bounds) - _BOUNDS_SHOWN} queues more" if len(bounds) > _BOUNDS_SHOWN else ""
-    return f"tiered: no messages{looked}; of {topic}, {', '.join(bounds[:_BOUNDS_SHOWN])}{more}"
+    left = len(said) - _BOUNDS_SHOWN
+    return ", ".join(said[:_BOUNDS_SHOWN]) + (f" and {left} queues more" if left > 0 else "")
 
 
 def read_wish(call: Call) -> Wish:

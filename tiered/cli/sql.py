@@ -50,6 +50,8 @@ def run(call: Call) -> int:
         Output(call).document(document)
     else:
         Output(call).emit({}, _rows(answer), names)
+    if not answer.num_rows:
+        call.say("tiered: no rows")
     return DONE
 
 

@@ -16,12 +16,14 @@ from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, Entry, make_command, make_program
 from tiered.cli.output import Output
 from tiered.cli.signals import at_end
+from tiered.cli.sizes import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tiered.cli.call import Call
+    from tiered.model import MessageQueue, QueueBounds
     from tiered.store.message_store import MessageStore
     from tiered.store.messages import Message
     from tiered.store.options import StoreOptions
@@ -104,7 +106,7 @@ def tail(call: Call) -> int:
     from tiered.log.messages import messages_lines
     from tiered.model import QueueOffset
 
-    topic, count = call.arguments["topic"], call.whole("count")
+    topic, count, has_printed = call.arguments["topic"], call.whole("count"), False
     store = RocketMQStore.open(call.argument("dir"), clock=call.clock)
     with contextlib.closing(store):
         store.refresh()
@@ -117,12 +119,31 @@ def tail(call: Call) -> int:
                 for batch in follower.poll(_WINDOW_BYTES):
                     if topic is None or batch.queue.topic == topic:
                         lines = messages_lines(batch, None, raw_body=False)
-                        call.stdout.writelines(line + b"\n" for line in lines)
+                        for line in lines:
+                            call.stdout.write(line + b"\n")
+                            has_printed = True
                 if follower.is_idle:
                     call.stdout.flush()
                     if not call.flag("follow"):
+                        if count and not has_printed:
+                            call.say(_no_messages(store.queues(), topic))
                         return DONE
                     call.clock.wait(threading.Event(), _FOLLOW_S)
+
+
+def _no_messages(queues: Mapping[MessageQueue, QueueBounds], topic: str | None) -> str:
+    """What was looked for, and what there is."""
+    from tiered.cli.cat import bounds_text
+
+    of_it = {queue: found for queue, found in queues.items() if topic in {None, queue.topic}}
+    if topic is None and not queues:
+        return "tiered: no messages: the store has no queues"
+    if topic is None:
+        return f"tiered: no messages in {counted(len(queues), 'queue')}"
+    if not of_it:
+        return f"tiered: no messages of {topic}: the store has no such topic"
+    bounds = {queue.queue_id: (found.min, found.end) for queue, found in of_it.items()}
+    return f"tiered: no messages of {topic}; {bounds_text(bounds)}"
 
 
 def info(call: Call) -> int:
