@@ -1,4 +1,4 @@
-"""`gc`, `expire` and `delete-topic` end at each named point; the same plan, or a new one, goes on, and the tier is whole."""
+"""`gc`, `expire`, `delete-topic` and `take-back` end at each named point; a plan goes on, and the tier is whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e import harness
 from tests.e2e.harness import here
 from tests.torture.reclaiming import (
     LITTER,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(180)
+LOST = 3
+"""Messages that a take-back ends a queue before."""
 TTL = ("--ttl", "1s", "--max-deletions", "100000")
 
 
@@ -90,3 +93,39 @@ def test_i11_a_topic_given_up(
         assert (done["already_done"] > 0) is is_done
         assert all(low == high for low, high in minima(url, topic))
     check_end(url, store, set(topics))
+
+
+def test_i11_a_queue_taken_back(
+    stores: Callable[[str], Path], new_url: Callable[[Path], str], tmp_path: Path
+) -> None:
+    """At each point another queue; the same plan is carried out again, and the broker's store gives what was taken."""
+    store, url = stores("s01-basic"), new_url(tmp_path)
+    tiered_store(store, url)
+    whole = harness.bounds(url)
+    points = [
+        *("plan-saved", "ledger-begun", "lease-taken", "reign-taken", "entry-begun:2"),
+        *("entry-put:2", "steps-appended", "lease-held", "ledger-ended"),
+    ]
+    done_at = set(points[points.index("entry-put:2") :])
+    queues = [queue for queue, (low, end) in sorted(whole.items()) if end - low > LOST]
+    for number, (point, queue) in enumerate(zip(points, queues, strict=False)):
+        low, end = whole[queue]
+        where = ("take-back", url, queue.topic, "--queue", str(queue.queue_id))
+        plan = tmp_path / f"plan{number}.json"
+        planning = (*where, "--to", str(end - LOST), "--plan", plan)
+        apply = (*where, "--apply", plan)
+        if point == "plan-saved":
+            crash(point, *planning)
+        else:
+            here(*planning).good()
+            crash(point, *apply)
+        is_done = point in done_at
+        assert harness.bounds(url)[queue] == (low, end - LOST if is_done else end), point
+        done = here(*apply, "--json").good().document["applied"]
+        assert (done["steps"], done["already_done"]) == (int(not is_done), int(is_done)), point
+        assert harness.bounds(url)[queue] == (low, end - LOST)
+    assert number + 1 == len(points), "each point was tried"
+    given = here("attach", store, "--to", url, "--once", "--json").good().document
+    assert given["messages"] == LOST * len(points)
+    assert harness.bounds(url) == whole
+    check_end(url, store, set())
