@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tiered.cli.output import fit
+from tiered.cli.status import COLUMNS as STATUS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +114,21 @@ def test_what_has_no_room_is_named_and_is_empty_first():
     assert all(number in lines[3] for number in row[2:])
     assert lines[0].split() == ["min_"]
     assert lines[1].split() == ["topic", "offset", "commit_offset", "size_bytes"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("sick", ["gaps", "quarantined", "missing"])
+def test_what_a_person_must_see_is_never_left_out(sick: str, width: int):
+    columns = [*STATUS, "missing"]
+    healthy = {"topic": LONG, "gaps": "0", "quarantined": "0", "missing": "0"}
+    row = [healthy.get(column, "123,456,789") for column in columns]
+    told = [("17" if column == sick else cell) for column, cell in zip(columns, row, strict=True)]
+    is_number = [column != "topic" for column in columns]
+    lines = fit(columns, [row, told], is_number, width)
+    missing = " ".join(lines).partition("(no room for ")[2]
+    assert missing, "there is not room for all"
+    assert sick not in missing
+    assert any("17" in line.split() for line in lines)
 
 
 def test_sentences_are_wrapped_in_their_own_column():

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 WIDE = "wide"
 """A table of which nothing is cut or left out."""
+ALARMS = frozenset({"gaps", "quarantined", "missing"})
+"""Columns that tell of messages that are not there: never left out while they have anything to tell."""
 _NAME_MIN, _PROSE_MIN = 12, 20
 _GAP = "  "
 _ENCODE = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
@@ -140,7 +142,8 @@ def fit(
     """The lines of a table no wider than a terminal.
 
     Numbers never break. Names are cut in the middle, sentences wrapped in their own column, titles wrapped at their
-    underscores. What still has no room is left out and said: first columns of numbers that have nothing, then the last ones.
+    underscores. What still has no room is left out and said: first columns of numbers that have nothing, then the last ones;
+    of ``ALARMS`` only what is nothing.
 
     Args:
         columns: Titles.
@@ -207,7 +210,13 @@ def _room(columns: Sequence[_Column], widths: Sequence[int], width: int) -> int:
 
 def _dispensable(columns: Sequence[_Column]) -> _Column:
     """The column to do without: numbers before names, which can be cut; of them what is empty, and then the last."""
-    return max(enumerate(columns), key=lambda at: (at[1].is_number, at[1].is_empty, at[0]))[1]
+
+    def rank(at: tuple[int, _Column]) -> tuple[bool, bool, bool, int]:
+        column = at[1]
+        is_alarm = column.title in ALARMS and not column.is_empty
+        return not is_alarm, column.is_number, column.is_empty, at[0]
+
+    return max(enumerate(columns), key=rank)[1]
 
 
 def _widths(columns: Sequence[_Column], width: int) -> list[int]:
