@@ -251,3 +251,35 @@ def test_without_a_stopper_a_signal_ends_at_once_and_tidies_up(world: World):
     world.send(signal.SIGTERM)
     assert world.codes.get(timeout=60) == 143
     assert world.tidied.is_set()
+
+
+HUGE = 1 << 30
+"""Size of a log file."""
+
+
+def read_so_far(process: subprocess.Popen[bytes]) -> int:
+    lines = Path(f"/proc/{process.pid}/io").read_text("ascii").splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody tells what a process reads")
+def test_a_signal_ends_attach_while_it_looks_a_large_store_over(
+    tiered: CommandLine, start: Start, tmp_path: Path
+):
+    """Behind the end of a stopped broker's log there are files made beforehand, of zeros: 200 GiB to be looked over."""
+    store, log = tmp_path / "store", tmp_path / "store" / "commitlog"
+    tiered.good("store", "create", store)
+    (tmp_path / "one").write_text('{"topic": "t", "body": "x"}')
+    tiered.good("store", "put", store, tmp_path / "one")
+    for number in range(200):
+        with (log / f"{number * HUGE:020d}").open("ab") as file:
+            os.truncate(file.fileno(), HUGE)
+    process = start("attach", store, "--to", f"file://{tmp_path}/tier")
+    try:
+        while process.poll() is None and read_so_far(process) < HUGE:
+            threading.Event().wait(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (0, b"")

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.unprivileged import reachable_folder, run_unprivileged
@@ -13,6 +14,7 @@ from support.unprivileged import reachable_folder, run_unprivileged
 from tests.local import harness
 from tests.local.fakebroker import FakeBroker
 from tiered.errors import ClosedError, DataError, InvalidError
+from tiered.local.files import FileCache
 from tiered.local.topics import reason_left_out
 from tiered.model import MessageQueue, QueueOffset
 
@@ -268,3 +270,44 @@ def test_very_many_light_queues_are_not_all_named(tmp_path: Path):
     assert len(left) == 101
     assert "153" in left["%LMQ%*"]
     opened.close()
+
+
+@pytest.mark.parametrize("name", ["s01-basic", "s08-crash-continue", "s11-lmq-batchcq", "live"])
+def test_the_scans_of_opening_end_soon_when_told_to_stop(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A store of many gigabytes, or a slow disk, is looked at for minutes: no read more is begun."""
+    if name == "live":
+        broker = FakeBroker(tmp_path / "store")
+        broker.start()
+        broker.put(200)
+        directory = broker.store
+    else:
+        directory = harness.unpack(name, tmp_path)
+    reads: list[str] = []
+    begin = FileCache._take
+
+    def counted(cache: FileCache, path: str) -> Any:
+        found = begin(cache, path)
+        reads.append(path)
+        return found
+
+    monkeypatch.setattr(FileCache, "_take", counted)
+    harness.open_store(directory, stop=lambda: False).close()
+    total = len(reads)
+    assert total > 3
+    for wanted in (0, 1, total // 2, total - 1):
+        reads.clear()
+        with pytest.raises(ClosedError, match="told to stop"):
+            harness.open_store(directory, stop=lambda most=wanted: len(reads) >= most)
+        assert len(reads) == wanted
+
+
+def test_what_is_open_is_read_whether_or_not_it_was_told_to_stop(tmp_path: Path):
+    """What is in hand has to be drained."""
+    is_told = False
+    directory = harness.unpack("s01-basic", tmp_path)
+    store = harness.open_store(directory, stop=lambda: is_told)
+    is_told = True
+    assert harness.follow_all(store).messages == harness.expected("s01-basic").messages
+    store.close()

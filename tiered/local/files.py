@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from tiered.errors import ClosedError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _NOT_A_FILE: Final = (errno.ENXIO, errno.ENODEV, errno.EISDIR)
 _NOATIME: Final = getattr(os, "O_NOATIME", 0)
@@ -114,6 +114,8 @@ class FileCache:
         """Held while a row lists its directory."""
         self._files: OrderedDict[str, _Open] = OrderedDict()
         self._is_closed = False
+        self.stop: Callable[[], bool] = lambda: False
+        """Asked before each read: once it says so, reads end with ``ClosedError``."""
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset``; fewer at the end of the file, none when it does not exist.
@@ -206,6 +208,8 @@ class FileCache:
         return len(self._files)
 
     def _take(self, path: str) -> _Open | None:
+        if self.stop():
+            raise ClosedError("told to stop, while the store was looked at", where=path)
         with self._lock:
             file = self._files.get(path)
             if file is None:

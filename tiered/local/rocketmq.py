@@ -74,6 +74,8 @@ class RocketMQOptions:
             records that no consume queue lists; a larger one only when something suggests it.
         broker_max_offset: The end of the running broker's log (physical offset), as it last told; None: it is not
             asked. Called under the store's lock, so it must answer at once, from what it knows, and not raise.
+        stop: Asked before each read of the opening, which may scan a large log: it then ends with ``ClosedError``. A store
+            that is open is read whatever it says, since what is in hand has to be drained.
     """
 
     cluster: str | None = None
@@ -81,6 +83,7 @@ class RocketMQOptions:
     files_open_max: int | None = None
     whole_log_bytes_max: int = 1 << 30
     broker_max_offset: Callable[[], int] | None = None
+    stop: Callable[[], bool] = lambda: False
 
 
 class RocketMQStore:
@@ -102,6 +105,7 @@ class RocketMQStore:
             options: Default: ``RocketMQOptions()``.
 
         Raises:
+            ClosedError: ``options.stop`` said so.
             InvalidError: It is no store, may not be read, or is of a kind that is not supported.
             DataError: It is a store whose log has a hole.
         """
@@ -113,6 +117,7 @@ class RocketMQStore:
         self._options = options
         self._lock = threading.RLock()
         self._cache = FileCache(options.files_open_max)
+        self._cache.stop, go_on = options.stop, self._cache.stop
         self._sightings = Sightings()
         self._is_closed = False
         self._seen = Liveness(is_locked=False, abort=None)
@@ -123,6 +128,7 @@ class RocketMQStore:
         except BaseException:
             self._cache.close()
             raise
+        self._cache.stop = go_on
 
     # -- the face --------------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ class Attachment:
             stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
 
         Raises:
-            ClosedError: ``stopping`` was set while the store's names were waited for.
+            ClosedError: ``stopping`` was set while the store was opened, or its names were waited for.
             InvalidError: Not a store, a wrong URL, a tier of another store, a store without put-if-absent.
             StoreUnavailableError: The tier's store cannot be reached or refuses us.
             FencedError: Another writer holds the tier (or ``stopping`` was set while its lease was waited for).

@@ -44,7 +44,7 @@ def open_named(
         directory: The broker's store directory.
         settings: Names that are given, and how to ask the broker.
         clock: Time.
-        stopping: Ends the waiting.
+        stopping: Ends the waiting, and the scans of a store that is opened.
 
     Raises:
         ClosedError: ``stopping`` was set.
@@ -54,6 +54,7 @@ def open_named(
         cluster=settings.cluster,
         broker=settings.broker,
         broker_max_offset=settings.broker_max_offset,
+        stop=stopping.is_set,
     )
     is_said = False
     while True:
