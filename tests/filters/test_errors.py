@@ -154,6 +154,42 @@ def test_a_hostile_expression_takes_no_stack(name: str):
     assert told == []
 
 
+DENSE = {
+    "comparisons": (" OR ", "a=1"),
+    "properties": (" OR ", "a"),
+    "parentheses": (" OR ", "(a=1)"),
+    "negations": (" AND ", "NOT(a=1)"),
+    "ranges": (" OR ", "a BETWEEN 1 AND 2"),
+    "words": (" OR ", "a CONTAINS 'x'"),
+    "names": (" AND ", "a IS NULL"),
+}
+
+
+def calls_of(expression: str) -> int:
+    """How many functions are called while an expression is compiled."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        compile_filter(expression, "SQL92")
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_what_compiling_takes_grows_as_the_text(kind: str):
+    """A token costs the same whatever came before it: the longest texts that are let through take a second or two."""
+    between, piece = DENSE[kind]
+    compile_filter(piece, "SQL92")  # the first one makes the parser
+    few, many = (calls_of(between.join([piece] * count)) for count in (200, 800))
+    assert many < 4.1 * few
+
+
 def test_tags_are_bounded_too():
     most = "||".join(["tag"] * (EXPRESSION_CHARS_MAX // 5))
     assert compile_filter(most, "TAG").matches({"TAGS": "tag"})
