@@ -122,9 +122,12 @@ def test_names_of_partitions() -> None:
     long = [partition_value("ä" * 100 + end) for end in "ab"]
     assert len(set(long)) == 2
     assert all(len(f"topic_dir={value}") <= 255 for value in long)
-    assert [date_text(day) for day in (0, 19_676, 10**9)] == [
+    assert [date_text(day) for day in (0, 19_676, -400_000, -719_162, -719_163, 10**9)] == [
         "1970-01-01",
         "2023-11-15",
+        "0874-11-02",
+        "0001-01-01",
+        "day-719163",
         "day1000000000",
     ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -10,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from backends.memory import MemoryStore
+from backends.registry import open_store
+from backends.s3_options import S3Options
 from tests.archive.jobs import archive, workshop
+from tests.archive.test_body import wishes
 from tests.archive.test_jobs import sealed
 from tests.archive.test_stream_plan import PLACE, Broker
 from tests.e2e.harness import here
 from tiered.archive.bloom import can_hold, xxh64
+from tiered.archive.datasource import ArchiveSource
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Lane
 from tiered.archive.prune import choose_groups, explain, plan_files
@@ -36,6 +43,7 @@ from tiered.archive.source.report import file_list, report
 from tiered.archive.source.stretches import packed, plan_tier, read_stretch
 from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.log.state import part_json, queue_action
+from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -349,3 +357,34 @@ def test_a_report_of_what_is_left_out(sealed: Callable[[str], Sealed], archive_u
         report(tier.url, start="latest")
     with pytest.raises(InvalidError, match="no archive"):
         file_list(tier.url)
+
+
+def test_a_column_that_no_topic_has_is_refused_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    """It would be null in every row, and the slip go unseen; but a column that other topics' files lack is one."""
+    with closing(open_store(f"file://{tmp_path}", S3Options())) as store:
+        tier = TierBuilder()
+        other = MessageQueue("plain", 0)
+        for queue in (QUEUE, other):
+            tier.add([b'{"amount": 1}'], queue=queue, roll=True)
+            tier.add([b"{}"], queue=queue, roll=True)
+        wished = wishes("json", schema=b"amount BIGINT")
+        at = replace(workshop(tier.store, store), wishes=wished)
+        archive(replace(at, takes=lambda topic: topic == QUEUE.topic))
+        archive(replace(at, wishes=wishes()))
+
+    def reads(names: str, **options: str) -> None:
+        columns = StructType([StructField(name, StringType()) for name in names.split()])
+        ArchiveSource({"path": f"file://{tmp_path}", **options}).reader(columns)
+
+    reads("topic value_amount body_error body_text record")
+    reads("value_amount", topic=f"{QUEUE.topic},{other.topic}")
+    for names, options, do in (
+        ("topic value_amout", {}, "did you mean value_amount?"),
+        ("value_x", {}, "and of bodies value_amount"),
+        ("body_err", {}, "did you mean body_error?"),
+        ("records", {}, "did you mean record?"),
+        ("value_amount", {"topic": other.topic}, "columns are topic string"),
+    ):
+        with pytest.raises(InvalidError, match="there is no column") as raised:
+            reads(names, **options)
+        assert do in (raised.value.do or "")

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
+from tiered.archive.body.layout import ERROR, PREFIX, RECORD, TEXT
 from tiered.archive.columns import schema as archive_schema
 from tiered.archive.columns import topic_schema
 from tiered.archive.selection import selection_of, shown
@@ -48,13 +49,17 @@ from tiered.archive.source.readers import (
 )
 from tiered.archive.source.streaming import TierStreamReader
 from tiered.archive.tables import read_archive
+from tiered.config import nearest
 from tiered.errors import InvalidError
 from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
+
+    from tiered.archive.machine import ArchiveState
+    from tiered.archive.selection import Selection
 
 __all__ = ["DDL", "ArchiveSource", "TierSource", "TieredSource", "register", "source_options"]
 
@@ -65,8 +70,8 @@ DDL = (
     " physical_offset long, broker string, incarnation int"
 )
 """The columns of docs/formats/archive.md in Spark's words."""
-_MORE = ("value_", "body_", "record")
-"""What names of columns begin with that only some files have: decoded bodies, stored records."""
+_SOME = (ERROR, TEXT, RECORD)
+"""Columns that only some files have, whatever is in bodies."""
 
 
 def register(session: Any) -> None:  # noqa: ANN401 (pyspark has no types)
@@ -99,7 +104,8 @@ class TieredSource(DataSource):
         is_archive = kind_of(options, self.kind) == ARCHIVE
         require_known(options, READ if is_archive else READ | OF_TIER)
         wanted, columns = selection_of(options), _arrow_schema(schema)
-        _require_columns(columns.names, more=is_archive)
+        bodies = _columns_of_bodies(options, wanted) if is_archive else None
+        _require_columns(columns.names, bodies)
         kind: type[SourceReader] = ArchiveReader if is_archive else TierBatchReader
         return kind(options, columns, wanted)
 
@@ -112,7 +118,7 @@ class TieredSource(DataSource):
             )
         require_known(options, READ | OF_TIER | OF_STREAM)
         columns = _arrow_schema(schema)
-        _require_columns(columns.names, more=False)
+        _require_columns(columns.names, None)
         return TierStreamReader(options, columns, selection_of(options))
 
 
@@ -141,14 +147,32 @@ class TierSource(TieredSource):
 def _topic_schema(options: Mapping[str, str], topic: str) -> Any:  # noqa: ANN401
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 (heavy)
 
+    state = _state(options)
+    named = next((lane.topic for lane in state.lanes if shown(lane.topic) == topic), topic)
+    return from_arrow_schema(topic_schema(state, named))
+
+
+def _state(options: Mapping[str, str]) -> ArchiveState:
+    """Of an archive's log, as it is now."""
     with backend_errors():
         store = open_place(options)
         try:
-            state = read_archive(store)
+            return read_archive(store)
         finally:
             store.close()
-    named = next((lane.topic for lane in state.lanes if shown(lane.topic) == topic), topic)
-    return from_arrow_schema(topic_schema(state, named))
+
+
+def _columns_of_bodies(
+    options: Mapping[str, str], wanted: Selection
+) -> Callable[[], frozenset[str]]:
+    """Tells what the log has fixed for bodies of the topics that are wanted; it reads the log when it is asked."""
+
+    def names() -> frozenset[str]:
+        state, topics = _state(options), wanted.texts.get("topic")
+        read = (topic for topic in state.bodies if topics is None or shown(topic) in topics)
+        return frozenset(name for topic in read for name in topic_schema(state, topic).names)
+
+    return names
 
 
 def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
@@ -157,10 +181,17 @@ def _arrow_schema(schema: Any) -> pa.Schema:  # noqa: ANN401
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def _require_columns(names: list[str], *, more: bool) -> None:
+def _require_columns(names: list[str], bodies: Callable[[], frozenset[str]] | None) -> None:
+    """See that there are columns of these names: one that nobody has would be null in each row, and a slip go unseen."""
     if not names:  # batches without a column have no rows: there would be none, whatever there is
         raise InvalidError("no column is asked for", do=f"columns are {DDL}")
-    known = archive_schema().names
-    unknown = [n for n in names if n not in known and not (more and n.startswith(_MORE))]
-    if unknown:
-        raise InvalidError(f"there is no column {unknown[0]}", do=f"columns are {DDL}")
+    known = {*archive_schema().names, *(_SOME if bodies else ())}
+    if bodies and not known.issuperset(names):
+        known |= bodies()
+    for name in names:
+        if name in known:
+            continue
+        meant, more = nearest(name, known, 0.75), sorted(n for n in known if n.startswith(PREFIX))
+        ours = f"columns are {DDL}" + (f", and of bodies {', '.join(more)}" if more else "")
+        do = f"did you mean {meant}?" if meant else ours
+        raise InvalidError(f"there is no column {name} in what is read", do=do)

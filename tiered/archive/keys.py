@@ -56,7 +56,7 @@ def partition_value(name: str) -> str:
 def date_text(day: int) -> str:
     """A day since 1970 as ``YYYY-MM-DD``, UTC; a day that no calendar has as its number."""
     try:
-        return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
+        return datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()
     except (ValueError, OverflowError, OSError):
         return f"day{day}"
 
