@@ -32,7 +32,7 @@ Bundle::
                       12  4   uint32  sections (m)
                       16  4   uint32  table_crc  CRC-32 of the table as stored
                       20  2   uint16  format_version (1)
-                      22  2   uint16  zero
+                      22  2   uint16  level: 0 as committed; how often its bytes were gathered
                       24  4   uint32  footer_crc  CRC-32 of footer bytes 0..24
                       28  4   bytes   magic ``TBDL``
 
@@ -51,7 +51,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,7 @@ SECTION: Final = np.dtype(
         ("stored_bytes", ">u4"),  # W; less than R: packed
         ("size_bytes", ">u4"),  # of the whole section
         ("crc", ">u4"),  # of everything before its block table
+        ("taken_back", ">u1"),  # 1: a merge found it in what the broker had taken back by then
     ]
 )
 """One row a section: what the bundle's own table says, and what the journal names."""
@@ -302,10 +303,12 @@ class SectionTable:
     Attributes:
         topics: Names that the column ``topic`` counts.
         rows: ``SECTION``, one a section, in the order in which they lie.
+        level: Of the bundle.
     """
 
     topics: Sequence[str]
     rows: npt.NDArray[np.void]
+    level: int = 0
 
     def __len__(self) -> int:
         """Number of sections."""
@@ -318,20 +321,25 @@ class SectionTable:
         return SectionPlace(*(int(row[name]) for name in names))
 
 
-def build_bundle(table: SectionTable) -> bytes:
+def pack_table(table: SectionTable) -> bytes:
+    """The table as it stands in the bundle, and in the journal entry that names the bundle: one zstd frame."""
+    names = [topic.encode("utf-8", "surrogateescape") for topic in table.topics]
+    head = [struct.pack(">I", len(names))]
+    head += [struct.pack(">H", len(name)) + name for name in names]
+    columns = [table.rows[name].tobytes() for name in SECTION.names or ()]
+    return zstandard.ZstdCompressor(level=PACK_LEVEL).compress(b"".join([*head, *columns]))
+
+
+def build_tail(table: SectionTable, packed: bytes) -> bytes:
     """What stands behind the sections: their table and the footer.
 
     Args:
         table: Of sections that lie one after another, from position 0 on.
+        packed: The same by ``pack_table``.
     """
-    names = [topic.encode() for topic in table.topics]
-    head = [struct.pack(">I", len(names))]
-    head += [struct.pack(">H", len(name)) + name for name in names]
-    columns = [table.rows[name].tobytes() for name in SECTION.names or ()]
-    packed = zstandard.ZstdCompressor(level=PACK_LEVEL).compress(b"".join([*head, *columns]))
     size = int(table.rows["size_bytes"].sum())
     signed = _FOOTER.pack(
-        size, len(packed), len(table), zlib_ng.crc32(packed), FORMAT, 0, 0, MAGIC
+        size, len(packed), len(table), zlib_ng.crc32(packed), FORMAT, table.level, 0, MAGIC
     )[:_SIGNED_BYTES]
     return packed + signed + zlib_ng.crc32(signed).to_bytes(4, "big") + MAGIC
 
@@ -353,12 +361,12 @@ def tail_bytes(footer: Buffer, *, where: str) -> int:
     return _read_footer(memoryview(footer).cast("B"), where)[1] + FOOTER_BYTES
 
 
-def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int]:
-    """(sections_bytes, table_bytes, sections, table_crc)."""
+def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int, int]:
+    """(sections_bytes, table_bytes, sections, table_crc, level)."""
     footer = bytes(tail[-FOOTER_BYTES:])
     if len(footer) < FOOTER_BYTES or not footer.endswith(MAGIC):
         raise _damaged("the object does not end in the footer of a bundle", where)
-    size, table_bytes, count, table_crc, version, _, crc, _ = _FOOTER.unpack(footer)
+    size, table_bytes, count, table_crc, version, level, crc, _ = _FOOTER.unpack(footer)
     if zlib_ng.crc32(footer[:_SIGNED_BYTES]) != crc:
         raise _damaged("the checksum of the footer is wrong", where)
     if version > FORMAT:
@@ -367,7 +375,7 @@ def _read_footer(tail: memoryview, where: str) -> tuple[int, int, int, int]:
             where=where,
             do="use a newer version of tiered",
         )
-    return size, table_bytes, count, table_crc
+    return size, table_bytes, count, table_crc, level
 
 
 def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
@@ -383,15 +391,36 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
         InvalidError: It is of a newer format version.
     """
     view = memoryview(tail).cast("B")
-    size, table_bytes, count, table_crc = _read_footer(view, where)
+    size, table_bytes, count, table_crc, level = _read_footer(view, where)
     if size + table_bytes + FOOTER_BYTES != object_bytes or table_bytes + FOOTER_BYTES > len(view):
         raise _damaged("the bundle is longer or shorter than it says", where)
     stored = view[len(view) - FOOTER_BYTES - table_bytes : len(view) - FOOTER_BYTES]
     if zlib_ng.crc32(stored) != table_crc:
         raise _damaged("the checksum of the bundle's table is wrong", where)
-    table = _parse_table(_unpacked_table(stored, where), count, where)
-    _check_rows(table, size, where)
+    table = unpack_table(stored, level, where=where)
+    if len(table) != count or int(table.rows["size_bytes"].sum(dtype=np.uint64)) != size:
+        raise _damaged("the bundle's table is longer or shorter than it says", where)
+    if (table.rows["start"] != _starts(table.rows["size_bytes"])).any():
+        raise _damaged("the sections of the bundle do not lie one after another", where)
     return table
+
+
+def unpack_table(packed: Buffer, level: int = 0, *, where: str) -> SectionTable:
+    """Undo ``pack_table``: of a whole bundle, or of those of its sections that an entry names.
+
+    Raises:
+        DataError: It is none, or contradicts itself.
+    """
+    table = _parse_table(_unpacked_table(memoryview(packed).cast("B"), where), level, where)
+    rows = table.rows
+    if (rows["topic"] >= len(table.topics)).any() or (rows["holes"] > rows["count"]).any():
+        raise _damaged("the bundle's table contradicts itself", where)
+    return table
+
+
+def _starts(sizes: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    wide = sizes.astype(np.uint64)
+    return np.cumsum(wide, dtype=np.uint64) - wide
 
 
 def _unpacked_table(stored: memoryview, where: str) -> bytes:
@@ -405,35 +434,24 @@ def _unpacked_table(stored: memoryview, where: str) -> bytes:
         raise _damaged(f"the bundle's table cannot be unpacked: {error}", where) from error
 
 
-def _parse_table(data: bytes, count: int, where: str) -> SectionTable:
+def _parse_table(data: bytes, level: int, where: str) -> SectionTable:
     at, topics = 4, []
     try:
         for _ in range(struct.unpack_from(">I", data)[0]):
             size = struct.unpack_from(">H", data, at)[0]
-            topics.append(data[at + 2 : at + 2 + size].decode())
+            topics.append(data[at + 2 : at + 2 + size].decode("utf-8", "surrogateescape"))
             at += 2 + size
     except (struct.error, UnicodeDecodeError) as error:
         raise _damaged(f"the topics of the bundle's table are none: {error}", where) from error
-    if at + SECTION.itemsize * count != len(data):
-        raise _damaged("the bundle's table is longer or shorter than it says", where)
+    count, odd = divmod(len(data) - at, SECTION.itemsize)
+    if odd or count < 0:
+        raise _damaged("the bundle's table is cut short", where)
     rows = np.empty(count, SECTION)
     for name in SECTION.names or ():
         column = SECTION[name]
         rows[name] = np.frombuffer(data, column, count, at)
         at += column.itemsize * count
-    return SectionTable(topics, rows)
-
-
-def _check_rows(table: SectionTable, sections_bytes: int, where: str) -> None:
-    """Sections lie one after another and name topics that there are."""
-    rows = table.rows
-    sizes = rows["size_bytes"].astype(np.uint64)
-    ends = np.cumsum(sizes, dtype=np.uint64)
-    in_order = (rows["start"] == ends - sizes).all()
-    if not in_order or (int(ends[-1]) if len(ends) else 0) != sections_bytes:
-        raise _damaged("the sections of the bundle do not lie one after another", where)
-    if (rows["topic"] >= len(table.topics)).any() or (rows["holes"] > rows["count"]).any():
-        raise _damaged("the bundle's table contradicts itself", where)
+    return SectionTable(topics, rows, level)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,107 +1,300 @@
-"""The values of a tier's state: parts, segments, lives of queues; and their form as JSON, in entries and checkpoints.
+"""The values of a tier's state: bundles, parts, segments, lives of queues; and their form in checkpoints.
 
-All are immutable. What changes them is ``tiered.log.state``.
+All are immutable. What changes them is ``tiered.log.state``. Parts are rows of columns (``Parts``): a tier of a million
+of them takes 100 MiB and no Python object each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, overload
 
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from tiered.format.bundle import SectionPlace
+from tiered.format.consume_queue import ITEM_BYTES
 from tiered.log.ranges import Ranges, ranges_of
-from tiered.log.wellformed import KEY_CHARS_MAX, check_ints, check_part_row, check_texts
+from tiered.log.wellformed import INT_MAX, check_ints, check_key, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tiered.journal.entry import Action
 
-
-_LIFE_VALUES_MAX = 10
-_MERGED = 1
-"""Of a segment in a checkpoint, in the place of ``sealed``: sealed and merged. To older programs it equals ``true``."""
+PARTS_MAX: Final = 16_000_000
+"""That a checkpoint may name; bounds what reading a hostile one allocates."""
+_LIFE_VALUES_MAX: Final = 10
+_PACK_LEVEL: Final = 3
+_RATIO_MAX: Final = 64
+_SMALL: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
-    """Where bytes of a segment lie: a range of an object's payload.
+    """An object of the key index, as the journal names it: its payload, and what stands behind it.
 
     Attributes:
         key: Relative to the broker's prefix.
-        start: First byte of the payload.
-        end: One past the last.
-        payload_bytes: Size of the object's whole payload.
+        payload_bytes: Size of the payload.
         trailer_bytes: Size of the trailer behind it.
-        crc: CRC-32 of the whole payload.
-        packed_bytes: What is stored of the payload: less than ``payload_bytes`` if it is compressed
-            (``tiered.format.packed``), as much if sealing has found that this is not worth it; 0: nobody has tried.
+        crc: CRC-32 of the payload.
     """
 
     key: str
-    start: int
-    end: int
     payload_bytes: int
     trailer_bytes: int
     crc: int
-    packed_bytes: int = 0
+
+    @property
+    def object_bytes(self) -> int:
+        """Size of the whole object."""
+        return self.payload_bytes + self.trailer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """An object with the sections of one or many queues (``tiered.format.bundle``).
+
+    Attributes:
+        key: Relative to the broker's prefix.
+        size_bytes: Of the whole object.
+        level: 0 as committed; how often its bytes were gathered.
+    """
+
+    key: str
+    size_bytes: int
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SectionRange:
+    """Bytes ``[start, end)`` of the records of a section, or of its items.
+
+    Attributes:
+        bundle: Where the section lies.
+        place: The section.
+        start: First byte, counted from the first of the records (of the items) as they were before they were packed.
+        end: One past the last.
+        of_items: It is of the items.
+    """
+
+    bundle: Bundle
+    place: SectionPlace
+    start: int
+    end: int
+    of_items: bool = False
+
+    @property
+    def key(self) -> str:
+        """Of the bundle, relative to the broker's prefix."""
+        return self.bundle.key
 
     @property
     def size_bytes(self) -> int:
         """Size of the range."""
         return self.end - self.start
 
-    @property
-    def object_bytes(self) -> int:
-        """Size of the whole object."""
-        return self.stored_bytes + self.trailer_bytes
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of what is stored of the payload; the trailer begins there."""
-        return self.packed_bytes or self.payload_bytes
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether positions in the payload are not positions in the object."""
-        return 0 < self.packed_bytes < self.payload_bytes
+    def part_of(self, start: int, end: int) -> SectionRange:
+        """Bytes ``[start, end)`` of these."""
+        assert 0 <= start <= end <= self.size_bytes
+        return replace(self, start=self.start + start, end=self.start + end)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one commit made durable: a piece of the commit log and its items of the consume queue.
+    """A section's place in the history of its queue; of a section that the broker took back in part, what is left.
 
     Attributes:
-        log: The records.
-        index: The items, 20 bytes each.
+        bundle: Where the section lies.
+        section: Its place there.
         log_offset: Of the first record.
         queue_offset: Of the first item.
+        log_bytes: Bytes of records.
         count: Items, holes included.
         holes: Items without a message.
         store_min_ms: Smallest store time; -1 when all items are holes.
         store_max_ms: Greatest store time; -1 likewise.
         last: Mark of the last item's record (``tiered.log.marks``); 0: not known, or a hole.
+        records_at: Position of its first byte in the section's records: above 0 for what lies behind a cut.
+        items_at: Number of its first item in the section.
     """
 
-    log: ObjectRange
-    index: ObjectRange
+    bundle: Bundle
+    section: SectionPlace
     log_offset: LogOffset
     queue_offset: QueueOffset
+    log_bytes: int
     count: int
     holes: int
     store_min_ms: int
     store_max_ms: int
     last: int = 0
+    records_at: int = 0
+    items_at: int = 0
 
     @property
     def log_end(self) -> LogOffset:
         """One past the last byte."""
-        return LogOffset(self.log_offset + self.log.size_bytes)
+        return LogOffset(self.log_offset + self.log_bytes)
 
     @property
     def queue_end(self) -> QueueOffset:
         """One past the last item."""
         return QueueOffset(self.queue_offset + self.count)
+
+    @property
+    def log(self) -> SectionRange:
+        """Where its records lie."""
+        return SectionRange(
+            self.bundle, self.section, self.records_at, self.records_at + self.log_bytes
+        )
+
+    @property
+    def index(self) -> SectionRange:
+        """Where its items lie."""
+        start = self.items_at * ITEM_BYTES
+        end = start + self.count * ITEM_BYTES
+        return SectionRange(self.bundle, self.section, start, end, of_items=True)
+
+    @property
+    def is_whole(self) -> bool:
+        """It is its whole section."""
+        return self.count == self.section.count and self.log_bytes == self.section.records_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in the bundle, in proportion if it is not the whole section."""
+        return self.section.size_bytes * self.count // self.section.count
+
+
+PART: Final = np.dtype(
+    [
+        ("start", "<i8"),  # of the section in the bundle
+        ("records_bytes", "<u4"),  # of the section, as the next four
+        ("stored_bytes", "<u4"),
+        ("items", "<u4"),
+        ("size_bytes", "<u4"),
+        ("crc", "<u4"),
+        ("log_offset", "<i8"),
+        ("queue_offset", "<i8"),
+        ("log_bytes", "<u4"),
+        ("count", "<u4"),
+        ("holes", "<u4"),
+        ("store_min_ms", "<i8"),
+        ("store_max_ms", "<i8"),
+        ("last", "<u4"),
+        ("records_at", "<u4"),
+        ("items_at", "<u4"),
+    ]
+)
+"""One row a part, 84 bytes; its bundle stands beside it."""
+_SECTION_FIELDS = 6
+
+
+def _row(part: Part) -> tuple[int, ...]:
+    s = part.section
+    return (
+        *(s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc),
+        *(part.log_offset, part.queue_offset, part.log_bytes, part.count, part.holes),
+        *(part.store_min_ms, part.store_max_ms, part.last, part.records_at, part.items_at),
+    )
+
+
+def _part(bundle: Bundle, row: tuple[Any, ...]) -> Part:
+    return Part(bundle, SectionPlace(*row[:_SECTION_FIELDS]), *row[_SECTION_FIELDS:])
+
+
+class Parts(Sequence[Part]):
+    """Parts in columns, in order; immutable. A ``Part`` is made of a row when somebody looks at it.
+
+    Attributes:
+        rows: ``PART``, one a part; not to be written to.
+        bundles: Of each.
+    """
+
+    __slots__ = ("bundles", "rows")
+
+    def __init__(self, rows: npt.NDArray[np.void], bundles: tuple[Bundle, ...]) -> None:
+        self.rows = rows
+        self.bundles = bundles
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Parts:
+        """In columns."""
+        if isinstance(parts, Parts):
+            return parts
+        known = list(parts)
+        rows = np.array([_row(part) for part in known], PART)
+        return cls(rows, tuple(part.bundle for part in known))
+
+    @classmethod
+    def joined(cls, several: Iterable[Parts]) -> Parts:
+        """One row behind the other."""
+        known = [parts for parts in several if len(parts)]
+        if len(known) == 1:
+            return known[0]
+        if not known:
+            return NO_PARTS
+        rows = np.concatenate([parts.rows for parts in known])
+        return cls(rows, tuple(chain.from_iterable(parts.bundles for parts in known)))
+
+    def __len__(self) -> int:
+        return len(self.bundles)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> Parts: ...
+    def __getitem__(self, index: int | slice) -> Part | Parts:
+        if isinstance(index, slice):
+            return Parts(self.rows[index], self.bundles[index])
+        return _part(self.bundles[index], self.rows[index].item())
+
+    def __iter__(self) -> Iterator[Part]:
+        for bundle, row in zip(self.bundles, self.rows.tolist(), strict=True):
+            yield _part(bundle, row)
+
+    def __add__(self, other: Iterable[Part]) -> Parts:
+        return Parts.joined((self, Parts.of(other)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Parts):
+            return NotImplemented
+        return self.bundles == other.bundles and self.rows.tobytes() == other.rows.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self.rows.tobytes())
+
+    def __repr__(self) -> str:
+        return f"Parts({list(self)!r})"
+
+    def column(self, name: str) -> npt.NDArray[np.int64]:
+        """int64[n], one column of ``PART``."""
+        return self.rows[name].astype(np.int64)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of their records."""
+        return int(self.rows["log_bytes"].sum(dtype=np.int64))
+
+    @property
+    def log_end(self) -> LogOffset:
+        """One past the last byte of the last."""
+        return LogOffset(int(self.rows["log_offset"][-1]) + int(self.rows["log_bytes"][-1]))
+
+    @property
+    def queue_end(self) -> QueueOffset:
+        """One past the last item of the last."""
+        return QueueOffset(int(self.rows["queue_offset"][-1]) + int(self.rows["count"][-1]))
+
+
+NO_PARTS: Final = Parts(np.empty(0, PART), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +305,20 @@ class Segment:
         base_offset: Log offset of its first byte.
         base_queue_offset: Queue offset of its first item.
         created_ms: When its first part was committed, by the writer's clock.
-        sealed: Immutable from now on.
+        sealed: No part will be added.
         parts: In order, without a hole in log offsets.
-        merged: Sealing has rewritten parts of it: it joins no neighbour any more (``tiered.log.seal``). Not compared:
-            it changes nothing of what the segment is.
     """
 
     base_offset: LogOffset
     base_queue_offset: QueueOffset
     created_ms: int
     sealed: bool = False
-    parts: tuple[Part, ...] = ()
-    merged: bool = field(default=False, compare=False)
+    parts: Parts = NO_PARTS
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its commit log."""
-        return sum(part.log.size_bytes for part in self.parts)
+        return self.parts.log_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +358,9 @@ class QueueLife:
     indexed: Ranges = ()
     cut_at: int = -1
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> Parts:
         """All parts, in order."""
-        return [part for segment in self.segments for part in segment.parts]
+        return Parts.joined(segment.parts for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +410,10 @@ class IndexObject:
     covers: tuple[Cover, ...]
 
     def row(self) -> list[Any]:
-        """As JSON: the range (6), count, filter, times (2), covers."""
+        """As JSON: the object (4), count, filter, times (2), covers."""
         p = self.place
         return [
-            *(p.key, p.start, p.end, p.payload_bytes, p.trailer_bytes, p.crc),
+            *(p.key, p.payload_bytes, p.trailer_bytes, p.crc),
             *(self.count, self.filter_at, self.store_min_ms, self.store_max_ms),
             [cover.row() for cover in self.covers],
         ]
@@ -235,13 +425,10 @@ class IndexObject:
         Raises:
             ValueError: It is none (likewise ``TypeError`` and ``IndexError``).
         """
-        if type(row[0]) is not str or len(row[0]) > KEY_CHARS_MAX:
-            raise ValueError(f"an object's key is {row[0]!r:.80}")
-        check_ints(row[1:10], "an index object")
-        place = ObjectRange(*row[:6])
-        if (place.start, place.end) != (0, place.payload_bytes):
-            raise ValueError("an index object is named in part")
-        count, filter_at, low, high, covers = row[6:]
+        check_key(row[0])
+        check_ints(row[1:8], "an index object")
+        count, filter_at, low, high, covers = row[4:]
+        place = ObjectRange(*row[:4])
         return cls(place, count, filter_at, low, high, tuple(Cover.of(cover) for cover in covers))
 
 
@@ -290,50 +477,98 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
     }
 
 
-def part_json(part: Part) -> list[Any]:
-    """A part as a JSON row: log range (6), index range (6), log offset, queue offset, count, holes, times (2), mark, packed.
-
-    A mark of 0 is left out, so a row has 18 values or 19; who knows only 18 does not look at the mark. Where compression was
-    tried there are 20: who knows only 19 could not read that part, and never gets here (``packs``).
-    """
-    packed = part.log.packed_bytes
-    return [
-        *_range_json(part.log),
-        *_range_json(part.index),
-        part.log_offset,
-        part.queue_offset,
-        part.count,
-        part.holes,
-        part.store_min_ms,
-        part.store_max_ms,
-        *([part.last] if part.last or packed else []),
-        *([packed] if packed else []),
-    ]
+def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
+    """Many rows of parts as JSON: their bundles once, and one block of columns, packed."""
+    number: dict[Bundle, int] = {}
+    rows: list[npt.NDArray[np.void]] = []
+    of: list[int] = []
+    for some in parts:
+        rows.append(some.rows)
+        of += [number.setdefault(bundle, len(number)) for bundle in some.bundles]
+    every = np.concatenate(rows) if rows else NO_PARTS.rows
+    columns = [every[name].tobytes() for name in PART.names or ()]
+    data = b"".join([*columns, np.array(of, "<u4").tobytes()])
+    packed = zstandard.ZstdCompressor(level=_PACK_LEVEL).compress(data)
+    return {
+        "bundles": [[one.key, one.size_bytes, one.level] for one in number],
+        "count": len(every),
+        "columns": base64.b64encode(packed).decode("ascii"),
+    }
 
 
-def packs(parts: Iterable[Part]) -> bool:
-    """Whether to name these parts takes what programs before compression do not know: the action ``pack``, and format 3."""
-    return any(part.log.packed_bytes for part in parts)
-
-
-def part_of(row: list[Any]) -> Part:
-    """Undo ``part_json``.
+def decode_columns(document: Mapping[str, Any]) -> Parts:
+    """Undo ``encode_columns``: all rows, one behind the other.
 
     Raises:
-        ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
+        ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
     """
-    check_part_row(row)
-    return Part(ObjectRange(*row[0:6], *row[19:20]), ObjectRange(*row[6:12]), *row[12:19])
+    count = document["count"]
+    check_ints((count, *(v for row in document["bundles"] for v in row[1:])), "what parts lie in")
+    bundles = [bundle_of(row) for row in document["bundles"]]
+    if not 0 <= count <= PARTS_MAX:
+        raise ValueError(f"a state names {count} parts")
+    size = (PART.itemsize + 4) * count
+    data = _unpacked(base64.b64decode(document["columns"], validate=True), size)
+    rows = np.empty(count, PART)
+    at = 0
+    for name in PART.names or ():
+        rows[name] = np.frombuffer(data, PART[name], count, at)
+        at += PART[name].itemsize * count
+    numbers = np.frombuffer(data, "<u4", count, at).tolist()
+    check_rows(rows)
+    return Parts(rows, tuple(bundles[number] for number in numbers))
 
 
-def _range_json(place: ObjectRange) -> list[Any]:
-    return [place.key, place.start, place.end, place.payload_bytes, place.trailer_bytes, place.crc]
+def bundle_of(row: Sequence[Any]) -> Bundle:
+    """A bundle from its key, size and level.
+
+    Raises:
+        ValueError: It is none.
+    """
+    key, size, level = row
+    check_key(key)
+    check_ints((size, level), "a bundle")
+    return Bundle(key, size, level)
+
+
+def check_rows(rows: npt.NDArray[np.void]) -> None:
+    """Check that offsets and times are within what can be reckoned with, and that no part is empty or leaves its section.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for name in ("start", "log_offset", "queue_offset"):
+        if len(rows) and not 0 <= rows[name].min() <= rows[name].max() < INT_MAX:
+            raise ValueError(f"{name} of a part is out of range")
+    for name in ("store_min_ms", "store_max_ms"):
+        if len(rows) and not -1 <= rows[name].min() <= rows[name].max() < INT_MAX:
+            raise ValueError(f"{name} of a part is out of range")
+    wide = {name: rows[name].astype(np.int64) for name in PART.names or ()}
+    fits = (
+        (wide["count"] > 0)
+        & (wide["holes"] <= wide["count"])
+        & (wide["items_at"] + wide["count"] <= wide["items"])
+        & (wide["records_at"] + wide["log_bytes"] <= wide["records_bytes"])
+        & (wide["stored_bytes"] <= wide["records_bytes"])
+    )
+    if not fits.all():
+        raise ValueError("a part is not within its section")
+
+
+def _unpacked(packed: bytes, size: int) -> bytes:
+    try:
+        if zstandard.frame_content_size(packed) != size or size > _RATIO_MAX * len(packed) + _SMALL:
+            raise ValueError("columns of parts are not as large as they say")
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"columns of parts cannot be unpacked: {error}") from error
 
 
 def life_json(life: QueueLife) -> list[Any]:
-    """A life as a JSON row: its fields in order; segments, parts and gaps as rows in turn.
+    """A life as a JSON row: its fields in order; of each segment its fields and how many parts it has.
 
-    A row has 8 values; 9 if something is indexed, 10 if the broker took it back.
+    A row has 8 values; 9 if something is indexed, 10 if the broker took it back. The parts stand by themselves
+    (``encode_columns``), in this order.
     """
     indexed = [list(pair) for pair in life.indexed]
     is_tail = life.cut_at >= 0
@@ -343,13 +578,7 @@ def life_json(life: QueueLife) -> list[Any]:
         life.commit_offset,
         life.log_end,
         [
-            [
-                s.base_offset,
-                s.base_queue_offset,
-                s.created_ms,
-                _MERGED if s.merged else s.sealed,
-                [part_json(p) for p in s.parts],
-            ]
+            [s.base_offset, s.base_queue_offset, s.created_ms, s.sealed, len(s.parts)]
             for s in life.segments
         ],
         [[gap.start, gap.end, gap.reason] for gap in life.gaps],
@@ -360,8 +589,12 @@ def life_json(life: QueueLife) -> list[Any]:
     ]
 
 
-def life_of(row: list[Any]) -> QueueLife:
+def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
     """Undo ``life_json``.
+
+    Args:
+        row: The life.
+        take: Gives the next parts, so many.
 
     Raises:
         ValueError: It is no such row (likewise ``IndexError`` and ``TypeError``).
@@ -372,22 +605,17 @@ def life_of(row: list[Any]) -> QueueLife:
     check_ints((number, low, commit, log_end, quarantined, *more[1:]), "a life")
     check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
     check_ints((value for gap in gaps for value in gap[:2]), "a gap")
-    check_ints((value for segment in segments for value in segment[:3]), "a segment")
+    check_ints((value for segment in segments for value in (*segment[:3], segment[4])), "a segment")
+    if not all(count > 0 for *_, count in segments):
+        raise ValueError("a segment has no parts")
     return QueueLife(
         number,
         low,
         commit,
         log_end,
         tuple(
-            Segment(
-                base,
-                queue,
-                created,
-                bool(sealed),
-                tuple(part_of(p) for p in parts),
-                merged=type(sealed) is int and sealed == _MERGED,
-            )
-            for base, queue, created, sealed, parts in segments
+            Segment(base, queue, created, bool(sealed), take(count))
+            for base, queue, created, sealed, count in segments
         ),
         tuple(Gap(*gap) for gap in gaps),
         quarantined,

@@ -65,17 +65,11 @@ def check_texts(values: Iterable[Any], what: str) -> None:
             raise ValueError(f"{what} is {value!r:.80}")
 
 
-def check_part_row(row: list[Any]) -> None:
-    """Check a part's row (see ``tiered.log.parts.part_json``).
+def check_key(key: Any) -> None:  # noqa: ANN401 (JSON values)
+    """Check that it may be the key of an object.
 
     Raises:
         ValueError: It is none.
-        IndexError: It is too short.
     """
-    for key in (row[0], row[6]):
-        if type(key) is not str or len(key) > KEY_CHARS_MAX:
-            raise ValueError(f"an object's key is {key!r:.80}")
-    check_ints(row[1:6] + row[7:20], "a part")
-    packed = row[19:20]
-    if packed and not 0 <= packed[0] <= row[3]:
-        raise ValueError(f"of {row[3]} bytes {packed[0]} are stored")
+    if type(key) is not str or not 0 < len(key) <= KEY_CHARS_MAX:
+        raise ValueError(f"an object's key is {key!r:.80}")

@@ -1,0 +1,350 @@
+"""Reads sections of bundles, whole or in ranges, and checks every byte that it hands out.
+
+One section is read with one request wherever it is small or most of it is wanted: exactly its bytes, proven by the
+checksum that the journal has of it. Of a large one the blocks are read that hold what is wanted, with the section's block
+table in the same request, which proves them, and is proven by that checksum itself; where the section is packed the table
+comes first, since only it says where the blocks are.
+
+Retries and errors: nothing is retried here. Whatever contradicts the journal is a ``DataError``, and nothing of the range
+is returned. A damaged block costs only the ranges that touch it; a damaged block table alone costs a plain section no
+message: ``read_ranges`` reads it whole then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from backends.base import ByteRange
+from backends.errors import InvalidRangeError, ShortReadError
+from tiered.errors import DataError
+from tiered.format.bundle import BLOCK_BYTES, RecordsUnpacker, SectionBlocks, check_section
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backends.base import ObjectStore
+    from tiered.format.bundle import SectionPlace
+    from tiered.log.parts import Part, SectionRange
+
+WHOLE_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""No section that is larger is read whole, whatever the journal says; ours have 64 MiB at most, or one commit."""
+WHOLE_AT_ONCE_BYTES: Final = 256 * 1024
+"""A section of this size is read whole rather than in ranges that have to be looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSection:
+    """What ranges of a section are checked and unpacked by: its block table, proven, and its dictionary.
+
+    Attributes:
+        blocks: The block table.
+        dictionary: Of a packed section; may be empty.
+    """
+
+    blocks: SectionBlocks
+    dictionary: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPlan:
+    """Which bytes of a bundle are read so that ranges of one section can be had and checked.
+
+    Attributes:
+        wants: The ranges, all of one section, none empty.
+        ranges: What is read, positions in the bundle.
+        is_whole: The section is read whole.
+        is_first: Only the block table and the dictionary are read: ``open`` takes them, and a plan is made anew with that.
+        known: Of the section, if the caller had it.
+    """
+
+    wants: tuple[SectionRange, ...]
+    ranges: tuple[ByteRange, ...]
+    is_whole: bool = False
+    is_first: bool = False
+    known: OpenSection | None = None
+
+    @property
+    def place(self) -> SectionPlace:
+        """The section."""
+        return self.wants[0].place
+
+    def open(self, pieces: Sequence[bytes | memoryview], *, where: str) -> OpenSection:
+        """The block table and dictionary, from what was read for a first plan.
+
+        Raises:
+            DataError: They are damaged.
+        """
+        assert self.is_first
+        return _opened(memoryview(pieces[0]), self.ranges[0].start, self.place, where)
+
+    def check(
+        self, pieces: Sequence[bytes | memoryview], *, where: str
+    ) -> tuple[list[memoryview], OpenSection | None]:
+        """The ranges wanted, from what was read.
+
+        Args:
+            pieces: The bytes of ``ranges``.
+            where: Key of the bundle, for messages.
+
+        Returns:
+            The bytes of each range, and what further ranges of the section can be read by, where that is known now.
+
+        Raises:
+            DataError: They are damaged.
+        """
+        assert not self.is_first
+        if self.is_whole:
+            records, items = split_section(pieces[0], self.place, where=where)
+            return [
+                (items if want.of_items else records)[want.start : want.end] for want in self.wants
+            ], self.known
+        held = _Held(self.ranges, pieces)
+        known = self.known
+        if known is None:
+            at = self.place.start + self.place.table_at
+            table = held.bytes_of(at, self.place.start + self.place.size_bytes)
+            known = OpenSection(SectionBlocks.parse(table, self.place, where=where))
+        return [_checked(want, known, held, where) for want in self.wants], known
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Bytes of a bundle that were read in several ranges."""
+
+    ranges: tuple[ByteRange, ...]
+    pieces: Sequence[bytes | memoryview]
+
+    def bytes_of(self, start: int, end: int) -> memoryview:
+        for piece, held in zip(self.pieces, self.ranges, strict=True):
+            if held.start <= start and end <= held.end:
+                return memoryview(piece)[start - held.start : end - held.start]
+        raise AssertionError("a plan reads what it checks")
+
+
+def plan_ranges(
+    wants: Sequence[SectionRange], *, where: str, known: OpenSection | None = None
+) -> SectionPlan:
+    """Plan to read ranges of one section.
+
+    Args:
+        wants: All of one section; at least one, none empty.
+        where: Prefix of the broker, for messages.
+        known: Of the section, if the caller has it.
+
+    Raises:
+        DataError: The journal contradicts itself.
+    """
+    place = wants[0].place
+    check_place(wants[0], where=where)
+    for want in wants:
+        most = place.items_bytes if want.of_items else place.records_bytes
+        if not 0 <= want.start < want.end <= most:
+            raise _damaged(
+                f"the journal names bytes [{want.start}, {want.end}) of a section that has not so many",
+                where + want.key,
+            )
+    if known is not None and known.blocks.place != place:
+        known = None
+    size = sum(want.size_bytes for want in wants)
+    if place.size_bytes <= WHOLE_AT_ONCE_BYTES or 2 * size >= place.records_bytes + place.items_bytes:
+        return _plan_whole(wants, where)
+    if known is None and place.is_packed:
+        behind = ByteRange(place.start + place.stored_bytes, place.start + place.size_bytes)
+        return SectionPlan(tuple(wants), (behind,), is_first=True)
+    low = [_stored(want, known) for want in wants]
+    if known is None:
+        low.append((place.table_at, place.size_bytes))
+    return SectionPlan(tuple(wants), _united(low, place.start), known=known)
+
+
+def _plan_whole(wants: Sequence[SectionRange], where: str) -> SectionPlan:
+    place = wants[0].place
+    if place.size_bytes > WHOLE_BYTES_MAX:
+        raise _damaged(
+            f"a section of {place.size_bytes} bytes would have to be read whole", where + wants[0].key
+        )
+    end = place.size_bytes if place.is_packed else place.table_at
+    whole = ByteRange(place.start, place.start + end)
+    return SectionPlan(tuple(wants), (whole,), is_whole=True)
+
+
+def _stored(want: SectionRange, known: OpenSection | None) -> tuple[int, int]:
+    """Positions in the section of the blocks that hold a range."""
+    place = want.place
+    if want.of_items:
+        return _item_blocks(want)
+    if known is not None:
+        return known.blocks.records_range(want.start, want.end)
+    block = place.block_bytes
+    return want.start // block * block, min(-(-want.end // block) * block, place.records_bytes)
+
+
+def _item_blocks(want: SectionRange) -> tuple[int, int]:
+    place = want.place
+    low = place.items_at + want.start // BLOCK_BYTES * BLOCK_BYTES
+    return low, min(place.items_at + -(-want.end // BLOCK_BYTES) * BLOCK_BYTES, place.table_at)
+
+
+def _united(ranges: Sequence[tuple[int, int]], start: int) -> tuple[ByteRange, ...]:
+    """In order, those that touch as one; positions in the bundle."""
+    found: list[list[int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], high)
+        else:
+            found.append([low, high])
+    return tuple(ByteRange(start + low, start + high) for low, high in found)
+
+
+def _checked(want: SectionRange, known: OpenSection, held: _Held, where: str) -> memoryview:
+    place = want.place
+    low, high = _stored(want, known)
+    stored = held.bytes_of(place.start + low, place.start + high)
+    known.blocks.check(stored, low, where=where)
+    if want.of_items:
+        at = want.start - (low - place.items_at)
+        return stored[at : at + want.size_bytes]
+    if not place.is_packed:
+        return stored[want.start - low : want.end - low]
+    block = place.block_bytes
+    first = want.start // block * block
+    last = min(-(-want.end // block) * block, place.records_bytes)
+    plain = RecordsUnpacker(known.blocks, known.dictionary, where=where).unpack(stored, first, last)
+    return plain[want.start - first : want.end - first]
+
+
+def _opened(data: memoryview, at: int, place: SectionPlace, where: str) -> OpenSection:
+    """From a packed section's bytes from its dictionary on; ``at`` is where they begin in the bundle."""
+    base = at - place.start
+    blocks = SectionBlocks.parse(data[place.table_at - base :], place, where=where)
+    if not place.dictionary_bytes:
+        return OpenSection(blocks)
+    dictionary = data[place.stored_bytes - base : place.items_at - base]
+    blocks.check(dictionary, place.stored_bytes, where=where)
+    return OpenSection(blocks, bytes(dictionary))
+
+
+def split_section(
+    data: bytes | memoryview, place: SectionPlace, *, where: str
+) -> tuple[memoryview, memoryview]:
+    """Records and items of a section that was read whole, proven by the journal's checksum.
+
+    Args:
+        data: Its bytes: up to the block table, at least; all of a packed one.
+        place: The section.
+        where: Key of the bundle, for messages.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    view = memoryview(data)
+    place.check(where=where)
+    check_section(view, place, where=where)
+    items = view[place.items_at : place.table_at]
+    if not place.is_packed:
+        return view[: place.records_bytes], items
+    opened = _opened(view[place.stored_bytes : place.size_bytes], place.start + place.stored_bytes, place, where)
+    unpacker = RecordsUnpacker(opened.blocks, opened.dictionary, where=where)
+    return unpacker.unpack(view[: place.stored_bytes], 0, place.records_bytes), items
+
+
+def check_place(want: SectionRange, *, where: str) -> None:
+    """Hold what the journal says of a section against itself.
+
+    Raises:
+        DataError: It contradicts itself.
+    """
+    want.place.check(where=where + want.key)
+    if want.place.start + want.place.size_bytes > want.bundle.size_bytes:
+        raise _damaged("the journal names a section behind the end of its bundle", where + want.key)
+
+
+def read_planned(
+    wants: Sequence[SectionRange],
+    get: Callable[[str, Sequence[ByteRange]], Sequence[bytes | memoryview]],
+    *,
+    where: str,
+    known: OpenSection | None = None,
+) -> tuple[list[memoryview], OpenSection | None]:
+    """Read and check as planned: with one request, or two where a block table has to come first.
+
+    Args:
+        wants: Ranges of one section, none empty.
+        get: Reads ranges of an object.
+        where: Prefix of the broker.
+        known: Of the section, if the caller has it.
+
+    Returns:
+        As ``SectionPlan.check``.
+
+    Raises:
+        DataError: As of ``plan_ranges`` and ``SectionPlan.check``.
+        BackendError: It could not be read.
+    """
+    plan = plan_ranges(wants, where=where, known=known)
+    key = where + wants[0].key
+    if plan.is_first:
+        known = plan.open(get(key, plan.ranges), where=key)
+        plan = plan_ranges(wants, where=where, known=known)
+    return plan.check(get(key, plan.ranges), where=key)
+
+
+def read_ranges(
+    store: ObjectStore, prefix: str, wants: Sequence[SectionRange]
+) -> list[memoryview]:
+    """Read ranges of one section, checked; empty ones cost nothing.
+
+    What fails its check is read once more; a plain section whose block table is damaged is read whole.
+
+    Raises:
+        DataError: The bundle is damaged there; nothing of it is returned.
+        BackendError: It could not be read (``ObjectNotFoundError``: it is gone).
+    """
+    some = [want for want in wants if want.size_bytes]
+    found = iter(_read(store, prefix, some) if some else ())
+    return [next(found) if want.size_bytes else memoryview(b"") for want in wants]
+
+
+def _read(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> list[memoryview]:
+    try:
+        return read_planned(wants, store.get_ranges, where=prefix)[0]
+    except (InvalidRangeError, ShortReadError) as error:
+        raise _cut_short(store, prefix, wants[0], error) from error
+    except DataError:
+        pass
+    try:  # a byte was wrong on its way, or is wrong where it lies
+        return read_planned(wants, store.get_ranges, where=prefix)[0]
+    except DataError:
+        plan = _plan_whole(wants, prefix)
+        if wants[0].place.is_packed:
+            raise
+        found = plan.check(store.get_ranges(prefix + wants[0].key, plan.ranges), where=prefix)
+        return found[0]
+
+
+def _cut_short(
+    store: ObjectStore, prefix: str, want: SectionRange, error: Exception
+) -> DataError:
+    size = store.head(prefix + want.key).size_bytes
+    return _damaged(
+        f"the bundle has {size} bytes where the journal says {want.bundle.size_bytes} ({error})",
+        prefix + want.key,
+    )
+
+
+def read_range(store: ObjectStore, prefix: str, want: SectionRange) -> memoryview:
+    """Read one range; see ``read_ranges``."""
+    return read_ranges(store, prefix, (want,))[0]
+
+
+def read_part(store: ObjectStore, prefix: str, part: Part) -> tuple[memoryview, memoryview]:
+    """All records and items of a part; see ``read_ranges``."""
+    records, items = read_ranges(store, prefix, (part.log, part.index))
+    return records, items
+
+
+def _damaged(what: str, where: str) -> DataError:
+    return DataError(
+        what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
+    )
