@@ -6,13 +6,16 @@ Layout, relative to the URL of the tier::
         journal/<n>                                   entry
         journal/<n>.checkpoint                        state after entry n
         lease                                         the one mutable object
-        queue/<topic>/<queue_id>/<incarnation>/commitlog/<log_offset>-<generation>-<writer>-<sequence>
-        queue/<topic>/<queue_id>/<incarnation>/consumequeue/<queue_offset>-<generation>-<writer>-<sequence>
+        bundle/<level>/<time_ms>-<generation>-<writer>-<sequence>           sections of many queues
+        topic/<topic>/<level>/<time_ms>-<generation>-<writer>-<sequence>    of the queues of one topic
+        queue/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>   of one queue
         ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
-    index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
+        index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
 
-Offsets have 20 decimal digits, other numbers 10. ``writer`` is a random 8-hex-digit id of the process and ``sequence``
+Offsets and times have 20 decimal digits, a level one, other numbers 10. Keys of bundles begin with the time at which they
+were begun, so that one listing shows what is new; those of one queue with their first queue offset.
+``writer`` is a random 8-hex-digit id of the process and ``sequence``
 counts the objects that it has begun, so no two tries ever share a key.
 
 Names (cluster, broker, topic) are escaped: letters, digits, ``_ - % |`` stand for themselves, any other byte of the
@@ -32,18 +35,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.model import MessageQueue, QueueOffset
 
 OFFSET_DIGITS = 20
 NUMBER_DIGITS = 10
 PREFIX_BYTES_MAX = 155
+LEVEL_MAX = 9
 LEASE = "lease"
 JOURNAL = "journal/"
+BUNDLE = "bundle/"
+TOPIC = "topic/"
 QUEUE = "queue/"
 QUARANTINE = "quarantine/"
 LEDGER = "ledger/"
 INDEX = "index/"
-DATA_ROOTS = (QUEUE, INDEX, QUARANTINE)
+DATA_ROOTS = (BUNDLE, TOPIC, QUEUE, INDEX, QUARANTINE)
 """Where the objects lie that a writer makes; it makes none before its journal has an entry."""
 _CHECKPOINT = ".checkpoint"
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-%|")
@@ -72,20 +78,29 @@ class DataKey:
     """What the key of a data object says.
 
     Attributes:
-        kind: ``commitlog``, ``consumequeue`` or ``quarantine``.
-        queue: Whose data.
-        incarnation: Which life of the queue.
-        offset: Log offset (commitlog) or queue offset (the others) of the object's first byte or item.
+        kind: ``bundle``, ``topic`` or ``queue``: a bundle of many queues, of one topic, of one queue; ``quarantine``.
         object_id: Who made it.
+        topic: Whose data; empty for ``bundle``.
+        queue_id: Likewise; -1 for ``bundle`` and ``topic``.
+        incarnation: Which life of the queue; -1 likewise.
+        level: Of a ``bundle`` or ``topic``; else -1.
+        begins: Queue offset of the first item, or the time at which the bundle was begun, ms.
         escapes_case: Capital letters of the topic are escaped.
     """
 
     kind: str
-    queue: MessageQueue
-    incarnation: int
-    offset: int
     object_id: ObjectId
+    topic: str = ""
+    queue_id: int = -1
+    incarnation: int = -1
+    level: int = -1
+    begins: int = 0
     escapes_case: bool = False
+
+    @property
+    def queue(self) -> MessageQueue | None:
+        """Whose data, if the key says so."""
+        return MessageQueue(self.topic, self.queue_id) if self.queue_id >= 0 else None
 
 
 def escape_name(name: str, *, escapes_case: bool = False) -> str:
@@ -170,25 +185,30 @@ def ledger_key(prefix: str, time_ms: int, run: str, step: int) -> str:
 
 
 def queue_prefix(prefix: str, queue: MessageQueue, *, escapes_case: bool = False) -> str:
-    """Prefix of all data of one queue, all incarnations, in one of the two spellings."""
+    """Prefix of the bundles of one queue, all incarnations, in one of the two spellings."""
     return f"{prefix}{QUEUE}{_queue_path(queue, escapes_case=escapes_case)}/"
 
 
-def commit_log_key(
+def bundle_key(prefix: str, level: int, time_ms: int, made: ObjectId) -> str:
+    """Key of a bundle of many queues that is begun at ``time_ms``."""
+    return f"{prefix}{BUNDLE}{_level(level)}/{_time(time_ms)}-{made}"
+
+
+def topic_bundle_key(
     prefix: str,
-    queue: MessageQueue,
-    incarnation: int,
-    log_offset: LogOffset,
+    topic: str,
+    level: int,
+    time_ms: int,
     made: ObjectId,
     *,
     escapes_case: bool = False,
 ) -> str:
-    """Key of a commit-log object that begins at ``log_offset``."""
-    root = queue_prefix(prefix, queue, escapes_case=escapes_case)
-    return _data_key(root, incarnation, "commitlog/", log_offset, made)
+    """Key of a bundle of one topic's queues that is begun at ``time_ms``."""
+    name = escape_name(topic, escapes_case=escapes_case)
+    return f"{prefix}{TOPIC}{name}/{_level(level)}/{_time(time_ms)}-{made}"
 
 
-def consume_queue_key(
+def queue_bundle_key(
     prefix: str,
     queue: MessageQueue,
     incarnation: int,
@@ -197,9 +217,18 @@ def consume_queue_key(
     *,
     escapes_case: bool = False,
 ) -> str:
-    """Key of a consume-queue object that begins at ``queue_offset``."""
+    """Key of a bundle of one queue that begins at ``queue_offset``."""
     root = queue_prefix(prefix, queue, escapes_case=escapes_case)
-    return _data_key(root, incarnation, "consumequeue/", queue_offset, made)
+    return _data_key(root, incarnation, queue_offset, made)
+
+
+def _level(level: int) -> int:
+    assert 0 <= level <= LEVEL_MAX
+    return level
+
+
+def _time(time_ms: int) -> str:
+    return f"{max(0, time_ms):0{OFFSET_DIGITS}d}"
 
 
 def quarantine_key(
@@ -213,7 +242,7 @@ def quarantine_key(
 ) -> str:
     """Key of the raw bytes of a damaged record."""
     root = f"{prefix}{QUARANTINE}{_queue_path(queue, escapes_case=escapes_case)}/"
-    return _data_key(root, incarnation, "", queue_offset, made)
+    return _data_key(root, incarnation, queue_offset, made)
 
 
 def index_key(prefix: str, begin_ms: int, made: ObjectId) -> str:
@@ -239,7 +268,7 @@ def maker_of(key: str) -> ObjectId | None:
 
 
 def parse_data_key(prefix: str, key: str) -> DataKey | None:
-    """Undo the three functions above; None when the key is of another kind or another prefix.
+    """What the key of a bundle or of a quarantined record says; None when it is of another kind or another prefix.
 
     Strict: what is parsed gives the same key when it is built again.
     """
@@ -254,33 +283,44 @@ def parse_data_key(prefix: str, key: str) -> DataKey | None:
 
 def _parse_data_key(rest: str) -> DataKey | None:
     *path, leaf = rest.split("/")
-    kind = "quarantine"
-    if path and path[0] == QUEUE[:-1]:
-        kind = path.pop()
-        if kind not in {"commitlog", "consumequeue"}:
-            return None
-    elif not path or path[0] != QUARANTINE[:-1]:
+    begins, generation, writer, sequence = leaf.split("-")
+    if not path or len(writer) != 8 or not _HEX.issuperset(writer):  # noqa: PLR2004 (the id's fixed width)
         return None
-    _, *name, queue_id, incarnation = path
-    offset, generation, writer, sequence = leaf.split("-")
-    if len(writer) != 8 or not _HEX.issuperset(writer):  # noqa: PLR2004 (the id's fixed width)
+    made = ObjectId(int(generation), writer, int(sequence))
+    kind, *names = path
+    if kind == "bundle":
+        return DataKey(kind, made, level=int(names[0]), begins=int(begins))
+    if kind == "topic":
+        *name, level = names
+        topic, escapes = _topic(name)
+        return DataKey(
+            kind, made, topic, level=int(level), begins=int(begins), escapes_case=escapes
+        )
+    if kind not in {"queue", "quarantine"}:
         return None
+    *name, queue_id, life = names
+    topic, escapes = _topic(name)
+    place = int(queue_id), int(life)
+    return DataKey(kind, made, topic, *place, begins=int(begins), escapes_case=escapes)
+
+
+def _topic(name: list[str]) -> tuple[str, bool]:
     escaped = "/".join(name)
     topic = unescape_name(escaped)
-    return DataKey(
-        kind,
-        MessageQueue(topic, int(queue_id)),
-        int(incarnation),
-        int(offset),
-        ObjectId(int(generation), writer, int(sequence)),
-        escapes_case=escaped != escape_name(topic),
-    )
+    return topic, escaped != escape_name(topic)
 
 
 def _build(key: DataKey) -> str:
-    root, folder = (QUARANTINE, "") if key.kind == "quarantine" else (QUEUE, f"{key.kind}/")
-    path = _queue_path(key.queue, escapes_case=key.escapes_case)
-    return _data_key(f"{root}{path}/", key.incarnation, folder, key.offset, key.object_id)
+    if key.kind == "bundle":
+        return bundle_key("", key.level, key.begins, key.object_id)
+    escapes = key.escapes_case
+    if key.kind == "topic":
+        made = key.object_id
+        return topic_bundle_key("", key.topic, key.level, key.begins, made, escapes_case=escapes)
+    assert key.queue is not None
+    root = QUARANTINE if key.kind == "quarantine" else QUEUE
+    path = _queue_path(key.queue, escapes_case=escapes)
+    return _data_key(f"{root}{path}/", key.incarnation, key.begins, key.object_id)
 
 
 def _queue_path(queue: MessageQueue, *, escapes_case: bool) -> str:
@@ -288,6 +328,6 @@ def _queue_path(queue: MessageQueue, *, escapes_case: bool) -> str:
     return f"{topic}/{queue.queue_id:0{NUMBER_DIGITS}d}"
 
 
-def _data_key(root: str, incarnation: int, folder: str, offset: int, made: ObjectId) -> str:
+def _data_key(root: str, incarnation: int, offset: int, made: ObjectId) -> str:
     life = f"{incarnation:0{NUMBER_DIGITS}d}"
-    return f"{root}{life}/{folder}{offset:0{OFFSET_DIGITS}d}-{made}"
+    return f"{root}{life}/{offset:0{OFFSET_DIGITS}d}-{made}"

@@ -15,7 +15,7 @@ from support.timed import Timed, put_queue
 from backends.memory import MemoryStore
 from backends.metered import MeteredStore
 from tiered.errors import DataError
-from tiered.format.part import BLOCK_BYTES
+from tiered.format.object import BLOCK_BYTES
 from tiered.log.by_time import UNIT_BYTES, StoreRanges, find_by_time
 from tiered.model import Boundary
 

@@ -24,7 +24,7 @@ from backends.metered import MeteredStore
 from tiered.clock import ManualClock
 from tiered.dispatch.packing import Compression
 from tiered.errors import DataError, InvalidError
-from tiered.format.part import parse_trailer
+from tiered.format.object import parse_trailer
 from tiered.journal.reader import JournalReader
 from tiered.log import seal
 from tiered.log import state as states

@@ -16,11 +16,11 @@ from tiered.errors import DataError, InvalidError
 from tiered.format import packed
 from tiered.format.dictionary import DICTIONARY_BYTES, pays, train
 from tiered.format.packed import build_packed, faults_of, stored_range, unpack_blocks
-from tiered.format.part import aligned_range, build_object, parse_trailer
-from tiered.format.trailer import make_trailer
+from tiered.format.object import aligned_range, build_object, parse_trailer
+from tiered.format.object import make_trailer
 
 if TYPE_CHECKING:
-    from tiered.format.trailer import SealedObject, Trailer
+    from tiered.format.object import SealedObject, Trailer
 
 SAID = {"topic": "t", "count": 3}
 

@@ -18,14 +18,14 @@ from backends.memory import MemoryStore
 from tiered.errors import DataError
 from tiered.format import packed
 from tiered.format.packed import build_packed
-from tiered.format.part import parse_trailer
-from tiered.format.trailer import make_trailer
+from tiered.format.object import parse_trailer
+from tiered.format.object import make_trailer
 from tiered.log import objects
 from tiered.log.objects import plan_range, read_planned, read_range, read_trailer
 from tiered.log.parts import ObjectRange
 
 if TYPE_CHECKING:
-    from tiered.format.trailer import SealedObject
+    from tiered.format.object import SealedObject
 
 MIB = 1 << 20
 KEY = "k"

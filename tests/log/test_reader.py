@@ -17,7 +17,7 @@ from support.tiers import QUEUE, TIME_MS, TierBuilder, batch_of, put_index, put_
 from backends.errors import ObjectNotFoundError, UnavailableError
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from tiered.errors import DataError, InvalidError
-from tiered.format.part import BLOCK_BYTES
+from tiered.format.object import BLOCK_BYTES
 from tiered.log.commit_log import TieredCommitLog
 from tiered.log.consume_queue import TieredConsumeQueue
 from tiered.log.objects import read_range, read_trailer

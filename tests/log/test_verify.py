@@ -21,7 +21,7 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.errors import DataError
-from tiered.format.part import build_object, parse_trailer
+from tiered.format.object import build_object, parse_trailer
 from tiered.journal.checkpoint import decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
 from tiered.keys import LEASE, ObjectId, commit_log_key

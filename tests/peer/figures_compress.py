@@ -31,7 +31,7 @@ from figures_common import (
 from tiered.clock import SystemClock
 from tiered.format.dictionary import pays, train
 from tiered.format.packed import build_packed, stored_range, unpack_blocks
-from tiered.format.part import parse_trailer
+from tiered.format.object import parse_trailer
 from tiered.store.message_store import MessageStore
 from tiered.store.messages import Message
 

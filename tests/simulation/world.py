@@ -33,7 +33,7 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered import keys
-from tiered.format.part import build_object
+from tiered.format.object import build_object
 from tiered.journal.entry import Entry, checksum, encode_entry
 from tiered.keys import JOURNAL, LEASE, entry_key, parse_journal_key
 from tiered.log.state import queue_action

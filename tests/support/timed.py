@@ -10,7 +10,7 @@ from support.examples import HOST_V4, HOST_V6, make
 from support.journals import PREFIX
 from support.tiers import QUEUE
 
-from tiered.format.part import build_object
+from tiered.format.object import build_object
 from tiered.format.record import encode_record
 from tiered.format.sysflag import BORN_HOST_V6
 from tiered.log.consume_queue import ITEM

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typing_extensions import Buffer
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.part import (
+from tiered.format.object import (
     FOOTER_BYTES,
     aligned_range,
     build_object,

@@ -13,6 +13,7 @@ class DispatchCounters:
         messages: Items committed, holes included.
         record_bytes: Bytes of records committed.
         parts: Parts committed.
+        bundles: Bundles that they lie in.
         rounds: Journal entries written for them.
         uploads_failed: Uploads that failed or whose outcome is unknown.
         switches: File switches after a failed upload.
@@ -23,18 +24,19 @@ class DispatchCounters:
         begun_anew: Times that a queue began anew, because the broker has nothing of its history any more.
         quarantined: Damaged records put into quarantine.
         missing: Queue offsets of which the local store should have a message, and has nothing.
-        sealed_segments: Segments sealed by an entry: their small parts are merged.
-        merged_parts: Parts replaced by merged or compressed ones.
-        rewritten_bytes: Bytes of those, records and index.
-        packed_bytes: Bytes of records that sealing has compressed.
-        packed_stored_bytes: What is stored of them.
-        seals_failed: Tries of merging that the store did not carry out; each is tried again.
-        unsealable_segments: Segments left as they are, because a part is damaged or gone.
+        sealed_segments: Segments sealed on request.
+        merged_bundles: Bundles made by merging.
+        merged_parts: Parts that were gathered into these.
+        merged_bytes: Bytes of those, records and index, as they are before they are packed.
+        merged_stored_bytes: What is stored of them.
+        merges_failed: Tries of merging that the store did not carry out; each is tried again.
+        unmergeable_bundles: Bundles left as they are, because something in them is damaged or gone.
     """
 
     messages: int = 0
     record_bytes: int = 0
     parts: int = 0
+    bundles: int = 0
     rounds: int = 0
     uploads_failed: int = 0
     switches: int = 0
@@ -46,9 +48,9 @@ class DispatchCounters:
     quarantined: int = 0
     missing: int = 0
     sealed_segments: int = 0
+    merged_bundles: int = 0
     merged_parts: int = 0
-    rewritten_bytes: int = 0
-    packed_bytes: int = 0
-    packed_stored_bytes: int = 0
-    seals_failed: int = 0
-    unsealable_segments: int = 0
+    merged_bytes: int = 0
+    merged_stored_bytes: int = 0
+    merges_failed: int = 0
+    unmergeable_bundles: int = 0

@@ -3,17 +3,17 @@
 Overview:
     1. *dispatch thread*: follows the local store in log order. For each queue it only tries the queue's lock; on success
        the records are in the buffer, on failure it goes on at once and the queue is left to compensation.
-    2. *compensate threads*: a scanner takes due group commits and hands them to the upload pool; queues that fell behind
-       are read in bulk from their own consume queue.
-    3. *build thread*: ``tiered.dispatch.rounds``.
-    Beside them the *seal thread* merges what has rolled (``tiered.dispatch.sealing``); none of the three waits for it.
+    2. *compensate threads*: a scanner takes a round of all buffers when one is due (``tiered.dispatch.group_commit``), whose
+       bundles the upload pool puts; queues that fell behind are read in bulk from their own consume queue.
+    3. *build thread*: has the journal name what is durable (``tiered.dispatch.rounds``).
+    Beside them the *merge thread* gathers bundles (``tiered.dispatch.merging``); none of the three waits for it.
 
 How to use it: ``start``; then ``dispatch`` from outside (plug-in way) or ``follow`` (attach way); ``drain``; ``close``.
 
-Ordering: per queue strictly by queue offset; data, index, entry (I2).
+Ordering: per queue strictly by queue offset; data and index in one step, then the entry (I2).
 
 Bounds (I8): ``tiered.dispatch.budget`` states the memory. When it is full, following pauses; the broker never notices,
-since nothing here is on its path. One upload per queue at a time, ``uploads_max`` in all.
+since nothing here is on its path. ``uploads_max`` bundles are on their way at once.
 
 Retries and errors: a failed upload switches files and backs off with jitter, for ever (``tiered.log.composite``). Only
 ``FencedError``, a refusal by the store (permissions, no such bucket) and defects end the dispatcher: ``fault`` says why.
@@ -35,24 +35,26 @@ from tiered.dispatch.continuity import Continuity
 from tiered.dispatch.counters import DispatchCounters
 from tiered.dispatch.files import QueueFiles, Start
 from tiered.dispatch.following import Following, register
-from tiered.dispatch.group_commit import GroupCommitter, refused, retry_level
-from tiered.dispatch.rounds import RoundBuilder
-from tiered.dispatch.sealing import SealThread
+from tiered.dispatch.group_commit import GroupCommitter
+from tiered.dispatch.merging import MergeThread
+from tiered.dispatch.rounds import Fact, RoundBuilder
 from tiered.dispatch.throttle import Throttle
-from tiered.dispatch.uploads import StoredLog, Uploader
+from tiered.dispatch.uploads import Uploader
 from tiered.errors import TieredStoreError
 from tiered.log.composite import ITEM_MEMORY_BYTES, AppendResult, CompositeFlatFile
+from tiered.log.state import queue_action
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.dispatch.settings import DispatchSettings
+    from tiered.dispatch.uploads import Durable
     from tiered.journal.writer import JournalWriter
     from tiered.local.face import LocalStore, RecordBatch
-    from tiered.log.state import Part, TierState
+    from tiered.log.state import TierState
     from tiered.model import MessageQueue, QueueOffset
 
 _STALL_S_MIN = 5.0
@@ -121,25 +123,17 @@ class TieredDispatcher:
         self._stop = threading.Event()
         self._room = threading.Event()
         self.uploader = self._make_uploader(store, prefix, escapes_case=escapes_case)
-        self._index_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-index")
-        self._rounds = RoundBuilder(
-            journal,
-            self.uploader,
-            self._index_pool,
-            clock,
-            committed=self._committed,
-            index_failed=self._index_failed,
-        )
+        self._wake = threading.Event()
+        self._catch_up_pool = ThreadPoolExecutor(settings.uploads_max, "tiered-catch-up")
+        self._rounds = RoundBuilder(journal, clock, committed=self._committed)
         self.say = self._rounds.state_fact
         self._commits = self._make_commits()
         self.continuity = self._make_continuity(store, prefix)
         self._compensation = self._make_compensation()
-        self._sealing = self._make_sealing(store, prefix)
-        self._wake = threading.Event()
+        self._merging = self._make_merging(store, prefix)
         self._read_throttle = Throttle(settings.read_rate_bytes_s, clock, self._stop)
         self._last_commit_s = clock.monotonic_s()
         self._stall_said_s: float | None = None
-        self._index_failing: set[MessageQueue] = set()  # said; of the build thread only
         self._threads: list[threading.Thread] = []
 
     def _make_uploader(self, store: ObjectStore, prefix: str, *, escapes_case: bool) -> Uploader:
@@ -148,6 +142,7 @@ class TieredDispatcher:
             prefix,
             generation=self._journal.generation,
             writer=self._journal.writer,
+            clock=self._clock,
             escapes_case=escapes_case,
         )
 
@@ -161,6 +156,7 @@ class TieredDispatcher:
             clock=self._clock,
             rng=self._rng,
             stop=self._stop,
+            wake=self._wake,
             guard=self._guard,
             room=self._room,
         )
@@ -180,7 +176,7 @@ class TieredDispatcher:
         )
 
     def _make_compensation(self) -> Compensation:
-        batch_bytes = min(self._settings.part_bytes, self._settings.step_bytes)
+        batch_bytes = min(self._settings.bundle_bytes, self._settings.step_bytes)
         return Compensation(
             self._local,
             take=self._take_compensated,
@@ -193,15 +189,14 @@ class TieredDispatcher:
             stop=self._stop,
         )
 
-    def _make_sealing(self, store: ObjectStore, prefix: str) -> SealThread:
-        return SealThread(
+    def _make_merging(self, store: ObjectStore, prefix: str) -> MergeThread:
+        return MergeThread(
             self.uploader,
             store,
             prefix,
             state=lambda: self._journal.state,
             say=self._rounds.state_fact,
-            known=self._files.known,
-            end=self._files.end_segment,
+            is_pressed=lambda: self.budget.under_pressure,
             settings=self._settings,
             counters=self.counters,
             clock=self._clock,
@@ -212,11 +207,11 @@ class TieredDispatcher:
     # -- the plug-in way ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the compensate, build and seal threads."""
+        """Start the compensate, build and merge threads."""
         bodies = {
             "compensate": self._compensate,
             "build": lambda: self._rounds.run(self._stop),
-            "seal": self._sealing.run,
+            "merge": self._merging.run,
         }
         for name, body in bodies.items():
             thread = threading.Thread(target=self._guard, args=(body,), name=f"tiered-{name}")
@@ -325,29 +320,45 @@ class TieredDispatcher:
         return self.seconds_without_commit() > max(_STALL_S_MIN, 3 * self._settings.freshness_s)
 
     def seal_all(self) -> int:
-        """Seal every segment, also the open ones, of what is settled; what comes next opens new ones. While started.
+        """Seal the open segment of every queue that is settled; what comes next opens new ones. While started.
 
         Returns:
             How many were sealed.
 
         Raises:
-            BackendError: A part could not be read, or an object not written.
-            TieredStoreError: A part is damaged (all other segments are sealed); or the dispatcher has ended.
+            TieredStoreError: The dispatcher has ended by itself.
         """
-        sealed = self._sealing.seal_all()
+        told: list[threading.Event] = []
+        for queue, lives in self._journal.state.queues.items():
+            last = lives[-1].segments[-1] if lives[-1].segments else None
+            if last and not last.sealed and self._files.end_segment(queue):
+                done = threading.Event()
+                told.append(done)
+                place = lives[-1].incarnation
+                action = queue_action("seal", queue, place, segment=last.base_offset)
+                self.say(Fact(action, done.set))
+        for done in told:
+            while not (done.is_set() or self._stop.is_set()):
+                self._clock.wait(done, 0.25)
         if self.fault is not None:
             raise self.fault
-        return sealed
+        self.counters.sealed_segments += len(told)
+        return len(told)
+
+    def merge_all(self) -> None:
+        """Gather whatever is due now. While not started, or from a thread of its own that nothing else merges beside."""
+        while self._merging.merge_once():
+            pass
 
     def close(self) -> None:
         """End all threads; what is neither durable nor named is given up (it is still in the local store)."""
         self._stop.set()
-        for wake in (self._wake.set, self._rounds.wake, self._sealing.wake):
+        for wake in (self._wake.set, self._rounds.wake, self._merging.wake):
             wake()
         self._commits.close()
         for thread in self._threads:
             thread.join()
-        self._index_pool.shutdown(wait=True)
+        self._catch_up_pool.shutdown(wait=True)
 
     def _leave(self, queue: MessageQueue) -> bool:
         """Leave a queue to compensation."""
@@ -361,8 +372,9 @@ class TieredDispatcher:
         result = file.append(batch, self._clock.monotonic_s())
         if result is AppendResult.APPENDED:
             items = file.append_offset - before[0]
-            self.budget.add(file.buffered_bytes - before[1] + items * ITEM_MEMORY_BYTES)
-            self._commits.appended(file)
+            size = file.buffered_bytes - before[1]
+            self.budget.add(size + items * ITEM_MEMORY_BYTES)
+            self._commits.appended(file, size)
         elif result is AppendResult.GAP:
             self._leave(file.queue)
         return result
@@ -371,38 +383,32 @@ class TieredDispatcher:
         """Of a compensate thread: append what was read; None: commit what is there, a gap follows."""
         with file.lock:
             if batch is None:
-                self._commits.upload_if_due(file, flush=True)
+                self._commits.take_now(file)
             elif batch.base_offset == file.append_offset:  # else others have come since the look
                 self._append(file, batch)
         if batch is not None:
             self._read_throttle.take(memoryview(batch.data).nbytes)
 
-    def _index_failed(self, stored: StoredLog, error: BackendError) -> None:
-        self.counters.uploads_failed += 1
-        if not error.retriable:
-            raise refused(error)
-        queue = stored.commit.queue
-        if queue not in self._index_failing:
-            self._index_failing.add(queue)
-            what = "upload of the index of %s failed, trying again: %s"
-            _LOG.log(retry_level(error), what, queue, error)
-
-    def _committed(self, stored: StoredLog, part: Part, quarantined: int) -> None:
-        file = self.file(stored.commit.queue)
-        self._index_failing.discard(stored.commit.queue)
-        with file.lock:
-            file.committed(stored.commit, part)
-        if part.log_offset == stored.commit.segment:
-            self._sealing.rolled(file.queue)
-        self.budget.release(stored.memory_bytes)
+    def _committed(self, some: Sequence[Durable]) -> None:
+        """An entry names these."""
         counters = self.counters
-        counters.messages += part.count
-        counters.record_bytes += part.log.size_bytes
-        counters.parts += 1
-        counters.quarantined += quarantined
-        counters.missing += stored.missing
-        counters.rounds = self._rounds.rounds + 1
-        self._last_commit_s = self._clock.monotonic_s()
+        for durable in some:
+            commit, part = durable.commit, durable.part
+            file = self.file(commit.queue)
+            with file.lock:
+                file.committed(part)
+            counters.messages += part.count
+            counters.record_bytes += part.log_bytes
+            counters.quarantined += durable.quarantined
+            counters.missing += durable.missing
+        bundles = len({durable.stored.bundle.key for durable in some})
+        counters.parts += len(some)
+        counters.bundles += bundles
+        counters.rounds = self._rounds.rounds
+        self.budget.release(sum(durable.commit.items_memory_bytes for durable in some))
+        if some:
+            self._last_commit_s = self._clock.monotonic_s()
+            self._merging.rounds_made(bundles)
 
     def _wait_for_room(self) -> None:
         self._wake.set()
@@ -414,8 +420,8 @@ class TieredDispatcher:
         while not self._stop.is_set():
             self._say_stall()
             self._commits.scan()
-            self._compensation.begin(lambda body: self._index_pool.submit(self._guard, body))
-            self._clock.wait(self._wake, min(0.25, self._settings.freshness_s / 4))
+            self._compensation.begin(lambda body: self._catch_up_pool.submit(self._guard, body))
+            self._clock.wait(self._wake, min(0.25, max(0.01, self._commits.due_in_s())))
             self._wake.clear()
 
     def _say_stall(self) -> None:

@@ -80,7 +80,7 @@ class QueueFiles:
             return {queue: file.commit_offset for queue, file in self._files.items()}
 
     def end_segment(self, queue: MessageQueue) -> bool:
-        """End a queue's last segment; False when something is under way, and it must not be sealed."""
+        """Have a queue go on in a new segment; False when something is under way, and the last must not be sealed."""
         if not self._selects(queue):
             return True  # nothing is ever appended to it
         file = self.file(queue)

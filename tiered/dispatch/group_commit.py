@@ -1,80 +1,73 @@
-"""Group commits: takes what is due off the queues' buffers and uploads it, one upload a queue at a time.
+"""Group commits: rounds that take all that waits in the queues' buffers, and upload it in shared bundles.
 
-When: a buffer is big enough, or old enough, or memory is short (then the fullest first, so that parts stay as large as
-they can), or everything is to be flushed.
+When: what has waited longest is old enough; or what waits fills a bundle; or memory is short; or everything is to be
+flushed. A round then takes everything of every queue, so that it costs by its bytes and not by the number of queues:
+``plan_bundles`` divides the commits over bundles of ``bundle_bytes``, sorted by topic, queue and offset.
 
-Retries and errors: a failed upload, or one of which nobody knows what became, switches files (``tiered.log.composite``)
-and is tried again after a pause with jitter, for ever; a refusal that waiting cannot mend ends the dispatcher.
+Ordering: a queue may have commits in several bundles on their way; what is durable is handed on in the order of its queue
+(``tiered.log.composite``).
 
-Bounds: ``uploads_max`` uploads run; each queue has at most one more waiting for a thread. Where the store takes several
-objects at once (a folder), a thread takes several small commits that wait.
+Retries and errors: of a bundle that failed, or of which nobody knows what became, each queue switches files and is tried
+again after a pause with jitter, for ever; a refusal that waiting cannot mend ends the dispatcher.
+
+Bounds: ``uploads_max`` bundles are on their way at once, and no round is taken while they are.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import math
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.errors import AlreadyExistsError, BackendError
 from tiered.dispatch.throttle import Throttle
+from tiered.dispatch.uploads import Durable
 from tiered.errors import FencedError, StoreUnavailableError, TieredStoreError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tiered.clock import Clock
     from tiered.dispatch.budget import MemoryBudget
     from tiered.dispatch.counters import DispatchCounters
     from tiered.dispatch.settings import DispatchSettings
-    from tiered.dispatch.uploads import StoredLog, Uploader
+    from tiered.dispatch.uploads import StoredBundle, Uploader
     from tiered.log.composite import CompositeFlatFile, GroupCommit
 
-_TOGETHER_BYTES_MAX = 4 * 1024 * 1024
-"""Of several objects put at once; a larger one goes alone."""
-_BATCHING_THREADS_MAX = 4
+    Taken = tuple[CompositeFlatFile, GroupCommit]
+
 _OUTAGE_S = 2.0
 """Without a success for so long: an outage, after which nobody waits out a pause that was meant for it."""
-_LOCKED_S = 0.05
-"""After which a queue is looked at again whose lock was taken."""
 
 _LOG = logging.getLogger("tiered.dispatch")
 
 
-class Alarms:
-    """When to look at which queue again; one alarm each. Not for several threads at once."""
-
-    def __init__(self) -> None:
-        self._at_s: dict[CompositeFlatFile, float] = {}
-        self._heap: list[tuple[float, int, CompositeFlatFile]] = []
-        self._sequence = itertools.count()
-
-    def set(self, file: CompositeFlatFile, at_s: float) -> None:
-        """Set the alarm of a queue, or leave it as it is when it has an earlier one."""
-        if at_s < self._at_s.get(file, math.inf):
-            self._at_s[file] = at_s
-            heapq.heappush(self._heap, (at_s, next(self._sequence), file))
-
-    def take_until(self, now_s: float) -> list[CompositeFlatFile]:
-        """The queues whose alarm is due, in order; their alarms are gone then."""
-        due: list[CompositeFlatFile] = []
-        while self._heap and self._heap[0][0] <= now_s:
-            at_s, _, file = heapq.heappop(self._heap)
-            if self._at_s.get(file) == at_s:  # else an earlier one has taken its place
-                del self._at_s[file]
-                due.append(file)
-        return due
+def plan_bundles(taken: Sequence[Taken], bundle_bytes: int) -> list[list[Taken]]:
+    """Divide a round's commits over bundles of about ``bundle_bytes``; one with more than half of that goes alone."""
+    ordered = sorted(taken, key=lambda one: (one[1].queue, one[1].queue_offset))
+    plans: list[list[Taken]] = []
+    shared: list[Taken] = []
+    size = 0
+    for one in ordered:
+        more = one[1].data_bytes
+        if 2 * more > bundle_bytes:
+            plans.append([one])
+            continue
+        if shared and size + more > bundle_bytes:
+            plans.append(shared)
+            shared, size = [], 0
+        shared.append(one)
+        size += more
+    return [*plans, shared] if shared else plans
 
 
 class GroupCommitter:
-    """Uploads the records of group commits. From any thread.
+    """Uploads group commits, round by round. From any thread.
 
     Attributes:
         flush: Take every buffer, due or not.
@@ -84,7 +77,7 @@ class GroupCommitter:
     def __init__(
         self,
         uploader: Uploader,
-        submit: Callable[[StoredLog], None],
+        submit: Callable[[Sequence[Durable]], None],
         *,
         settings: DispatchSettings,
         budget: MemoryBudget,
@@ -92,20 +85,22 @@ class GroupCommitter:
         clock: Clock,
         rng: random.Random,
         stop: threading.Event,
+        wake: threading.Event,
         guard: Callable[[Callable[[], None]], None],
         room: threading.Event,
     ) -> None:
         """Wire it.
 
         Args:
-            uploader: Makes the objects.
-            submit: Told of each commit whose records are durable, in the order of its queue.
+            uploader: Makes the bundles.
+            submit: Told of what is durable, in the order of each queue.
             settings: Limits and periods.
             budget: Says when memory is short.
             counters: Where to count.
             clock: Time.
             rng: Jitter.
             stop: Takes no new work when set.
+            wake: Set when a round is due, for whoever calls ``scan``.
             guard: Runs a thread's body and reports its error.
             room: Set when memory has been given back.
         """
@@ -117,110 +112,142 @@ class GroupCommitter:
         self._clock = clock
         self._rng = rng
         self._stop = stop
+        self._wake = wake
         self._guard = guard
         self._room = room
-        threads = _threads(settings, uploader)
-        self._open_max = threads * uploader.objects_per_put
-        self._pool = ThreadPoolExecutor(threads, "tiered-upload")
+        self._pool = ThreadPoolExecutor(settings.uploads_max, "tiered-upload")
         self._throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._lock = threading.Lock()
         self._buffering: dict[CompositeFlatFile, None] = {}  # in the order in which they came
-        self._alarms = Alarms()
-        self._waiting: deque[tuple[CompositeFlatFile, GroupCommit]] = deque()
+        self._durable: dict[
+            GroupCommit, Durable
+        ] = {}  # handed on when those before them are durable, too
+        self._waiting_bytes = 0
         self._open = 0
         self.flush = False
         self.last_success_s = clock.monotonic_s()
 
-    def appended(self, file: CompositeFlatFile) -> None:
-        """Note that a queue's buffer has grown. With the queue's lock held."""
-        if file not in self._buffering:
-            with self._lock:
-                self._buffering[file] = None
-        self.upload_if_due(file)
+    def appended(self, file: CompositeFlatFile, size_bytes: int) -> None:
+        """Note that a queue's buffer has grown by so many bytes. With the queue's lock held."""
+        with self._lock:
+            self._buffering[file] = None
+            before, self._waiting_bytes = self._waiting_bytes, self._waiting_bytes + size_bytes
+        if before < self._settings.bundle_bytes <= self._waiting_bytes:
+            self._wake.set()
+
+    def due_in_s(self) -> float:
+        """How long until a round may be due by age; ``freshness_s`` when nothing waits."""
+        now_s = self._clock.monotonic_s()
+        freshness_s = self._settings.freshness_s
+        with self._lock:
+            waiting = list(self._buffering)
+        ages = [
+            max(oldest_s + freshness_s, file.next_try_s) - now_s
+            for file in waiting
+            if (oldest_s := file.oldest_s) is not None
+        ]
+        return max(0.0, min(ages, default=freshness_s))
 
     def scan(self) -> None:
-        """Take what has become due by age, by pressure or by flushing."""
-        for file in self._candidates(self._clock.monotonic_s()):
-            if file.lock.acquire(blocking=False):
-                try:
-                    pressed = self._budget.under_pressure and self._open < self._open_max
-                    self.upload_if_due(file, flush=self.flush or pressed)
-                finally:
-                    file.lock.release()
-            else:
-                with self._lock:
-                    self._alarms.set(file, self._clock.monotonic_s() + _LOCKED_S)
+        """Take a round if one is due. From one thread."""
+        while self._is_due() and self._take_round():
+            pass
 
-    def upload_if_due(self, file: CompositeFlatFile, *, flush: bool = False) -> None:
-        """Hand a due group commit to the pool, or note when it will be due. With the queue's lock held."""
-        if not file.is_due(self._clock.monotonic_s(), flush=flush) or self._stop.is_set():
-            due_s = file.due_at_s()
-            if due_s is not None:
-                with self._lock:
-                    self._alarms.set(file, due_s)
-            return
-        commit = file.take(self._clock.now_ms())
+    def _is_due(self) -> bool:
         with self._lock:
-            self._open += 1
-            self._waiting.append((file, commit))
-            if not file.has_buffered:
-                self._buffering.pop(file, None)
-        with suppress(RuntimeError):  # the pool was closed meanwhile: the commit is given up
-            self._pool.submit(self._guard, self._upload_some)
+            if (
+                self._stop.is_set()
+                or not self._buffering
+                or self._open >= self._settings.uploads_max
+            ):
+                return False
+            is_full = self._waiting_bytes >= self._settings.bundle_bytes
+        return self.flush or is_full or self._budget.under_pressure or self.due_in_s() <= 0
 
-    def _candidates(self, now_s: float) -> list[CompositeFlatFile]:
+    def _take_round(self) -> bool:
+        """Take what waits in every buffer, but for queues that are to pause; whether there was anything."""
         with self._lock:
-            due = self._alarms.take_until(now_s)
-            if self.flush:
-                return list(self._buffering)
-            if not self._budget.under_pressure:
-                return due
-            files = [file for file in self._buffering if file.due_at_s() is not None]
-        return due + heapq.nlargest(self._open_max, files, lambda file: file.buffered_bytes)
+            files = list(self._buffering)
+        taken: list[Taken] = []
+        for file in files:
+            with file.lock:
+                taken += self._take(file)
+        for some in plan_bundles(taken, self._settings.bundle_bytes):
+            with self._lock:
+                self._open += 1
+            with suppress(RuntimeError):  # the pool was closed meanwhile: the commits are given up
+                self._pool.submit(self._guard, partial(self._upload, some))
+        return bool(taken)
+
+    def _take(self, file: CompositeFlatFile) -> list[Taken]:
+        """All of one queue's buffer. With its lock held."""
+        if self._clock.monotonic_s() < file.next_try_s:
+            return []
+        taken: list[Taken] = []
+        while (commit := file.take(self._clock.now_ms())) is not None:
+            taken.append((file, commit))
+        with self._lock:
+            self._buffering.pop(file, None)
+            self._waiting_bytes -= sum(commit.data_bytes for _, commit in taken)
+        return taken
+
+    def take_now(self, file: CompositeFlatFile) -> None:
+        """Upload what one queue's buffer holds, since a gap follows. With its lock held."""
+        if not self._stop.is_set():
+            for some in plan_bundles(self._take(file), self._settings.bundle_bytes):
+                with self._lock:
+                    self._open += 1
+                with suppress(RuntimeError):
+                    self._pool.submit(self._guard, partial(self._upload, some))
 
     def close(self) -> None:
         """Wait for the uploads that run; those that wait are given up."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _upload_some(self) -> None:
-        """Upload what waits, as much as is best done at once; perhaps another thread has taken it."""
-        some = self._next()
+    def _upload(self, some: Sequence[Taken]) -> None:
+        """Upload one bundle."""
         try:
             self._throttle.take(sum(commit.data_bytes for _, commit in some))
-            results = self._uploader.put_logs([commit for _, commit in some])
-            for (file, commit), result in zip(some, results, strict=True):
-                self._report(file, commit, result)
+            alone = len(some) == 1 and 2 * some[0][1].data_bytes > self._settings.bundle_bytes
+            commits = [commit for _, commit in some]
+            try:
+                stored = self._uploader.put_commits(commits, alone=alone)
+            except BackendError as error:
+                self._failed(some, error)
+            else:
+                self._stored(some, stored)
         finally:
             with self._lock:
-                self._open -= len(some)
+                self._open -= 1
+            self._wake.set()
 
-    def _next(self) -> list[tuple[CompositeFlatFile, GroupCommit]]:
-        some: list[tuple[CompositeFlatFile, GroupCommit]] = []
-        size = 0
-        with self._lock:
-            while self._waiting and len(some) < self._uploader.objects_per_put:
-                size += self._waiting[0][1].data_bytes
-                if some and size > _TOGETHER_BYTES_MAX:
-                    break
-                some.append(self._waiting.popleft())
-        return some
-
-    def _report(
-        self, file: CompositeFlatFile, commit: GroupCommit, result: StoredLog | BackendError
-    ) -> None:
-        if isinstance(result, BackendError):
-            self._failed(file, result)
-            return
+    def _stored(self, some: Sequence[Taken], stored: StoredBundle) -> None:
         now_s = self._clock.monotonic_s()
         was_out, self.last_success_s = now_s - self.last_success_s > _OUTAGE_S, now_s
-        with file.lock:
-            self._submit(result)  # before the next commit of this queue can be taken: order
-            file.log_stored()
-            self.upload_if_due(file, flush=self.flush)
-        self._budget.release(commit.data_bytes)
+        released = 0
+        for number, (file, commit) in enumerate(some):
+            try:
+                quarantined = self._uploader.put_quarantine(commit)
+            except BackendError as error:
+                self._failed([(file, commit)], error)
+                continue
+            rest = replace(commit, batches=())
+            with file.lock:
+                self._durable[commit] = Durable(rest, stored, number, commit.missing(), quarantined)
+                ready = file.stored(commit)
+                self._hand_on(ready)  # before the queue's next can be handed on: order
+            released += sum(one.data_bytes for one in ready)
+        self._budget.release(released)
         self._room.set()
         if was_out:
             self._wake_all(now_s)
+
+    def _hand_on(self, ready: Sequence[GroupCommit]) -> None:
+        found = [self._durable.pop(commit) for commit in ready]
+        for commit, durable in zip(ready, found, strict=True):
+            self._uploader.on_stored(commit, durable.part)
+        if found:
+            self._submit(found)
 
     def _wake_all(self, now_s: float) -> None:
         """End the pauses of all queues, since the store is back; not all at once."""
@@ -230,33 +257,30 @@ class GroupCommitter:
             if file.lock.acquire(blocking=False):  # else it keeps its pause
                 try:
                     file.next_try_s = min(file.next_try_s, now_s + self._rng.random() / 2)
-                    self.upload_if_due(file)
                 finally:
                     file.lock.release()
 
-    def _failed(self, file: CompositeFlatFile, error: BackendError) -> None:
+    def _failed(self, some: Sequence[Taken], error: BackendError) -> None:
         self._counters.uploads_failed += 1
-        self._counters.switches += 1
-        with file.lock:
-            file.log_failed(self._clock.monotonic_s(), self._backoff_s)
-            failures = file.failures
-            self.appended(file)  # what failed waits again
+        first = False
+        for file, commit in some:
+            with file.lock:
+                before = file.buffered_bytes
+                self._durable.pop(commit, None)
+                if file.failed(commit, self._clock.monotonic_s(), self._backoff_s):
+                    self._counters.switches += 1
+                    self.appended(file, file.buffered_bytes - before)  # what failed waits again
+                    first = first or file.failures == 1
         if not error.retriable:
             raise refused(error)
-        if failures == 1:
-            what = "upload of %s failed, going on in a new segment: %s"
-            _LOG.log(retry_level(error), what, file.queue, error)
+        if first:
+            what = "upload of a bundle of %d queues failed (%s, …), going on in new segments: %s"
+            _LOG.log(retry_level(error), what, len(some), some[0][0].queue, error)
 
     def _backoff_s(self, failures: int) -> float:
         settings = self._settings
         pause_s = settings.backoff_s_min * 2.0 ** min(failures - 1, 30)
         return min(pause_s, settings.backoff_s_max) * self._rng.uniform(0.5, 1.0)
-
-
-def _threads(settings: DispatchSettings, uploader: Uploader) -> int:
-    """Where one call takes many objects, more threads would only take the processor from each other."""
-    batching = uploader.objects_per_put > 1
-    return min(settings.uploads_max, _BATCHING_THREADS_MAX) if batching else settings.uploads_max
 
 
 def retry_level(error: BackendError) -> int:

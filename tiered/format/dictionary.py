@@ -1,4 +1,4 @@
-"""Dictionaries for packed objects: what the blocks of a topic's records have in common, trained from some of them.
+"""Dictionaries for packed sections: what the blocks of a topic's records have in common, trained from some of them.
 
 With one, blocks of 128 KiB shrink better than much larger ones do without. Pure, and the same for the same bytes.
 """
@@ -10,10 +10,10 @@ from typing import Final
 import zstandard
 from typing_extensions import Buffer
 
-from tiered.format.packed import BLOCK_BYTES, LEVEL
+from tiered.format.bundle import PACK_LEVEL, PACKED_BLOCK_BYTES
 
 DICTIONARY_BYTES: Final = 32 * 1024
-"""Larger ones gain less than they take in the object."""
+"""Larger ones gain less than they take in the section."""
 TRAIN_BYTES_MIN: Final = 512 * 1024
 """Of fewer bytes no dictionary is trained."""
 _SAMPLE_BYTES: Final = 2048
@@ -22,7 +22,7 @@ _TRIALS: Final = 4
 _STEPS: Final = 4
 
 
-def train(payload: Buffer, *, level: int = LEVEL, size_bytes: int = DICTIONARY_BYTES) -> bytes:
+def train(payload: Buffer, *, level: int = PACK_LEVEL, size_bytes: int = DICTIONARY_BYTES) -> bytes:
     """A dictionary for these bytes and their like; a sixth of a second.
 
     Args:
@@ -48,8 +48,8 @@ def train(payload: Buffer, *, level: int = LEVEL, size_bytes: int = DICTIONARY_B
     return found.as_bytes()
 
 
-def pays(dictionary: bytes, payload: Buffer, *, level: int = LEVEL) -> bool:
-    """Whether an object of this payload is smaller with the dictionary in it (twice), by a few of its blocks."""
+def pays(dictionary: bytes, payload: Buffer, *, level: int = PACK_LEVEL) -> bool:
+    """Whether a section of these records is smaller with the dictionary in it, by a few of its blocks."""
     view = memoryview(payload).cast("B")
     if not dictionary or not len(view):
         return False
@@ -57,6 +57,8 @@ def pays(dictionary: bytes, payload: Buffer, *, level: int = LEVEL) -> bool:
     plain = zstandard.ZstdCompressor(level=level)
     helped = zstandard.ZstdCompressor(level=level, dict_data=known, write_dict_id=False)
     step = max(len(view) // _TRIALS, 1)
-    blocks = [view[start : start + BLOCK_BYTES] for start in range(0, len(view), step)][:_TRIALS]
+    blocks = [view[start : start + PACKED_BLOCK_BYTES] for start in range(0, len(view), step)][
+        :_TRIALS
+    ]
     gain = sum(len(plain.compress(block)) - len(helped.compress(block)) for block in blocks)
-    return gain * len(view) > 2 * len(dictionary) * sum(map(len, blocks))
+    return gain * len(view) > len(dictionary) * sum(map(len, blocks))

@@ -20,8 +20,8 @@ its bucket is not in the object; otherwise the places of the equal fingerprints 
 of bytes, whatever else is in the bucket. With 16 items a bucket (b is chosen so, up to 16) a key that is not there is
 taken for one that is once in 4,096 times, at 18 bits an item: as with a Bloom filter of that size, which does not say where.
 
-Around the payload lies ``tiered.format.part`` with blocks of ``INDEX_BLOCK_BYTES``. The description holds ``kind`` (index),
-``count``, ``bucket_bits``, ``store_min_ms``, ``store_max_ms``, and ``covers``: rows of topic, queue id, incarnation, start
+Around the payload lies ``tiered.format.object`` with blocks of ``INDEX_BLOCK_BYTES``. The description holds ``kind``
+(index), ``count``, ``bucket_bits``, ``store_min_ms``, ``store_max_ms``, and ``covers``: rows of topic, queue id, incarnation, start
 and end (queue offsets).
 """
 

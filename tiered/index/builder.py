@@ -33,7 +33,7 @@ from tiered.format.key_index import (
     build_filter,
     order_of,
 )
-from tiered.format.part import build_object
+from tiered.format.object import build_object
 from tiered.index.extract import extract_keys, shifted
 from tiered.index.hashing import topic_seed
 from tiered.index.work import WorkFile
@@ -200,7 +200,7 @@ class IndexBuilder:
         key = keys.index_key("", max(0, low), self._next_id())
         self._store.put_if_absent(self._prefix + key, made.buffers)
         size = made.payload_bytes
-        place = ObjectRange(key, 0, size, size, made.trailer_bytes, made.payload_crc)
+        place = ObjectRange(key, size, made.trailer_bytes, made.payload_crc)
         return IndexObject(place, len(items), len(items) * ITEM_BYTES, low, high, covers)
 
     def reset(self) -> None:

@@ -11,8 +11,8 @@ from tiered.format.batch import split_batch
 from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.tags import tag_hash
-from tiered.log.objects import read_range
 from tiered.log.reader import QueueReader
+from tiered.log.sections import read_range
 from tiered.log.state import Gap
 from tiered.model import QueueOffset
 
@@ -136,8 +136,9 @@ class LifeView:
         start = candidate.log_offset
         if candidate.size <= 0 or not part.log_offset <= start <= part.log_end - candidate.size:
             return None
-        low = start - part.log_offset + part.log.start
-        data = read_range(self._store, self._prefix, part.log, low, low + candidate.size)
+        low = start - part.log_offset
+        wanted = part.log.part_of(low, low + candidate.size)
+        data = read_range(self._store, self._prefix, wanted)
         try:
             stored = decode_record(data, 0, check_crc=False)  # each block was checked
         except RecordError:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.local.face import RecordBatch
+    from tiered.log.parts import Part
 
 _LOG = logging.getLogger("tiered.index")
 FEED_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -42,7 +43,7 @@ class _Held:
 
 
 class KeyFeed:
-    """Holds the keys of parts, by the key of their commit-log object.
+    """Holds the keys of parts, by bundle and position of their section.
 
     Attributes:
         refused: Parts for whose keys there was no room.
@@ -53,7 +54,7 @@ class KeyFeed:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
         self.refused = 0
 
     @property
@@ -61,37 +62,36 @@ class KeyFeed:
         """What is held."""
         return self._bytes
 
-    def offer(self, log_key: str, batches: Sequence[RecordBatch], log_offset: int) -> None:
+    def offer(self, part: Part, batches: Sequence[RecordBatch]) -> None:
         """Take the keys of a part; never raises, since the part is durable.
 
         Args:
-            log_key: Key of its commit-log object.
+            part: Which.
             batches: Its records, all of one queue.
-            log_offset: Of its first byte.
         """
         now_s = self._clock.monotonic_s()
         if not self._has_room(now_s):
             self.refused += 1
             return
         found: list[Keys] = []
-        at = log_offset
+        at: int = part.log_offset
         try:
             for batch in batches:
                 seed = topic_seed(batch.queue.topic)
                 found += [shifted(keys, at) for keys in extract_keys(batch, seed) if len(keys)]
                 at += memoryview(batch.data).nbytes
         except DataError as error:
-            _LOG.warning("keys of %s are taken later: %s", log_key, error)
+            _LOG.warning("keys of %s are taken later: %s", part.bundle.key, error)
             return
         size = sum(keys.memory_bytes for keys in found) + _ENTRY_BYTES
         with self._lock:
-            self._held[log_key] = _Held(tuple(found), size, now_s)
+            self._held[_name(part)] = _Held(tuple(found), size, now_s)
             self._bytes += size
 
-    def take(self, log_key: str) -> tuple[Keys, ...] | None:
+    def take(self, part: Part) -> tuple[Keys, ...] | None:
         """The keys of a part, positions being log offsets; None: not held. They are not held any more."""
         with self._lock:
-            held = self._held.pop(log_key, None)
+            held = self._held.pop(_name(part), None)
             if held is None:
                 return None
             self._bytes -= held.memory_bytes
@@ -106,3 +106,7 @@ class KeyFeed:
                 del self._held[key]
                 self._bytes -= oldest.memory_bytes
             return self._bytes < self._bytes_max
+
+
+def _name(part: Part) -> tuple[str, int]:
+    return part.bundle.key, part.section.start

@@ -15,12 +15,15 @@ Threads: one.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from backends.errors import BackendError, ObjectNotFoundError
 from tiered.errors import DataError
 from tiered.log.indexed import uncovered
+from tiered.log.parts import NO_PARTS
 from tiered.log.reader import QueueReader
 from tiered.log.state import Gap
 from tiered.model import QueueOffset
@@ -147,10 +150,10 @@ class Indexer:
         part = _part_at(life, at)
         try:
             if self._feed and part and part.queue_end <= end:
-                found = self._feed.take(part.log.key)
+                found = self._feed.take(part)
                 if found is not None:
                     self.builder.add(queue, life.incarnation, at, part.queue_end, found)
-                    return part.queue_end, part.log.size_bytes or 1
+                    return part.queue_end, part.log_bytes or 1
             if self._reading is None or self._reading.life is not life:
                 self._reading = _Reading(self._store, self._prefix, queue, life)
             return self._read(self._reading, queue, at, end)
@@ -185,9 +188,10 @@ class Indexer:
 def _part_at(life: QueueLife, offset: int) -> Part | None:
     """The part that begins there; found without looking at every part of a long life."""
     number = bisect_right(life.segments, offset, key=lambda segment: segment.base_queue_offset) - 1
-    parts = life.segments[number].parts if number >= 0 else ()
-    at = bisect_left(parts, offset, key=lambda part: part.queue_offset)
-    return parts[at] if at < len(parts) and parts[at].queue_offset == offset else None
+    parts = life.segments[number].parts if number >= 0 else NO_PARTS
+    at = int(np.searchsorted(parts.rows["queue_offset"], offset))
+    found = parts[at] if at < len(parts) else None
+    return found if found is not None and found.queue_offset == offset else None
 
 
 def _last(state: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:

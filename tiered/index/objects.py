@@ -28,13 +28,13 @@ from tiered.format.key_index import (
     bucket_bits,
     filter_bytes,
 )
-from tiered.log.objects import check_trailer
+from tiered.format.object import Trailer, parse_trailer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.base import ObjectStore
-    from tiered.log.parts import IndexObject
+    from tiered.log.parts import IndexObject, ObjectRange
 
 FILTER_BYTES_MAX: Final = 256 * 1024 * 1024
 """Default budget: the filters of 100 objects of a million items."""
@@ -165,6 +165,23 @@ class IndexObjects:
                 where = self._prefix + index.place.key
                 what = f"bytes [{start + at}, {start + at + len(block)}) fail their checksum"
                 raise _damaged(what, where)
+
+
+def check_trailer(tail: bytes, place: ObjectRange, *, where: str) -> Trailer:
+    """Parse what lies behind an object's payload and hold it against the journal.
+
+    Raises:
+        DataError: The trailer is damaged, or the object is not the one that the journal names.
+    """
+    trailer = parse_trailer(tail, where=where)
+    found = (trailer.payload_bytes, trailer.trailer_bytes, trailer.payload_crc)
+    if len(tail) != place.trailer_bytes or found != (
+        place.payload_bytes,
+        place.trailer_bytes,
+        place.crc,
+    ):
+        raise _damaged("the object is not the one that the journal names", where)
+    return trailer
 
 
 def _damaged(what: str, where: str) -> DataError:

@@ -23,15 +23,15 @@ from tiered.errors import DataError
 from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
 from tiered.log.decode import PartItems, decode_items
-from tiered.log.objects import read_planned, read_range
+from tiered.log.sections import read_planned, read_range
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from backends.base import ObjectStore
-    from tiered.format.part import Trailer
-    from tiered.log.parts import ObjectRange, Part
+    from tiered.log.parts import Part, SectionRange
+    from tiered.log.sections import OpenSection
     from tiered.log.view import LifeView
 
 UNIT_BYTES: Final = 128 * 1024
@@ -44,10 +44,10 @@ _HEAD_BYTES: Final = STORE_TIME_AT + V6_EXTRA_BYTES + 8
 
 
 class Ranges(Protocol):
-    """Where ranges of data objects come from."""
+    """Where ranges of sections come from."""
 
-    def read(self, place: ObjectRange, start: int, end: int) -> memoryview:
-        """Bytes ``[start, end)`` of an object's payload, checked.
+    def read(self, want: SectionRange) -> memoryview:
+        """The bytes of a range, checked.
 
         Raises:
             DataError: They are damaged.
@@ -58,22 +58,22 @@ class Ranges(Protocol):
 
 @dataclass(slots=True)
 class StoreRanges:
-    """Ranges straight from the store; for one lookup. An object's trailer is read once."""
+    """Ranges straight from the store; for one lookup. A section's block table is read once."""
 
     store: ObjectStore
     prefix: str
-    _trailers: dict[str, Trailer] = field(default_factory=dict)
+    _known: dict[tuple[str, int], OpenSection | None] = field(default_factory=dict)
 
-    def read(self, place: ObjectRange, start: int, end: int) -> memoryview:
+    def read(self, want: SectionRange) -> memoryview:
         """See ``Ranges``."""
-        known = self._trailers.get(place.key)
+        name = want.key, want.place.start
         get = self.store.get_ranges
         try:
-            data, self._trailers[place.key] = read_planned(
-                place, start, end, get, where=self.prefix, known=known
+            (data,), self._known[name] = read_planned(
+                (want,), get, where=self.prefix, known=self._known.get(name)
             )
         except (InvalidRangeError, ShortReadError, DataError):
-            return read_range(self.store, self.prefix, place, start, end)
+            return read_range(self.store, self.prefix, want)
         return data
 
 
@@ -165,7 +165,7 @@ class PartTimes:
         self._ranges = ranges
         self._part = part
         self._where = where
-        raw = ranges.read(part.index, part.index.start, part.index.end)
+        raw = ranges.read(part.index)
         items = decode_items(part, part.queue_offset, raw, where=where)
         self._real = np.flatnonzero(items.sizes > 0)
         self._begins = items.log_offsets[self._real] - part.log_offset
@@ -237,7 +237,7 @@ class PartTimes:
         place, begins = self._part.log, self._begins[low:high]
         start = int(begins[0])
         stop = min(int(begins[-1]) + _HEAD_BYTES, place.size_bytes)
-        data = self._ranges.read(place, place.start + start, place.start + stop)
+        data = self._ranges.read(place.part_of(start, stop))
         heads = np.frombuffer(data, np.uint8)
         positions = begins - start
         if (_gather(heads, positions, 4) != self._items.sizes[self._real[low:high]]).any():

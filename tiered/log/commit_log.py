@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiered.log.flat_file import TieredFlatFile, load_segment
-from tiered.log.objects import read_range
+from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -19,22 +18,19 @@ class TieredCommitLog(TieredFlatFile):
     @classmethod
     def load(cls, life: QueueLife) -> TieredCommitLog:
         """As the journal has it."""
-        log = cls(life.segments[0].base_offset if life.segments else life.log_end)
-        log.segments = [
-            load_segment(s.base_offset, s.created_ms, s.sealed, [part.log for part in s.parts])
+        segments = [
+            TieredFileSegment.of(
+                s.base_offset,
+                s.created_ms,
+                s.sealed,
+                s.parts,
+                s.parts.column("log_bytes"),
+                of_items=False,
+            )
             for s in life.segments
         ]
-        return log
+        return cls(life.log_end, segments)
 
     def read(self, store: ObjectStore, prefix: str, start: LogOffset, end: LogOffset) -> memoryview:
-        """Read committed bytes ``[start, end)``, checked.
-
-        Raises:
-            DataError: An object is damaged.
-            BackendError: An object could not be read.
-        """
-        pieces = [
-            read_range(store, prefix, extent.place, extent.start, extent.end)
-            for extent in self.extents(start, end)
-        ]
-        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+        """Read committed bytes ``[start, end)``; see ``read_bytes``."""
+        return self.read_bytes(store, prefix, start, end)

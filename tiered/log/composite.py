@@ -1,20 +1,19 @@
-"""CompositeFlatFile: the write side of one queue, that is its commit log, its consume queue and what waits in memory.
+"""CompositeFlatFile: the write side of one queue, that is what waits in memory, what is on its way, and where it goes.
 
-Overview: ``append`` takes batches into a buffer; ``take`` cuts the next group commit off the buffer; the dispatcher
-uploads it and reports ``log_stored`` or ``log_failed``; when the index is durable too and an entry names both,
-``committed``. Offsets: ``commit_offset <= append_offset`` (the queue offset of what comes next).
+Overview: ``append`` takes batches into a buffer; ``take`` cuts the next group commit off the buffer, for a round's bundle;
+the dispatcher uploads it and reports ``stored`` or ``failed``; when an entry names it, ``committed``. Several commits of a
+queue may be on their way, in different bundles; they are handed on in order, whatever comes first.
+Offsets: ``commit_offset <= append_offset`` (the queue offset of what comes next).
 
-Non-StopWrite (file switch): when an upload fails, or nobody knows what became of it, the segment is ended at its commit
-position and the same bytes, with what came since, go at once into a new segment with that base, under a new key. Nobody
-asks the store how long the old object is: no entry names it.
-
-Sealing: whoever seals the last segment says so before (``end_segment``) and after (``sealed``); what comes next then opens
-a new one. A seal that fails in between leaves a segment that has rolled early, and nothing else.
+Non-StopWrite (file switch): when an upload fails, or nobody knows what became of it, the segment is ended where that commit
+began, and its bytes and those behind it go at once into a new segment with that base, in other bundles. Nobody asks the
+store what became of the old ones: no entry names these sections.
 
 Threads: every method but ``lock`` itself wants ``lock`` held. Dispatch only tries the lock; a commit holds it for
 moments, never during I/O.
 
-Memory: the buffer's bytes are accounted by the caller through ``buffered_bytes`` of what it appends and takes.
+Memory: the buffer's bytes are accounted by the caller through ``buffered_bytes`` of what it appends, until ``stored`` hands
+the commit on.
 
 After a crash: nothing here survives, and nothing has to; the journal gives the offsets.
 """
@@ -32,9 +31,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 from tiered.local.face import MISSING_REASONS
-from tiered.log.commit_log import TieredCommitLog
-from tiered.log.consume_queue import ITEM_BYTES, TieredConsumeQueue, encode_items
-from tiered.log.flat_file import load_segment
+from tiered.log.consume_queue import encode_items
 from tiered.log.marks import mark_of_item
 from tiered.log.trim import size_of, trim
 from tiered.model import LogOffset, MessageQueue, QueueOffset
@@ -43,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.local.face import Quarantined, RecordBatch
-    from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
-    from tiered.log.state import ObjectRange, Part, QueueLife, Segment
+    from tiered.log.parts import Part, QueueLife
 
 _CLOCK_SET_BACK_MS = 60_000
 """A segment that was begun so long after now was begun by another clock, or before ours was set back: it rolls."""
@@ -66,7 +62,7 @@ class CommitPolicy:
     """When to commit and when to roll.
 
     Attributes:
-        part_bytes: A commit is due at so many buffered bytes, and takes about so many (one record at least).
+        part_bytes: A commit takes about so many bytes (one record at least).
         freshness_s: A commit is due when the oldest buffered byte is so old.
         segment_bytes_max: A segment is rolled when it has reached so many bytes.
         segment_age_ms_max: And when its first part is so old.
@@ -78,9 +74,9 @@ class CommitPolicy:
     segment_age_ms_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupCommit:
-    """One group commit: what will be one part.
+    """One group commit: what will be one section, and one part.
 
     Attributes:
         queue: Whose.
@@ -105,9 +101,9 @@ class GroupCommit:
     last: int = 0
 
     @property
-    def memory_bytes(self) -> int:
-        """What it holds in memory."""
-        return self.data_bytes + self.count * ITEM_MEMORY_BYTES
+    def items_memory_bytes(self) -> int:
+        """What it is counted for, besides its records, until an entry names it."""
+        return self.count * ITEM_MEMORY_BYTES
 
     @property
     def quarantined(self) -> list[Quarantined]:
@@ -115,11 +111,11 @@ class GroupCommit:
         return [record for batch in self.batches for record in batch.quarantined]
 
     def data(self) -> list[Buffer]:
-        """The payload of the commit-log object."""
+        """The section's records."""
         return [batch.data for batch in self.batches]
 
     def items(self) -> bytes:
-        """The payload of the consume-queue object."""
+        """The section's items."""
         starts = itertools.accumulate((size_of(batch) for batch in self.batches), initial=0)
         positions = [
             batch.positions + start for batch, start in zip(self.batches, starts, strict=False)
@@ -149,14 +145,46 @@ class GroupCommit:
         )
 
 
+@dataclass(slots=True)
+class Tail:
+    """Where a queue's last segment stands: all that the writer has to know of what is in the tier.
+
+    Attributes:
+        base_offset: Log offset of its first byte.
+        created_ms: When it was begun.
+        size_bytes: Taken so far, durable or not.
+        is_open: It takes more; else what comes next begins a new one.
+    """
+
+    base_offset: LogOffset
+    created_ms: int
+    size_bytes: int = 0
+    is_open: bool = False
+
+    @classmethod
+    def of(cls, life: QueueLife) -> Tail:
+        """As the journal has it."""
+        if not life.segments:
+            return cls(life.log_end, 0)
+        last = life.segments[-1]
+        goes_on = not last.sealed and last.parts.queue_end == life.commit_offset  # else: a gap
+        return cls(last.base_offset, last.created_ms, last.size_bytes, goes_on)
+
+    def must_roll(self, now_ms: int, policy: CommitPolicy) -> bool:
+        """Whether what comes next belongs into a new segment."""
+        age_ms = now_ms - self.created_ms
+        was_set_back = age_ms < -_CLOCK_SET_BACK_MS  # nobody knows how old it is
+        is_full = self.size_bytes >= policy.segment_bytes_max
+        return not self.is_open or is_full or was_set_back or age_ms >= policy.segment_age_ms_max
+
+
 class CompositeFlatFile:
-    """The pair of one queue, with its append buffer.
+    """The write side of one queue.
 
     Attributes:
         queue: Whose.
         lock: Held during every other call.
-        commit_log: The commit log's positions.
-        consume_queue: The consume queue's positions.
+        incarnation: Which life.
         next_try_s: Monotonic time before which nothing is to be uploaded (back-off after a failure).
         failures: Failed uploads in a row.
         switches: File switches so far.
@@ -167,27 +195,26 @@ class CompositeFlatFile:
         self.queue = queue
         self.lock = threading.Lock()
         self.incarnation = life.incarnation
-        self.commit_log = TieredCommitLog.load(life)
-        self.consume_queue = TieredConsumeQueue.load(life)
         self.next_try_s = 0.0
         self.failures = 0
         self.switches = 0
         self._policy = policy
+        self._tail = Tail.of(life)
         self._commit_offset = life.commit_offset
         self._taken_offset = life.commit_offset
         self._append_offset = life.commit_offset
         self._log_taken = life.log_end
         self._buffer: deque[tuple[RecordBatch, float]] = deque()
         self._buffered = 0
-        self._uploading: GroupCommit | None = None
+        self._on_their_way: deque[GroupCommit] = deque()
+        self._durable: set[GroupCommit] = set()  # of those
         self._is_held = False
-        parts = life.segments[-1].parts if life.segments else ()
-        self._roll_next = bool(parts) and parts[-1].queue_end != life.commit_offset  # behind a gap
-        self._last = (QueueOffset(parts[-1].queue_end - 1), parts[-1].last) if parts else None
+        parts = life.segments[-1].parts[-1:] if life.segments else ()
+        self._last = (QueueOffset(parts[0].queue_end - 1), parts[0].last) if parts else None
 
     @property
     def commit_offset(self) -> QueueOffset:
-        """One past the last message whose data and index are durable and named."""
+        """One past the last message whose section is durable and named."""
         return self._commit_offset
 
     @property
@@ -197,13 +224,18 @@ class CompositeFlatFile:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records in the buffer (not those of a commit under way)."""
+        """Bytes of records in the buffer (not those of commits under way)."""
         return self._buffered
 
     @property
     def has_buffered(self) -> bool:
         """Something waits in the buffer, perhaps only holes, which have no bytes."""
         return bool(self._buffer)
+
+    @property
+    def oldest_s(self) -> float | None:
+        """Monotonic time at which the oldest buffered batch came; None when there is none."""
+        return self._buffer[0][1] if self._buffer else None
 
     @property
     def is_settled(self) -> bool:
@@ -257,42 +289,25 @@ class CompositeFlatFile:
         assert self.is_settled
         self._is_held = False
         self._commit_offset = self._taken_offset = self._append_offset = queue_offset
-        self._roll_next = True
+        self._tail.is_open = False
 
-    def is_due(self, now_s: float, *, flush: bool) -> bool:
-        """Whether a group commit is to be taken now.
-
-        Args:
-            now_s: Monotonic time.
-            flush: Take whatever there is.
-        """
-        if not self._buffer or self._uploading is not None or now_s < self.next_try_s:
-            return False
-        aged = now_s - self._buffer[0][1] >= self._policy.freshness_s
-        return flush or aged or self._buffered >= self._policy.part_bytes
-
-    def due_at_s(self) -> float | None:
-        """Monotonic time at which the buffer is due by age (or may be tried again); None when it is empty."""
-        if not self._buffer or self._uploading is not None:
-            return None
-        return max(self._buffer[0][1] + self._policy.freshness_s, self.next_try_s)
-
-    def take(self, now_ms: int) -> GroupCommit:
-        """Cut the next group commit off the buffer. ``is_due`` must have said so."""
-        assert self._uploading is None
+    def take(self, now_ms: int) -> GroupCommit | None:
+        """Cut the next group commit off the buffer; None when it is empty."""
         batches: list[RecordBatch] = []
         size = 0
         while self._buffer and (not batches or size < self._policy.part_bytes):
             batch, _ = self._buffer.popleft()
             batches.append(batch)
             size += size_of(batch)
+        if not batches:
+            return None
         self._buffered -= size
-        if self._must_roll(now_ms):
-            self._open_segments(now_ms)
+        if self._tail.must_roll(now_ms, self._policy):
+            self._tail = Tail(self._log_taken, now_ms, is_open=True)
         commit = GroupCommit(
             self.queue,
             self.incarnation,
-            LogOffset(self.commit_log.segments[-1].base_offset),
+            self._tail.base_offset,
             self._log_taken,
             self._taken_offset,
             tuple(batches),
@@ -301,45 +316,60 @@ class CompositeFlatFile:
             mark_of_item(batches[-1], -1),
         )
         self._last = QueueOffset(batches[-1].end_offset - 1), commit.last
-        self.commit_log.segments[-1].append(size)
-        self.consume_queue.segments[-1].append(commit.count * ITEM_BYTES)
+        self._tail.size_bytes += size
         self._log_taken = LogOffset(self._log_taken + size)
         self._taken_offset = QueueOffset(self._taken_offset + commit.count)
-        self._uploading = commit
+        self._on_their_way.append(commit)
         return commit
 
-    def log_stored(self) -> None:
-        """The commit's log object is durable; the next commit may be taken."""
-        self._uploading = None
-        self.failures = 0
+    def stored(self, commit: GroupCommit) -> list[GroupCommit]:
+        """A commit's section is durable.
 
-    def log_failed(self, now_s: float, backoff_s: Callable[[int], float]) -> None:
-        """The upload failed or its outcome is unknown: switch files.
+        Returns:
+            The commits that can be named now, in order; none while one before this one is on its way, or when this one was
+            given up because one before it failed.
+        """
+        if commit not in self._on_their_way:
+            return []
+        self.failures = 0
+        self._durable.add(commit)
+        ready: list[GroupCommit] = []
+        while self._on_their_way and self._on_their_way[0] in self._durable:
+            ready.append(self._on_their_way.popleft())
+        self._durable.difference_update(ready)
+        return ready
+
+    def failed(self, commit: GroupCommit, now_s: float, backoff_s: Callable[[int], float]) -> bool:
+        """A commit's upload failed or its outcome is unknown: switch files. What was taken behind it waits again, too.
 
         Args:
+            commit: Which.
             now_s: Monotonic time.
             backoff_s: Pause before the next try, from the number of failures in a row.
+
+        Returns:
+            False when it had been given up already, because one before it failed.
         """
-        commit = self._uploading
-        assert commit is not None
-        self._uploading = None
+        if commit not in self._on_their_way:
+            return False
         self.failures += 1
         self.switches += 1
         self.next_try_s = now_s + backoff_s(self.failures)
-        for batch in reversed(commit.batches):
-            self._buffer.appendleft((batch, now_s - self._policy.freshness_s))
-        self._buffered += commit.data_bytes
-        self.commit_log.segments[-1].append(-commit.data_bytes)
-        self.consume_queue.segments[-1].append(-commit.count * ITEM_BYTES)
+        last = None
+        while last is not commit:
+            last = self._on_their_way.pop()
+            self._durable.discard(last)
+            for batch in reversed(last.batches):
+                self._buffer.appendleft((batch, now_s - self._policy.freshness_s))
+            self._buffered += last.data_bytes
         self._log_taken = commit.log_offset
         self._taken_offset = commit.queue_offset
-        self._roll_next = True
+        self._tail.is_open = False
+        return True
 
-    def committed(self, commit: GroupCommit, part: Part) -> None:
+    def committed(self, part: Part) -> None:
         """A journal entry names the part: the commit offset moves."""
         assert part.queue_offset == self._commit_offset
-        _segment(self.commit_log, commit.segment).commit(part.log)
-        _segment(self.consume_queue, commit.queue_offset * ITEM_BYTES).commit(part.index)
         self._commit_offset = part.queue_end
 
     def end_segment(self) -> bool:
@@ -348,64 +378,6 @@ class CompositeFlatFile:
         Returns:
             False when something is buffered or under way; then nothing has changed, and it must not be sealed.
         """
-        if not self.is_settled:
-            return False
-        for flat in (self.commit_log, self.consume_queue):
-            if flat.segments:
-                flat.segments[-1].sealed = True
-        self._roll_next = True
-        return True
-
-    def sealed(self, segment: Segment) -> None:
-        """Learn what a segment that has ended consists of now, or several that have become one; forgets what was merged.
-
-        Args:
-            segment: As the journal has it after the ``seal`` or ``join``.
-        """
-        parts = segment.parts
-        self._replace(self.commit_log, segment.base_offset, [part.log for part in parts])
-        self._replace(
-            self.consume_queue, segment.base_queue_offset * ITEM_BYTES, [p.index for p in parts]
-        )
-
-    @staticmethod
-    def _replace(flat: TieredFlatFile, base: int, places: list[ObjectRange]) -> None:
-        """Swap sealed segments' places. What has not exactly these bytes is another segment with that base."""
-        size = sum(place.size_bytes for place in places)
-        for first, old in enumerate(flat.segments):
-            if old.base_offset != base:
-                continue
-            last, end = first, old.commit_position
-            while end < size and last + 1 < len(flat.segments):
-                last += 1
-                end += flat.segments[last].commit_position
-            row = flat.segments[first : last + 1]
-            if end == size and all(one.sealed for one in row):
-                made = load_segment(base, old.created_ms, True, places)
-                flat.segments[first : last + 1] = [made]
-                return
-
-    def _must_roll(self, now_ms: int) -> bool:
-        last = self.commit_log.segments[-1] if self.commit_log.segments else None
-        if self._roll_next or last is None or last.sealed:
-            return True
-        full = last.append_position >= self._policy.segment_bytes_max
-        age_ms = now_ms - last.created_ms
-        was_set_back = age_ms < -_CLOCK_SET_BACK_MS  # nobody knows how old it is
-        return full or was_set_back or age_ms >= self._policy.segment_age_ms_max
-
-    def _open_segments(self, now_ms: int) -> None:
-        """Open both files at the present positions. An empty last segment (a switch at position 0) is replaced."""
-        for flat, base in (
-            (self.commit_log, self._log_taken),
-            (self.consume_queue, self._taken_offset * ITEM_BYTES),
-        ):
-            if flat.segments and flat.segments[-1].append_position == 0:
-                flat.segments.pop()
-            flat.open_segment(now_ms, base)
-        self._roll_next = False
-
-
-def _segment(flat: TieredFlatFile, offset: int) -> TieredFileSegment:
-    """The last segment that begins at or before ``offset``."""
-    return next(s for s in reversed(flat.segments) if s.base_offset <= offset)
+        if self.is_settled:
+            self._tail.is_open = False
+        return self.is_settled

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.log.flat_file import TieredFlatFile, load_segment
-from tiered.log.objects import read_range
+from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
@@ -55,30 +54,23 @@ class TieredConsumeQueue(TieredFlatFile):
     @classmethod
     def load(cls, life: QueueLife) -> TieredConsumeQueue:
         """As the journal has it."""
-        first = life.segments[0].base_queue_offset if life.segments else life.commit_offset
-        queue = cls(first * ITEM_BYTES)
-        queue.segments = [
-            load_segment(
+        segments = [
+            TieredFileSegment.of(
                 s.base_queue_offset * ITEM_BYTES,
                 s.created_ms,
                 s.sealed,
-                [part.index for part in s.parts],
+                s.parts,
+                s.parts.column("count") * ITEM_BYTES,
+                of_items=True,
             )
             for s in life.segments
         ]
-        return queue
+        return cls(life.commit_offset * ITEM_BYTES, segments)
 
     def read(
         self, store: ObjectStore, prefix: str, start: QueueOffset, end: QueueOffset
     ) -> npt.NDArray[np.void]:
-        """Items ``[start, end)``, none of which may lie in a gap. Checked bytes.
-
-        Raises:
-            DataError: An object is damaged.
-            BackendError: An object could not be read.
-        """
-        pieces = [
-            read_range(store, prefix, extent.place, extent.start, extent.end)
-            for extent in self.extents(start * ITEM_BYTES, end * ITEM_BYTES)
-        ]
-        return np.frombuffer(b"".join(pieces), ITEM)
+        """Items ``[start, end)``, none of which may lie in a gap. Checked bytes; errors as of ``read_bytes``."""
+        return np.frombuffer(
+            self.read_bytes(store, prefix, start * ITEM_BYTES, end * ITEM_BYTES), ITEM
+        )

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from tiered.errors import DataError, InvalidError
-from tiered.format.part import BLOCK_BYTES, parse_trailer
-from tiered.format.trailer import trailer_size
+from tiered.format.object import BLOCK_BYTES, parse_trailer, trailer_size
 from tiered.keys import parse_data_key
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from backends.base import ObjectInfo, ObjectStore
-    from tiered.format.part import Trailer
+    from tiered.format.object import Trailer
     from tiered.keys import DataKey
 
 TAIL_BYTES_MAX = 8 * 1024 * 1024

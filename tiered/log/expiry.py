@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING
 
-from tiered.log.parts import Segment, queue_action
+from tiered.log.parts import Parts, Segment, queue_action
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class ExpiryStep:
         min_from: Its minimum as the plan met it.
         min_to: The minimum from then on.
         segments: How many.
-        objects: How many objects they name.
+        objects: How many bundles they lie in.
         messages: Without holes.
-        size_bytes: Of these objects.
+        size_bytes: What they take in these.
         newest_ms: Newest store time among them; -1 when there is none.
     """
 
@@ -85,12 +85,12 @@ def expired(life: QueueLife, action: Action, *, with_open: bool) -> QueueLife | 
 
 def segment_end(segment: Segment) -> int:
     """One past the segment's last queue offset."""
-    return segment.parts[-1].queue_end
+    return segment.parts.queue_end
 
 
 def newest_ms(segment: Segment) -> int:
     """Newest store time in a segment; -1 when it has nothing but holes."""
-    return max(part.store_max_ms for part in segment.parts)
+    return int(max(segment.parts.column("store_max_ms")))
 
 
 def plan_expiry(
@@ -109,7 +109,7 @@ def plan_expiry(
         state: What the journal says.
         now_ms: The time against which ages are held.
         ttl_ms: Time to live of a topic; None: for ever.
-        objects_max: Give up at most so many objects; whole segments.
+        objects_max: Give up what lies in so many bundles at most; whole segments.
         may_go: Asked of each segment in turn, with its queue and the number of its life; the first that may not go, and
             all behind it, stay.
 
@@ -157,7 +157,8 @@ def _stored_ms(segment: Segment, behind: Segment | None, now_ms: int) -> int:
         return segment.created_ms  # of holes only: by when it came
     if newest <= now_ms:
         return newest
-    times = [time for part in segment.parts for time in (part.store_min_ms, part.store_max_ms)]
+    rows = segment.parts.rows
+    times = [*rows["store_min_ms"].tolist(), *rows["store_max_ms"].tolist()]
     told = [time for time in times if time <= now_ms]
     return max([segment.created_ms, *told, *([behind.created_ms] if behind else [])])
 
@@ -175,7 +176,7 @@ class _Planner:
         taken: list[Segment] = []
         keys: set[str] = set()
         for segment in going:
-            named = {key for part in segment.parts for key in (part.log.key, part.index.key)}
+            named = {bundle.key for bundle in segment.parts.bundles}
             if len(keys | named) > self._left:
                 self.is_cut = True
                 break
@@ -186,7 +187,7 @@ class _Planner:
         if not taken or low <= life.min_offset:
             return
         self._left -= len(keys)
-        parts = [part for segment in taken for part in segment.parts]
+        parts = Parts.joined(segment.parts for segment in taken)
         self.steps.append(
             ExpiryStep(
                 queue=queue,
@@ -197,7 +198,7 @@ class _Planner:
                 segments=len(taken),
                 objects=len(keys),
                 messages=sum(part.count - part.holes for part in parts),
-                size_bytes=sum(p.log.object_bytes + p.index.object_bytes for p in parts),
+                size_bytes=sum(part.stored_bytes for part in parts),
                 newest_ms=max((part.store_max_ms for part in parts), default=-1),
             )
         )

@@ -1,137 +1,112 @@
-"""TieredFlatFile: a row of TieredFileSegments seen as one unbounded append-only byte stream.
+"""TieredFlatFile: a row of TieredFileSegments seen as one unbounded stream of bytes, as the journal has it.
 
-A segment's bytes lie in *parts*, immutable objects (or ranges of them); a part's place is a value. The write side counts
-bytes only: what is appended waits in the queue's buffer (``tiered.log.composite``), and ``append_offset`` runs ahead of
-``commit_offset`` by what is not yet durable and named by a journal entry.
+A segment's bytes lie in the sections of bundles, so a place of a stream is a range of a section. The commit log of a queue
+(``tiered.log.commit_log``) and its consume queue (``tiered.log.consume_queue``) are two such streams over the same parts.
 
-Threads: not synchronised; the owner's lock covers it. After a crash everything is derived from the journal again.
+Values: made of a life of a queue, and never changed; what is written since makes another. The writer needs none of it but
+where the stream ends (``Tail``). From any thread.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.log.sections import read_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.log.state import ObjectRange
+    from backends.base import ObjectStore
+    from tiered.log.parts import Parts, SectionRange
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """Bytes ``[start, end)`` of an object's payload that follow one another in a flat file."""
-
-    place: ObjectRange
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
 class TieredFileSegment:
-    """One file of a flat file: ``new``, then ``sealed``.
+    """One file of a flat file: ``new``, then ``sealed``, then deleted.
 
     Attributes:
         base_offset: Byte address of its first byte in the flat file.
-        created_ms: When it was opened, by the writer's clock.
+        created_ms: When its first part was committed.
         sealed: No byte will be added.
-        commit_position: Bytes that are durable and named by a journal entry.
-        append_position: Bytes accepted; ``commit_position <= append_position``.
-        places: Where its committed bytes lie, in order.
-        starts: Position at which each place begins.
+        parts: What it consists of.
+        starts: int64[n + 1], address of each part, and of the end.
+        of_items: Its bytes are those of the items.
     """
 
     base_offset: int
     created_ms: int
-    sealed: bool = False
-    commit_position: int = 0
-    append_position: int = 0
-    places: list[ObjectRange] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
+    sealed: bool
+    parts: Parts
+    starts: npt.NDArray[np.int64]
+    of_items: bool
 
-    def append(self, size_bytes: int) -> None:
-        """Accept bytes."""
-        assert not self.sealed
-        self.append_position += size_bytes
+    @classmethod
+    def of(
+        cls,
+        base_offset: int,
+        created_ms: int,
+        sealed: bool,
+        parts: Parts,
+        sizes: npt.NDArray[np.int64],
+        *,
+        of_items: bool,
+    ) -> TieredFileSegment:
+        """A segment of parts of these sizes."""
+        starts = np.concatenate(([0], np.cumsum(sizes))) + base_offset
+        return cls(base_offset, created_ms, sealed, parts, starts, of_items)
 
-    def commit(self, place: ObjectRange) -> None:
-        """Note where the next bytes became durable."""
-        self.starts.append(self.commit_position)
-        self.places.append(place)
-        self.commit_position += place.size_bytes
-        assert self.commit_position <= self.append_position
+    @property
+    def commit_position(self) -> int:
+        """Bytes that are durable and named by a journal entry."""
+        return int(self.starts[-1]) - self.base_offset
 
-    def extents(self, start: int, end: int) -> list[Extent]:
-        """Where positions ``[start, end)`` lie; all of them must be committed."""
-        assert 0 <= start < end <= self.commit_position
-        found: list[Extent] = []
-        index = bisect_right(self.starts, start) - 1
+    def ranges(self, start: int, end: int) -> list[SectionRange]:
+        """Where addresses ``[start, end)`` lie; all of them must be committed."""
+        assert self.base_offset <= start < end <= self.starts[-1]
+        found: list[SectionRange] = []
+        number = int(np.searchsorted(self.starts, start, side="right")) - 1
         while start < end:
-            place, first = self.places[index], self.starts[index]
-            stop = min(end, first + place.size_bytes)
+            first, stop = int(self.starts[number]), min(end, int(self.starts[number + 1]))
             if stop > start:  # else a part that holds nothing but holes: no bytes
-                found.append(Extent(place, place.start + start - first, place.start + stop - first))
-            start, index = stop, index + 1
+                part = self.parts[number]
+                whole = part.index if self.of_items else part.log
+                found.append(whole.part_of(start - first, stop - first))
+            start, number = stop, number + 1
         return found
 
 
 class TieredFlatFile:
-    """An append-only stream of bytes over segments, of which only the last is not sealed."""
+    """A stream of bytes over segments, of which only the last is not sealed."""
 
-    def __init__(self, start_offset: int) -> None:
-        """Begin an empty stream at ``start_offset``."""
+    def __init__(self, start_offset: int, segments: Sequence[TieredFileSegment]) -> None:
+        """A stream over these segments, in order; ``start_offset`` where there are none."""
         self._start = start_offset
-        self.segments: list[TieredFileSegment] = []
+        self.segments = tuple(segments)
 
     @property
     def commit_offset(self) -> int:
         """One past the last byte that is durable and named."""
-        return next(
-            (
-                s.base_offset + s.commit_position
-                for s in reversed(self.segments)
-                if s.commit_position
-            ),
-            self.segments[0].base_offset if self.segments else self._start,
-        )
+        return int(self.segments[-1].starts[-1]) if self.segments else self._start
 
-    @property
-    def append_offset(self) -> int:
-        """One past the last byte accepted."""
-        last = self.segments[-1] if self.segments else None
-        return last.base_offset + last.append_position if last else self._start
-
-    def open_segment(self, created_ms: int, base_offset: int | None = None) -> TieredFileSegment:
-        """Seal the last segment and begin a new one at the append offset (or, after a gap, further on)."""
-        base = self.append_offset if base_offset is None else base_offset
-        if self.segments:
-            self.segments[-1].sealed = True
-        segment = TieredFileSegment(base, created_ms)
-        self.segments.append(segment)
-        return segment
-
-    def extents(self, start: int, end: int) -> list[Extent]:
+    def ranges(self, start: int, end: int) -> list[SectionRange]:
         """Where bytes ``[start, end)`` lie, across segment borders."""
-        found: list[Extent] = []
-        bases = [segment.base_offset for segment in self.segments]
-        index = bisect_right(bases, start) - 1
-        while start < end:
-            segment = self.segments[index]
-            stop = min(end, segment.base_offset + segment.commit_position)
-            if stop > start:
-                base = segment.base_offset
-                found += segment.extents(start - base, stop - base)
-            start, index = stop, index + 1
+        found: list[SectionRange] = []
+        for segment in self.segments:
+            low, high = max(start, segment.base_offset), min(end, int(segment.starts[-1]))
+            if low < high:
+                found += segment.ranges(low, high)
         return found
 
+    def read_bytes(self, store: ObjectStore, prefix: str, start: int, end: int) -> memoryview:
+        """Read committed bytes ``[start, end)``, checked.
 
-def load_segment(
-    base_offset: int, created_ms: int, sealed: bool, places: Sequence[ObjectRange]
-) -> TieredFileSegment:
-    """A segment whose bytes are all committed."""
-    size = sum(place.size_bytes for place in places)
-    segment = TieredFileSegment(base_offset, created_ms, sealed, append_position=size)
-    for place in places:
-        segment.commit(place)
-    return segment
+        Raises:
+            DataError: A bundle is damaged.
+            BackendError: A bundle could not be read.
+        """
+        pieces = [read_range(store, prefix, one) for one in self.ranges(start, end)]
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))

@@ -15,9 +15,9 @@ from tiered.errors import DataError
 from tiered.log.consume_queue import ITEM, ITEM_BYTES
 from tiered.log.divergence import UNCOMPARED_MAX, first_difference
 from tiered.log.marks import HOLE, mark_of_item
-from tiered.log.objects import read_range
-from tiered.log.parts import Gap, part_json, queue_action
-from tiered.log.takeback import head_of
+from tiered.log.parts import Gap, queue_action
+from tiered.log.sections import read_range
+from tiered.log.takeback import Head
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _begin_anew(
 
 
 def _end_at(
-    queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Part | None, reason: str
+    queue: MessageQueue, life: QueueLife, end: QueueOffset, head: Head | None, reason: str
 ) -> Change:
     action = queue_action(
         "take_back",
@@ -212,7 +212,7 @@ def _end_at(
         life.incarnation,
         end=end,
         was=life.commit_offset,
-        part=part_json(head) if head else None,
+        head=head.row() if head else None,
         reason=reason.format(end),
     )
     return Change(action, life.commit_offset, end)
@@ -223,7 +223,7 @@ def _cut(
     end: QueueOffset,
     tier_mark: Callable[[int], int],
     read_items: Callable[[Part, int], tuple[int, int]],
-) -> tuple[QueueOffset, Part | None] | None:
+) -> tuple[QueueOffset, Head | None] | None:
     """Where to end, and what stays of the part that this lies in; None when nothing of the life would be left.
 
     A part whose index is damaged or gone can not be divided: all of it goes, and is taken anew.
@@ -236,7 +236,8 @@ def _cut(
         size, holes = read_items(part, count)
     except (DataError, ObjectNotFoundError):
         return (part.queue_offset, None) if part.queue_offset > life.min_offset else None
-    return end, head_of(part, count, log_bytes=size, holes=holes, last=max(0, tier_mark(end - 1)))
+    last = max(0, tier_mark(end - 1))
+    return end, Head(part.queue_offset, part.log_offset, size, holes, last)
 
 
 def mark_in_tier(reader: QueueReader, offset: int) -> int:
@@ -255,8 +256,7 @@ def mark_in_tier(reader: QueueReader, offset: int) -> int:
 
 def measure(store: ObjectStore, prefix: str, part: Part, count: int) -> tuple[int, int]:
     """Of the first ``count`` items of a part: the bytes of the commit log that they need, and holes among them."""
-    start = part.index.start
-    raw = read_range(store, prefix, part.index, start, start + count * ITEM_BYTES)
+    raw = read_range(store, prefix, part.index.part_of(0, count * ITEM_BYTES))
     items = np.frombuffer(raw, ITEM)
     sizes = items["size"].astype(np.int64)
     ends = (items["log_offset"].astype(np.int64) + sizes)[sizes > 0]

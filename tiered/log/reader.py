@@ -20,7 +20,7 @@ from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.consume_queue import ITEM_BYTES
 from tiered.log.cursor import Place, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
-from tiered.log.objects import read_range
+from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_part, read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
 from tiered.log.view import LifeView
 from tiered.model import Boundary, QueueOffset
@@ -240,15 +240,21 @@ class QueueReader:
     ) -> TierBatch:
         first = start - part.queue_offset
         count = min(count_max, part.count - first)
-        low = part.index.start + first * ITEM_BYTES
-        raw = read_range(self._store, self._prefix, part.index, low, low + count * ITEM_BYTES)
+        low, high = first * ITEM_BYTES, (first + count) * ITEM_BYTES
+        records: memoryview | None = None
+        if part.section.size_bytes <= max(WHOLE_AT_ONCE_BYTES, bytes_max):  # one request for both
+            records, every = read_part(self._store, self._prefix, part)
+            raw = every[low:high]
+        else:
+            raw = read_range(self._store, self._prefix, part.index.part_of(low, high))
         items = decode_items(part, start, raw, where=self._prefix)
         items = items.part_of(0, _fitting(items.log_offsets, items.sizes, bytes_max))
         begin, end = items.span(part)
-        data: memoryview | bytes = b""
-        if end > begin:
-            place, shift = part.log, part.log.start - part.log_offset
-            data = read_range(self._store, self._prefix, place, begin + shift, end + shift)
+        wanted = part.log.part_of(begin - part.log_offset, end - part.log_offset)
+        if records is not None:
+            data = records[begin - part.log_offset : end - part.log_offset]
+        else:
+            data = read_range(self._store, self._prefix, wanted)
         return decode_records(self.queue, part, items, data, begin, where=self._prefix)
 
 

@@ -147,7 +147,10 @@ def plan_ranges(
     if known is not None and known.blocks.place != place:
         known = None
     size = sum(want.size_bytes for want in wants)
-    if place.size_bytes <= WHOLE_AT_ONCE_BYTES or 2 * size >= place.records_bytes + place.items_bytes:
+    if (
+        place.size_bytes <= WHOLE_AT_ONCE_BYTES
+        or 2 * size >= place.records_bytes + place.items_bytes
+    ):
         return _plan_whole(wants, where)
     if known is None and place.is_packed:
         behind = ByteRange(place.start + place.stored_bytes, place.start + place.size_bytes)
@@ -162,7 +165,8 @@ def _plan_whole(wants: Sequence[SectionRange], where: str) -> SectionPlan:
     place = wants[0].place
     if place.size_bytes > WHOLE_BYTES_MAX:
         raise _damaged(
-            f"a section of {place.size_bytes} bytes would have to be read whole", where + wants[0].key
+            f"a section of {place.size_bytes} bytes would have to be read whole",
+            where + wants[0].key,
         )
     end = place.size_bytes if place.is_packed else place.table_at
     whole = ByteRange(place.start, place.start + end)
@@ -244,7 +248,9 @@ def split_section(
     items = view[place.items_at : place.table_at]
     if not place.is_packed:
         return view[: place.records_bytes], items
-    opened = _opened(view[place.stored_bytes : place.size_bytes], place.start + place.stored_bytes, place, where)
+    opened = _opened(
+        view[place.stored_bytes : place.size_bytes], place.start + place.stored_bytes, place, where
+    )
     unpacker = RecordsUnpacker(opened.blocks, opened.dictionary, where=where)
     return unpacker.unpack(view[: place.stored_bytes], 0, place.records_bytes), items
 
@@ -290,9 +296,7 @@ def read_planned(
     return plan.check(get(key, plan.ranges), where=key)
 
 
-def read_ranges(
-    store: ObjectStore, prefix: str, wants: Sequence[SectionRange]
-) -> list[memoryview]:
+def read_ranges(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> list[memoryview]:
     """Read ranges of one section, checked; empty ones cost nothing.
 
     What fails its check is read once more; a plain section whose block table is damaged is read whole.
@@ -323,9 +327,7 @@ def _read(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> lis
         return found[0]
 
 
-def _cut_short(
-    store: ObjectStore, prefix: str, want: SectionRange, error: Exception
-) -> DataError:
+def _cut_short(store: ObjectStore, prefix: str, want: SectionRange, error: Exception) -> DataError:
     size = store.head(prefix + want.key).size_bytes
     return _damaged(
         f"the bundle has {size} bytes where the journal says {want.bundle.size_bytes} ({error})",

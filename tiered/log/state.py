@@ -4,9 +4,9 @@ All values are immutable. ``TierMachine.apply`` is the one place that knows what
 recovery, verify, gc and archive use it.
 
 Replay is strict: a part or gap that does not begin exactly at its queue's commit offset and log end, or whose entry is not
-of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A seal (or join) whose
-parts are not the segment's own with neighbours joined changes nothing either, but is not counted: it may honestly come too
-late, when the queue has begun anew or another has sealed the segment. So it is with a take_back or expire that does not fit.
+of the generation that reigns, is not history; it is counted in ``refused_parts`` and changes nothing. A merge of parts that
+are not there any more changes nothing either, but is not counted: it may honestly come too late, when the queue has begun
+anew or some of it has expired. So it is with a take_back or expire that does not fit.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.consume_queue import ITEM_BYTES
-from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import REIGN, Action, Entry, json_text
 from tiered.keys import DATA_ROOTS, maker_of
+from tiered.log.bundles import decode_numbers, named_sections
 from tiered.log.expiry import expired
 from tiered.log.indexed import INDEX, after_index, is_of_use
+from tiered.log.merge import replace_run
 from tiered.log.parts import (
+    Bundle,
     Gap,
     IndexObject,
-    ObjectRange,
     Part,
+    Parts,
     QueueLife,
     Segment,
     TierState,
+    decode_columns,
+    encode_columns,
     life_json,
     life_of,
-    packs,
-    part_json,
-    part_of,
     queue_action,
 )
-from tiered.log.seal import is_joined, joined
-from tiered.log.takeback import cut
+from tiered.log.takeback import Head, cut
 from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tiered.log.bundles import NamedSections
+
 __all__ = [
+    "Bundle",
     "Gap",
-    "ObjectRange",
     "Part",
+    "Parts",
     "QueueLife",
     "Segment",
     "TierMachine",
     "TierState",
-    "part_json",
-    "part_of",
     "queue_action",
 ]
 
@@ -65,17 +65,17 @@ class TierMachine:
     action        fields besides ``do``, and ``topic queue_id incarnation`` for those of a queue
     ============= ============================================================================================
     reign         ``generation``, ``holder`` (with ``store``)
-    part          ``segment`` (base log offset), ``part`` (see ``part_json``); a new segment rolls the one before
-    seal          ``segment``, ``parts``: the segment's parts from now on (fewer, larger ones), sealed; when it is
-                  the last, only the reigning writer may, since it would go on in it
-    join          ``segment``, ``start``, ``parts``: the same for a row of neighbours, which become one segment; the
-                  first begins at log offset ``segment`` and queue offset ``start``, the last ends where the parts end
-    pack          as ``seal``, or with ``start`` as ``join``, where programs before compression could not read the parts
+    part          ``bundles``: what became durable, see ``tiered.log.bundles``; a part with a new segment rolls the
+                  one before
+    merge         ``bundles``; ``lives`` and ``was``: for each of their sections the number of its life and what it
+                  takes the place of (``tiered.log.merge.fingerprint``). From the reigning writer; of segments that
+                  are sealed from anybody
+    seal          ``segment``: base log offset of the last one, which takes no more parts
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
                   anybody, but an open segment only from the reigning writer
     quarantine    ``count``: so many records went into quarantine
-    take_back     ``end``, ``was``, ``part``, ``reason``: see ``tiered.log.takeback``
+    take_back     ``end``, ``was``, ``head``, ``reason``: see ``tiered.log.takeback``
     incarnation   ``start``, ``reason``: the queue begins anew (number 0: for the first time, with nothing in it yet)
     meta          ``store``: identity of the local store
     index         ``objects``: index objects that are new; ``drop``: keys of such as are given up first; see
@@ -126,6 +126,7 @@ class TierMachine:
 
     def dump(self, state: TierState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
+        lives = [life for lives in state.queues.values() for life in lives]
         return {
             "generation": state.generation,
             "history": state.history,
@@ -135,22 +136,18 @@ class TierMachine:
             "refused_parts": state.refused_parts,
             "updated_ms": state.updated_ms,
             "queues": [_queue_json(queue, lives) for queue, lives in state.queues.items()],
+            "parts": encode_columns(s.parts for life in lives for s in life.segments),
             **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
         }
 
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
         """For a checkpoint: one queue at a time."""
         rows = {"queues": (_queue_json(*item) for item in state.queues.items())}
-        document = {**self.dump(replace(state, queues={})), **rows}
+        document = {**self.dump(state), **rows}
         for number, (name, value) in enumerate(sorted(document.items())):
             yield (b"," if number else b"{") + json_text(name) + b":"
             yield from _list_pieces(value) if name in rows else (json_text(value),)
         yield b"}"
-
-    def checkpoint_format(self, state: TierState) -> int:
-        """3 where compressed parts are named, so that a program that could not read them says so; else 2."""
-        lives = (life for lives in state.queues.values() for life in lives)
-        return FORMAT_MAX if any(packs(life.parts()) for life in lives) else FORMAT
 
     def load(self, document: Any) -> TierState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``.
@@ -166,7 +163,8 @@ class TierMachine:
             raise ValueError("holder and store of a state are no objects")
         if not all(lives for _, _, lives in document["queues"]):
             raise ValueError("a queue has no life")
-        return TierState(
+        parts = _Taker(decode_columns(document["parts"]))
+        state = TierState(
             generation=document["generation"],
             history=document["history"],
             writer=document["writer"],
@@ -175,11 +173,31 @@ class TierMachine:
             refused_parts=document["refused_parts"],
             updated_ms=document["updated_ms"],
             queues={
-                MessageQueue(topic, queue_id): tuple(life_of(life) for life in lives)
+                MessageQueue(topic, queue_id): tuple(life_of(life, parts.take) for life in lives)
                 for topic, queue_id, lives in document["queues"]
             },
             indexes=tuple(IndexObject.of(row) for row in document.get("indexes", ())),
         )
+        parts.finish()
+        return state
+
+
+class _Taker:
+    """Gives parts to segments in order."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._at = 0
+
+    def take(self, count: int) -> Parts:
+        start, self._at = self._at, self._at + count
+        if self._at > len(self._parts):
+            raise ValueError("segments have more parts than there are")
+        return self._parts[start : self._at]
+
+    def finish(self) -> None:
+        if self._at != len(self._parts):
+            raise ValueError("there are more parts than segments have")
 
 
 def _apply(work: _Work, action: Action) -> None:
@@ -206,6 +224,11 @@ class _Work:
         """The entry was written under the present reign."""
         return self.entry.generation == self.state.generation > 0
 
+    @property
+    def may_mend(self) -> bool:
+        """The entry is of the reigning writer, or of a guest."""
+        return self.reigns or self.entry.generation == 0
+
     def refuse(self) -> None:
         self.state = replace(self.state, refused_parts=self.state.refused_parts + 1)
 
@@ -215,13 +238,17 @@ class _Work:
 
     def life(self, action: Action) -> QueueLife | None:
         """The life that an action speaks of, if it is the present one."""
-        lives = self.queues.get(_queue(action))
-        life = lives[-1] if lives else None
-        return life if life and life.incarnation == action["incarnation"] else None
+        return self.present(_queue(action), action["incarnation"])
 
-    def put(self, action: Action, life: QueueLife) -> None:
-        lives = self.queues.get(_queue(action), ())
-        self.queues[_queue(action)] = (*lives[:-1], life)
+    def present(self, queue: MessageQueue, incarnation: int) -> QueueLife | None:
+        """The present life of a queue, if it is this one."""
+        lives = self.queues.get(queue)
+        life = lives[-1] if lives else None
+        return life if life and life.incarnation == incarnation else None
+
+    def put(self, queue: MessageQueue, life: QueueLife) -> None:
+        lives = self.queues.get(queue, ())
+        self.queues[queue] = (*lives[:-1], life)
 
 
 def _reign(work: _Work, action: Action) -> None:
@@ -240,88 +267,100 @@ def _meta(work: _Work, action: Action) -> None:
         work.state = replace(work.state, store=action["store"])
 
 
-def _part(work: _Work, action: Action) -> None:
-    part = part_of(action["part"])
-    life = work.life(action) or _first_life(work, action, part.queue_offset)
-    fits = life is not None and (part.queue_offset, part.log_offset) == (
-        life.commit_offset,
-        life.log_end,
+def _parts(work: _Work, action: Action) -> None:
+    for row in action["bundles"]:
+        named = named_sections(row)
+        for number, queue in enumerate(named.queues):
+            incarnation, segment = named.incarnations[number], named.segments[number]
+            _part(work, queue, incarnation, LogOffset(segment), named.parts[number : number + 1])
+
+
+def _part(
+    work: _Work, queue: MessageQueue, incarnation: int, segment: LogOffset, part: Parts
+) -> None:
+    """Take one part, which comes as a row."""
+    start, log_offset = int(part.rows["queue_offset"][0]), int(part.rows["log_offset"][0])
+    life = work.present(queue, incarnation) or _first_life(
+        work, queue, incarnation, QueueOffset(start)
     )
-    whole = part.count > 0 and part.index.size_bytes == part.count * ITEM_BYTES
-    segments = _placed(work, action, part, life) if life and fits and whole else None
+    fits = life is not None and (start, log_offset) == (life.commit_offset, life.log_end)
+    segments = _placed(work, segment, part, life) if life and fits else None
     if life is None or segments is None or not work.reigns:
         work.refuse()
         return
     grown = replace(life, segments=segments, commit_offset=part.queue_end, log_end=part.log_end)
-    work.put(action, grown)
+    work.put(queue, grown)
 
 
-def _placed(work: _Work, action: Action, part: Part, life: QueueLife) -> tuple[Segment, ...] | None:
+def _placed(
+    work: _Work, base: LogOffset, part: Parts, life: QueueLife
+) -> tuple[Segment, ...] | None:
     """The segments with the part in its place; None when it names a segment where it cannot lie."""
-    base = LogOffset(action["segment"])
+    start = QueueOffset(int(part.rows["queue_offset"][0]))
     last = life.segments[-1] if life.segments else None
-    continues = last and not last.sealed and last.parts[-1].queue_end == part.queue_offset
+    continues = last and not last.sealed and last.parts.queue_end == start
     if last and continues and last.base_offset == base:  # behind a gap only a new segment may come
-        return (*life.segments[:-1], replace(last, parts=(*last.parts, part)))
-    if base != part.log_offset:  # (of two segments with one base the first has nothing but holes)
+        return (*life.segments[:-1], replace(last, parts=Parts.joined((last.parts, part))))
+    if (
+        base != part.rows["log_offset"][0]
+    ):  # (of two segments with one base the first has nothing but holes)
         return None
     rolled = (*life.segments[:-1], replace(last, sealed=True)) if last else ()
-    return (*rolled, Segment(base, part.queue_offset, work.entry.time_ms, parts=(part,)))
+    return (*rolled, Segment(base, start, work.entry.time_ms, parts=part))
 
 
-def _first_life(work: _Work, action: Action, start: QueueOffset) -> QueueLife | None:
+def _first_life(
+    work: _Work, queue: MessageQueue, incarnation: int, start: QueueOffset
+) -> QueueLife | None:
     """A queue that the journal has never met begins where its first part (or gap) begins."""
-    if _queue(action) in work.queues or action["incarnation"] != 0:
+    if queue in work.queues or incarnation != 0:
         return None
     return QueueLife(0, start, start)
 
 
+def _merge(work: _Work, action: Action) -> None:
+    bundles = [named_sections(row) for row in action["bundles"]]
+    count = sum(len(named.parts) for named in bundles)
+    lives, was = (decode_numbers(action[name], count).tolist() for name in ("lives", "was"))
+    at = 0
+    for named in bundles:
+        for number, part in enumerate(named.parts):
+            _merge_one(work, named, number, part, lives[at], was[at])
+            at += 1
+
+
+def _merge_one(  # noqa: PLR0917 (a row, and what stands beside it)
+    work: _Work, named: NamedSections, number: int, part: Part, at: int, was: int
+) -> None:
+    queue, segment = named.queues[number], named.segments[number]
+    lives = work.queues.get(queue, ())
+    incarnation = named.incarnations[number]
+    if at >= len(lives) or lives[at].incarnation != incarnation or not work.may_mend:
+        return
+    made = replace_run(lives[at], part, segment, was, with_open=work.reigns)
+    if made is not None:
+        work.queues[queue] = (*lives[:at], made, *lives[at + 1 :])
+
+
 def _seal(work: _Work, action: Action) -> None:
     life = work.life(action)
-    parts = tuple(part_of(document) for document in action["parts"])
-    if life is None or not (work.reigns or work.entry.generation == 0):
-        return
-    segments = tuple(
-        replace(
-            segment,
-            parts=parts,
-            sealed=True,
-            merged=segment.merged or len(parts) < len(segment.parts) or action["do"] == "pack",
-        )
-        if segment.base_offset == action["segment"]
-        and (segment.sealed or work.reigns)
-        and is_joined(segment.parts, parts)
-        else segment
-        for segment in life.segments
-    )
-    work.put(action, replace(life, segments=segments))
-
-
-def _join(work: _Work, action: Action) -> None:
-    life = work.life(action)
-    parts = tuple(part_of(document) for document in action["parts"])
-    if life is None or not (work.reigns or work.entry.generation == 0):
-        return
-    base, start = action["segment"], action["start"]
-    segments = joined(life, parts, base=base, start=start, with_open=work.reigns)
-    if segments is not None:
-        work.put(action, replace(life, segments=segments))
-
-
-def _pack(work: _Work, action: Action) -> None:
-    (_join if "start" in action else _seal)(work, action)
+    last = life.segments[-1] if life and life.segments else None
+    if life and last and last.base_offset == action["segment"] and work.reigns:
+        segments = (*life.segments[:-1], replace(last, sealed=True))
+        work.put(_queue(action), replace(life, segments=segments))
 
 
 def _gap(work: _Work, action: Action) -> None:
     gap = Gap(action["start"], action["end"], action["reason"])
-    life = work.life(action) or _first_life(work, action, gap.start)
+    queue, incarnation = _queue(action), action["incarnation"]
+    life = work.life(action) or _first_life(work, queue, incarnation, gap.start)
     fits = life is not None and gap.start == life.commit_offset and gap.end > gap.start
     if life is None or not fits or not work.reigns:
         work.refuse()
         return
     fresh = not life.segments  # nothing to read before the gap, so the queue begins behind it
     work.put(
-        action,
+        queue,
         replace(
             life,
             gaps=(*life.gaps, gap),
@@ -340,7 +379,7 @@ def _take_back(work: _Work, action: Action) -> None:
         life,
         end=QueueOffset(action["end"]),
         was=QueueOffset(action["was"]),
-        head=part_of(action["part"]) if action["part"] else None,
+        head=Head.of(action["head"]) if action["head"] else None,
         reason=action["reason"],
     )
     if divided:
@@ -354,12 +393,12 @@ def _expire(work: _Work, action: Action) -> None:
     if not 0 <= at < len(lives) or lives[at].incarnation != action["incarnation"]:
         return
     left = expired(lives[at], action, with_open=work.reigns)
-    if left and (work.reigns or work.entry.generation == 0):
+    if left and work.may_mend:
         work.queues[_queue(action)] = (*lives[:at], left, *lives[at + 1 :])
 
 
 def _index(work: _Work, action: Action) -> None:
-    if work.reigns or work.entry.generation == 0:
+    if work.may_mend:
         changed = after_index(work.state.indexes, work.queues, action)
         if changed:
             work.state = replace(work.state, indexes=changed[0])
@@ -369,7 +408,7 @@ def _index(work: _Work, action: Action) -> None:
 def _quarantine(work: _Work, action: Action) -> None:
     life = work.life(action)
     if life and work.reigns:
-        work.put(action, replace(life, quarantined=life.quarantined + action["count"]))
+        work.put(_queue(action), replace(life, quarantined=life.quarantined + action["count"]))
 
 
 def _incarnation(work: _Work, action: Action) -> None:
@@ -389,10 +428,9 @@ def _incarnation(work: _Work, action: Action) -> None:
 _HANDLERS = {
     REIGN: _reign,
     "meta": _meta,
-    "part": _part,
+    "part": _parts,
+    "merge": _merge,
     "seal": _seal,
-    "join": _join,
-    "pack": _pack,
     "gap": _gap,
     "take_back": _take_back,
     "expire": _expire,

@@ -3,29 +3,63 @@
 The common case: a power failure took a tail that had been tiered already, and the broker wrote other messages at the same
 queue offsets. ``cut`` divides the present life at ``end``: the life goes on with ``[min, end)``, and ``[end, commit)``
 becomes a *tail*, a life of the same incarnation before it, ended, with its parts still named (so nothing deletes them).
-No object is written or changed (I4): a part that straddles ``end`` is cut by reference into two ranges of its objects.
+No object is written or changed (I4): a part that straddles ``end`` is cut by reference into two ranges of its section.
 
 All values are immutable, all functions pure. A cut that does not fit the life changes nothing: the writer plans it anew,
-since a seal may have merged the part that it names.
+since a merge may have gathered the part that it names.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from tiered.format.consume_queue import ITEM_BYTES
+from tiered.log.parts import Parts
 from tiered.log.ranges import clipped
+from tiered.log.wellformed import check_ints
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.log.parts import Gap, ObjectRange, Part, QueueLife, Segment
+    from tiered.log.parts import Gap, Part, QueueLife, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stays of a part that the end of a cut lies in: its first items.
+
+    Attributes:
+        queue_offset: Of the part, by which it is known.
+        log_offset: Of the part, likewise.
+        log_bytes: Bytes of records that stay.
+        holes: Items without a message that stay.
+        last: Mark of the last item that stays (``tiered.log.marks``), or 0.
+    """
+
+    queue_offset: int
+    log_offset: int
+    log_bytes: int
+    holes: int
+    last: int
+
+    def row(self) -> list[int]:
+        """As JSON."""
+        return [self.queue_offset, self.log_offset, self.log_bytes, self.holes, self.last]
+
+    @classmethod
+    def of(cls, row: list[Any]) -> Head:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It is none (likewise ``TypeError``).
+        """
+        check_ints(row, "the head of a part")
+        return cls(*row)
 
 
 def cut(
-    life: QueueLife, *, end: QueueOffset, was: QueueOffset, head: Part | None, reason: str
+    life: QueueLife, *, end: QueueOffset, was: QueueOffset, head: Head | None, reason: str
 ) -> tuple[QueueLife, QueueLife] | None:
     """Divide a life.
 
@@ -49,19 +83,19 @@ def cut(
         behind = [part for part in segment.parts if part.queue_offset >= end]
         for part in segment.parts:
             if part.queue_offset < end < part.queue_end:
-                if head is None or head.queue_end != end or not is_head(part, head):
+                first = None if head is None else head_of(part, end, head)
+                if first is None:
                     return None
                 is_head_used = True
-                before, behind = [*before, head], [rest_of(part, head), *behind]
+                before, behind = [*before, first], [rest_of(part, first), *behind]
         if before:
-            kept.append(replace(segment, parts=tuple(before)))
+            kept.append(replace(segment, parts=Parts.of(before)))
         if behind:
-            gone.append(replace(segment, parts=tuple(behind), sealed=True))
+            gone.append(replace(segment, parts=Parts.of(behind), sealed=True))
     if not is_head_used:
         return None
     gaps_kept, gaps_gone = _cut_gaps(life.gaps, end)
-    parts = [part for segment in kept for part in segment.parts]
-    log_end = parts[-1].log_end if parts else _log_start(life)
+    log_end = kept[-1].parts.log_end if kept else _log_start(life)
     tail = replace(
         life,
         min_offset=end,
@@ -83,39 +117,30 @@ def cut(
     return tail, rest
 
 
-def is_head(part: Part, head: Part) -> bool:
-    """Whether ``head`` is exactly the first items of ``part``, without the rest."""
-    return (
-        0 < head.count < part.count
-        and 0 <= head.holes <= part.holes
-        and part.holes - head.holes <= part.count - head.count
-        and (head.log_offset, head.queue_offset) == (part.log_offset, part.queue_offset)
-        and head.index.size_bytes == head.count * ITEM_BYTES
-        and _is_begin(part.log, head.log)
-        and _is_begin(part.index, head.index)
-    )
+def head_of(part: Part, end: QueueOffset, head: Head) -> Part | None:
+    """The items of a part before ``end``; None when the head is not of this part, or cannot be.
 
-
-def head_of(part: Part, count: int, *, log_bytes: int, holes: int, last: int) -> Part:
-    """The first ``count`` items of a part. Its time bounds stay those of the whole: they still bound what is left.
-
-    Args:
-        part: A part.
-        count: Items to keep, above 0 and below all.
-        log_bytes: Bytes of the commit log that they need.
-        holes: Holes among them.
-        last: Mark of the last of them (``tiered.log.marks``), or 0.
+    Its time bounds stay those of the whole: they still bound what is left.
     """
-    timed = count > holes
+    count = end - part.queue_offset
+    fits = (
+        0 < count < part.count
+        and 0 <= head.holes <= min(count, part.holes)
+        and part.holes - head.holes <= part.count - count
+        and (head.log_offset, head.queue_offset) == (part.log_offset, part.queue_offset)
+        and 0 <= head.log_bytes <= part.log_bytes
+    )
+    if not fits:
+        return None
+    timed = count > head.holes
     return replace(
         part,
-        log=replace(part.log, end=part.log.start + log_bytes),
-        index=replace(part.index, end=part.index.start + count * ITEM_BYTES),
+        log_bytes=head.log_bytes,
         count=count,
-        holes=holes,
+        holes=head.holes,
         store_min_ms=part.store_min_ms if timed else -1,
         store_max_ms=part.store_max_ms if timed else -1,
-        last=last,
+        last=head.last,
     )
 
 
@@ -125,24 +150,21 @@ def rest_of(part: Part, head: Part) -> Part:
     timed = count > holes
     return replace(
         part,
-        log=replace(part.log, start=head.log.end),
-        index=replace(part.index, start=head.index.end),
         log_offset=LogOffset(head.log_end),
         queue_offset=QueueOffset(head.queue_end),
+        log_bytes=part.log_bytes - head.log_bytes,
         count=count,
         holes=holes,
         store_min_ms=part.store_min_ms if timed else -1,
         store_max_ms=part.store_max_ms if timed else -1,
+        records_at=part.records_at + head.log_bytes,
+        items_at=part.items_at + head.count,
     )
 
 
 def is_tail(lives: Sequence[QueueLife], number: int) -> bool:
     """Whether the life at ``number`` is what a broker took back, and its incarnation went on without it."""
     return number + 1 < len(lives) and lives[number + 1].incarnation == lives[number].incarnation
-
-
-def _is_begin(whole: ObjectRange, begin: ObjectRange) -> bool:
-    return replace(begin, end=whole.end) == whole and whole.start <= begin.end <= whole.end
 
 
 def _cut_gaps(gaps: Sequence[Gap], end: QueueOffset) -> tuple[tuple[Gap, ...], tuple[Gap, ...]]:

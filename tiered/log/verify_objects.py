@@ -10,8 +10,8 @@ from zlib_ng import zlib_ng
 from backends.errors import BackendError, ObjectNotFoundError
 from tiered.errors import DataError, InvalidError
 from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
+from tiered.format.object import Trailer, parse_trailer
 from tiered.format.packed import faults_of, unpack_blocks
-from tiered.format.part import Trailer, parse_trailer
 from tiered.format.record import RecordFault
 from tiered.log.consume_queue import ITEM, ITEM_BYTES
 from tiered.log.verify_report import Finding

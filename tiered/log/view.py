@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from tiered.errors import DataError
 from tiered.model import LogOffset
@@ -12,7 +14,7 @@ from tiered.model import LogOffset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.log.parts import Gap, Part, QueueLife
+    from tiered.log.parts import Gap, Part, Parts, QueueLife
     from tiered.model import MessageQueue, QueueOffset
 
 
@@ -24,19 +26,19 @@ class LifeView:
         queue: Whose.
         life: As the journal has it.
         parts: All of its parts, in order.
-        starts: Queue offset of each part.
+        starts: int64[n], queue offset of each part.
     """
 
     queue: MessageQueue
     life: QueueLife
-    parts: list[Part]
-    starts: list[QueueOffset]
+    parts: Parts
+    starts: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, queue: MessageQueue, life: QueueLife) -> LifeView:
         """Lay a life out."""
         parts = life.parts()
-        return cls(queue, life, parts, [part.queue_offset for part in parts])
+        return cls(queue, life, parts, parts.column("queue_offset"))
 
     def locate(self, start: QueueOffset, *, where: str) -> Part | Gap | None:
         """The part or gap that holds a queue offset at or above the minimum; None at or behind the end.
@@ -46,7 +48,7 @@ class LifeView:
         """
         if start >= self.life.commit_offset:
             return None
-        index = bisect_right(self.starts, start) - 1
+        index = self._at(start)
         part = self.parts[index] if index >= 0 else None
         if part is not None and start < part.queue_end:
             return part
@@ -59,16 +61,20 @@ class LifeView:
             do="run `tiered verify` to see what is damaged",
         )
 
+    def _at(self, offset: QueueOffset) -> int:
+        """Number of the last part that begins at or below a queue offset; -1: none."""
+        return int(np.searchsorted(self.starts, offset, side="right")) - 1
+
     def about(self, offset: QueueOffset) -> LogOffset:
         """Where in the log a queue offset lies: exact at the ends of parts, within one as if all records were alike."""
-        if not self.parts:
+        if not len(self.parts):
             return self.life.log_end
-        part = self.parts[max(bisect_right(self.starts, offset) - 1, 0)]
+        part = self.parts[max(self._at(offset), 0)]
         within = min(max(offset - part.queue_offset, 0), part.count)
-        return LogOffset(part.log_offset + part.log.size_bytes * within // part.count)
+        return LogOffset(part.log_offset + part.log_bytes * within // part.count)
 
     def parts_from(self, start: QueueOffset) -> Iterator[Part]:
         """The part that holds a queue offset, if one does, and those behind it."""
-        for index in range(max(bisect_right(self.starts, start) - 1, 0), len(self.parts)):
+        for index in range(max(self._at(start), 0), len(self.parts)):
             if self.parts[index].queue_end > start:
                 yield self.parts[index]

@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.dispatch.uploads import StoredLog
     from tiered.keys import ObjectId
     from tiered.log.composite import GroupCommit
-    from tiered.log.parts import IndexObject, TierState
+    from tiered.log.parts import IndexObject, Part, TierState
     from tiered.plugin.index_settings import IndexSettings
 
 _LOG = logging.getLogger("tiered.index")
@@ -156,10 +155,10 @@ class IndexThread:
             self._builder.reset()
             self._flushed.set()
 
-    def stored(self, commit: GroupCommit, stored: StoredLog) -> None:
+    def stored(self, commit: GroupCommit, part: Part) -> None:
         """Take the keys of records that were just stored. From any thread."""
         if not self._has_ended:
-            self._feed.offer(stored.log.key, commit.batches, commit.log_offset)
+            self._feed.offer(part, commit.batches)
 
     def wake(self) -> None:
         """Have the thread look at ``stop``."""

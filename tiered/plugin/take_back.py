@@ -21,11 +21,10 @@ import numpy as np
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.log.consume_queue import ITEM, ITEM_BYTES
-from tiered.log.objects import read_range
 from tiered.log.parting import Change, mark_in_tier, measure, plan_end
-from tiered.log.parts import part_of
 from tiered.log.reader import QueueReader, TierReader
-from tiered.log.takeback import cut
+from tiered.log.sections import read_range
+from tiered.log.takeback import Head, cut
 from tiered.model import MessageQueue, QueueOffset
 from tiered.plugin.ledger import Ledger
 from tiered.plugin.plans import FORMAT, Plan, digest, moved_on, was_applied
@@ -161,8 +160,8 @@ def _batch_start(at: Workplace, life: QueueLife, end: int) -> int | None:
     part = next((p for p in life.parts() if p.queue_offset < end < p.queue_end), None)
     if part is None:
         return None
-    start, middle = part.index.start, (end - part.queue_offset) * ITEM_BYTES
-    raw = read_range(at.store, at.prefix, part.index, start, start + middle + ITEM_BYTES)
+    middle = (end - part.queue_offset) * ITEM_BYTES
+    raw = read_range(at.store, at.prefix, part.index.part_of(0, middle + ITEM_BYTES))
     items = np.frombuffer(raw, ITEM)
     same = (items["log_offset"] == items["log_offset"][-1]) & (items["size"] > 0)
     first = part.queue_offset + int(np.argmax(same)) if same.any() else end
@@ -211,7 +210,7 @@ def _ended(life: QueueLife, action: Action, was: int) -> QueueLife | None:
         life,
         end=QueueOffset(action["end"]),
         was=QueueOffset(action["was"]),
-        head=part_of(action["part"]) if action["part"] else None,
+        head=Head.of(action["head"]) if action["head"] else None,
         reason=action["reason"],
     )
     return divided[0] if divided else None

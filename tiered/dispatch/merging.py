@@ -1,0 +1,353 @@
+"""The merge thread: gathers bundles into fewer, larger and tidier ones while messages are followed (``tiered.log.merge``).
+
+Overview: it looks when rounds have made a fan-in of bundles, and now and then. A plan is carried out bundle by bundle: the
+runs of one are read (neighbouring sections of a bundle with one request), joined, compressed where they are done with, and
+uploaded; its action is handed to the build thread, which alone writes the journal. When all are history the next is planned.
+
+Ordering: data, then the entry (I2). A merge changes only which parts a segment is made of, and replay takes it only if what
+it presumes still holds; so it works on open segments while the same queue is written to.
+
+Bounds (I8): one bundle (64 MiB) and what is read for it, once; one request at a time. Dispatch and uploads never wait for
+this thread; while memory is short it begins nothing. Merging has the same upload rate as group commits, once more.
+
+Retries and errors: what the store could not do is tried again with pauses that double up to ``backoff_s_max``, for ever. A
+damaged bundle is left as it is for the rest of this reign: said once, and counted. A key that exists means a cloned
+process: fenced.
+
+After a crash, or ``close`` in the middle: a bundle that no entry names is an orphan; the next reign plans again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backends.base import ByteRange
+from backends.errors import AlreadyExistsError, BackendError, InvalidRangeError, ObjectNotFoundError
+from tiered.crashpoints import reached
+from tiered.dispatch.group_commit import refused, retry_level
+from tiered.dispatch.packing import Packer
+from tiered.dispatch.rounds import Fact
+from tiered.dispatch.throttle import Throttle
+from tiered.errors import DataError, TieredStoreError
+from tiered.format.bundle import build_section
+from tiered.format.consume_queue import ITEM_BYTES
+from tiered.log.bundles import SectionRow, bundle_row, encode_numbers
+from tiered.log.merge import LAST_LEVEL, fingerprint, plan_merge
+from tiered.log.sections import split_section
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
+    from tiered.dispatch.counters import DispatchCounters
+    from tiered.dispatch.settings import DispatchSettings
+    from tiered.dispatch.uploads import StoredBundle, Uploader
+    from tiered.format.bundle import Section
+    from tiered.journal.entry import Action
+    from tiered.log.merge import MergeOutput, MergePlan, MergeRun
+    from tiered.log.parts import Part
+    from tiered.log.state import TierState
+
+_LOG = logging.getLogger("tiered.dispatch")
+
+_LOOK_S = 60.0
+"""Between two looks when nothing is said to be due: expiry may have left bundles of which little is named."""
+_READ_BYTES = 8 * 1024 * 1024
+"""Of one request for neighbouring sections."""
+_SLACK_BYTES = 64 * 1024
+"""Sections with so much between them are read with one request."""
+
+
+def plan_reads(parts: Iterable[Part]) -> list[list[Part]]:
+    """Divide parts over requests: those that are neighbours in a bundle share one."""
+    of_bundle: dict[str, list[Part]] = defaultdict(list)
+    for part in parts:
+        of_bundle[part.bundle.key].append(part)
+    plans: list[list[Part]] = []
+    for some in of_bundle.values():
+        begin = end = 0
+        for part in sorted(some, key=lambda one: one.section.start):
+            start, stop = part.section.start, part.section.start + part.section.size_bytes
+            is_near = end and start <= end + _SLACK_BYTES and stop - begin <= _READ_BYTES
+            if is_near:
+                plans[-1].append(part)
+                end = max(end, stop)
+            else:
+                plans.append([part])
+                begin, end = start, stop
+    return plans
+
+
+@dataclass(frozen=True, slots=True)
+class MergedBundle:
+    """A bundle that a merge has made.
+
+    Attributes:
+        output: What it was to be.
+        stored: What it is.
+    """
+
+    output: MergeOutput
+    stored: StoredBundle
+
+    def action(self) -> Action:
+        """For the journal."""
+        return {
+            "do": "merge",
+            "bundles": [bundle_row(self.stored.bundle, self.stored.packed)],
+            "lives": encode_numbers([run.life for run in self.output.runs]),
+            "was": encode_numbers([fingerprint(run.parts) for run in self.output.runs]),
+        }
+
+
+class Merger:
+    """Carries plans out: reads, joins, uploads. One thread at a time."""
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        store: ObjectStore,
+        prefix: str,
+        pace: Callable[[int], None],
+        *,
+        packer: Packer | None,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            uploader: Makes the bundles.
+            store: Where the parts are read.
+            prefix: The broker's, ending in a slash.
+            pace: Waits until so many bytes may be uploaded.
+            packer: Compresses what is of the last level; None: nothing does.
+        """
+        self._uploader = uploader
+        self._store = store
+        self._prefix = prefix
+        self._pace = pace
+        self._packer = packer
+
+    def make(self, output: MergeOutput, stop: Callable[[], bool]) -> MergedBundle | None:
+        """Make one bundle; None when told to stop.
+
+        Raises:
+            DataError: A section is damaged or gone; ``where`` names its bundle.
+            BackendError: It could not be read, or the bundle not written.
+        """
+        data: dict[tuple[str, int], tuple[memoryview, memoryview]] = {}
+        for some in plan_reads(part for run in output.runs for part in run.parts):
+            if stop():
+                return None
+            data.update(self._read(some))
+        sections = [self._join(run, data, packs=output.level == LAST_LEVEL) for run in output.runs]
+        del data
+        if stop():
+            return None
+        self._pace(sum(section.place.size_bytes for _, section in sections))
+        stored = self._uploader.put_merged(output, sections)
+        reached("merged-stored")
+        return MergedBundle(output, stored)
+
+    def _read(
+        self, parts: Sequence[Part]
+    ) -> Iterator[tuple[tuple[str, int], tuple[memoryview, memoryview]]]:
+        key = self._prefix + parts[0].bundle.key
+        begin = min(part.section.start for part in parts)
+        end = max(part.section.start + part.section.size_bytes for part in parts)
+        try:
+            found = memoryview(self._store.get(key, ByteRange(begin, end)))
+        except (ObjectNotFoundError, InvalidRangeError) as error:
+            raise DataError(
+                f"a bundle that the journal names is not there: {error}",
+                where=key,
+                do="run `tiered verify` to see what is damaged",
+            ) from error
+        for part in parts:
+            place = part.section
+            at = place.start - begin
+            split = split_section(found[at : at + place.size_bytes], place, where=key)
+            yield (part.bundle.key, place.start), split
+
+    def _join(
+        self,
+        run: MergeRun,
+        data: dict[tuple[str, int], tuple[memoryview, memoryview]],
+        *,
+        packs: bool,
+    ) -> tuple[SectionRow, Section]:
+        records: list[memoryview] = []
+        items: list[memoryview] = []
+        for part in run.parts:
+            its_records, its_items = data[part.bundle.key, part.section.start]
+            records.append(its_records[part.records_at : part.records_at + part.log_bytes])
+            low = part.items_at * ITEM_BYTES
+            items.append(its_items[low : low + part.count * ITEM_BYTES])
+        index = b"".join(items)
+        section = None
+        if packs and self._packer is not None and run.parts.log_bytes:
+            section = self._packer.pack(run.queue.topic, b"".join(records), index)
+        return _row(run), section or build_section(records, index)
+
+
+def _row(run: MergeRun) -> SectionRow:
+    rows = run.parts.rows
+    first, last = rows[0], rows[-1]
+    timed = rows["store_min_ms"] >= 0
+    low = int(rows["store_min_ms"][timed].min()) if timed.any() else -1
+    return SectionRow(
+        run.queue,
+        run.incarnation,
+        run.segment,
+        int(first["log_offset"]),
+        int(first["queue_offset"]),
+        int(rows["holes"].sum(dtype="i8")),
+        low,
+        int(rows["store_max_ms"].max()),
+        int(last["last"]),
+        run.taken_back,
+    )
+
+
+class MergeThread:
+    """Gathers what is due."""
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        state: Callable[[], TierState],
+        say: Callable[[Fact], None],
+        is_pressed: Callable[[], bool],
+        settings: DispatchSettings,
+        counters: DispatchCounters,
+        clock: Clock,
+        rng: random.Random,
+        stop: threading.Event,
+    ) -> None:
+        """Wire it; no thread runs yet.
+
+        Args:
+            uploader: Makes the bundles.
+            store: Where the parts are read.
+            prefix: The broker's, ending in a slash.
+            state: What the journal says now.
+            say: Has the next entry say something (``RoundBuilder.state_fact``).
+            is_pressed: Whether memory is short.
+            settings: Policy, pauses and rate.
+            counters: Where to count.
+            clock: Time.
+            rng: Jitter.
+            stop: Ends everything here.
+        """
+        throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
+        packer = Packer(settings.compression) if settings.compression else None
+        self._merger = Merger(uploader, store, prefix, throttle.take, packer=packer)
+        self._policy = settings.merge_policy
+        self._prefix = prefix
+        self._state = state
+        self._say = say
+        self._is_pressed = is_pressed
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock
+        self._rng = rng
+        self._stop = stop
+        self._wake = threading.Event()
+        self._new = 0
+        self._damaged: set[str] = set()
+
+    def rounds_made(self, bundles: int) -> None:
+        """Learn that so many bundles of level 0 are new. Of the build thread."""
+        self._new += bundles
+        if self._new >= self._policy.fan_in:
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Have the thread look at ``stop``."""
+        self._wake.set()
+
+    def run(self) -> None:
+        """Body of the thread."""
+        while not self._stop.is_set():
+            self._new = 0
+            if self._is_pressed() or not self.merge_once():
+                self._clock.wait(self._wake, _LOOK_S)
+                self._wake.clear()
+
+    def merge_once(self) -> bool:
+        """Plan, and carry the plan out; whether there was one."""
+        plan = plan_merge(self._state(), self._policy, leave=self._damaged)
+        if plan is None or self._stop.is_set():
+            return False
+        told = [done for output in plan.outputs if (done := self._make(output)) is not None]
+        for done in told:
+            while not (done.is_set() or self._stop.is_set()):
+                self._clock.wait(done, 0.25)
+        reached("merge-known")
+        self._look_after(plan)
+        return True
+
+    def _make(self, output: MergeOutput) -> threading.Event | None:
+        """Make a bundle, with as many tries as it takes; None when told to stop, or when something in it is damaged."""
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                made = self._merger.make(output, self._stop.is_set)
+                return None if made is None else self._publish(made)
+            except AlreadyExistsError as error:
+                raise refused(error) from error
+            except BackendError as error:
+                failures += 1
+                self._counters.merges_failed += 1
+                if failures == 1:
+                    _LOG.log(retry_level(error), "merging failed, trying again: %s", error)
+                self._clock.wait(self._stop, self._pause_s(failures))
+            except TieredStoreError as error:
+                self._leave(output, error)
+                return None
+        return None
+
+    def _leave(self, output: MergeOutput, error: TieredStoreError) -> None:
+        """Leave a damaged bundle as it is; where nobody knows which it is, all of them."""
+        named = {bundle.key for run in output.runs for bundle in run.parts.bundles}
+        found = {key for key in named if error.where == self._prefix + key} or named
+        self._damaged |= found
+        self._counters.unmergeable_bundles += len(found)
+        _LOG.warning("a damaged bundle stays as it is: %s", error)
+
+    def _publish(self, made: MergedBundle) -> threading.Event:
+        done = threading.Event()
+        self._say(Fact(made.action(), done.set))
+        counters, runs = self._counters, made.output.runs
+        counters.merged_parts += sum(len(run.parts) for run in runs)
+        counters.merged_bytes += made.output.size_bytes
+        counters.merged_stored_bytes += made.stored.bundle.size_bytes
+        counters.merged_bundles += 1
+        return done
+
+    def _look_after(self, plan: MergePlan) -> None:
+        """Leave for now what did not go as planned, so that nothing is planned again and again."""
+        if self._stop.is_set():
+            return
+        named = {
+            bundle.key
+            for lives in self._state().queues.values()
+            for life in lives
+            for bundle in life.parts().bundles
+        }
+        made_none = {bundle.key for bundle in plan.bundles if bundle.key in named}
+        if len(made_none) == len(plan.bundles):
+            self._damaged |= made_none
+
+    def _pause_s(self, failures: int) -> float:
+        settings = self._settings
+        pause_s = settings.backoff_s_min * 2.0 ** min(failures - 1, 30)
+        return min(pause_s, settings.backoff_s_max) * self._rng.uniform(0.5, 1.0)

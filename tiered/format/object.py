@@ -1,0 +1,248 @@
+"""Objects with a trailer that describes and proves their payload: those of the key index, and quarantined records.
+
+Layout (big-endian)::
+
+    offset          size   field
+    0               P      payload
+    P               D      description: JSON, UTF-8 (what the object is)
+    P+D             4·B    CRC-32 of each block of `block_bytes` of the payload, the last one short
+    P+D+4B          40     footer:
+                      0  8   uint64  payload_size
+                      8  4   uint32  description_size
+                     12  4   uint32  block_bytes
+                     16  4   uint32  block_count  (= ceil(payload_size / block_bytes))
+                     20  4   uint32  payload_crc  CRC-32 of the whole payload
+                     24  2   uint16  format_version (1)
+                     26  2   uint16  zero
+                     28  4   uint32  trailer_crc  CRC-32 of description, block CRCs and footer bytes 0..28
+                     32  8   bytes   magic ``TIEREDOB``
+
+Size, checksum and magic of the footer stay where they are in every version, so that a damaged version number is told from
+a newer one.
+
+A reader of a range reads whole blocks and checks each: one flipped bit anywhere in the object is found, and costs the
+block that it lies in; in the trailer it costs nothing but the proof, since the journal names the same payload CRC.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Buffer
+from zlib_ng import zlib_ng
+
+from tiered.errors import DataError, InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+BLOCK_BYTES = 64 * 1024
+FORMAT = 1
+MAGIC = b"TIEREDOB"
+_HEAD = struct.Struct(">QIIIIHH")
+_FOOTER = struct.Struct(">QIIIIHHI8s")
+FOOTER_BYTES = _FOOTER.size
+assert FOOTER_BYTES == 40  # noqa: PLR2004 (the table above)
+assert _HEAD.size == 28  # noqa: PLR2004 (likewise: what the checksum covers)
+
+Head = tuple[int, int, int, int, int]
+"""Of a footer: payload size, size of what stands before the checksums of blocks, block size and count, payload CRC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """What stands behind an object's payload.
+
+    Attributes:
+        payload_bytes: Size of the payload.
+        trailer_bytes: Size of the trailer itself.
+        block_bytes: Size of the blocks that have a checksum.
+        block_crcs: CRC-32 of each block.
+        payload_crc: CRC-32 of the payload.
+        description: What the object says of itself.
+    """
+
+    payload_bytes: int
+    trailer_bytes: int
+    block_bytes: int
+    block_crcs: tuple[int, ...]
+    payload_crc: int
+    description: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SealedObject:
+    """An object ready to be uploaded.
+
+    Attributes:
+        buffers: The payload, then the trailer.
+        payload_bytes: Size of the payload.
+        payload_crc: CRC-32 of the payload.
+        trailer_bytes: Size of the trailer.
+    """
+
+    buffers: Sequence[Buffer]
+    payload_bytes: int
+    payload_crc: int
+    trailer_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole object."""
+        return self.payload_bytes + self.trailer_bytes
+
+
+def _make_trailer(signed: bytes, head: Head) -> bytes:
+    """A trailer: what the checksum covers, and the footer."""
+    covered = signed + _HEAD.pack(*head, FORMAT, 0)
+    return covered + zlib_ng.crc32(covered).to_bytes(4, "big") + MAGIC
+
+
+def trailer_size(tail: bytes) -> int:
+    """How large the trailer is that ends in ``tail``, by its unproven footer; 0 when there is none."""
+    footer = tail[-FOOTER_BYTES:]
+    if len(footer) < FOOTER_BYTES or not footer.endswith(MAGIC):
+        return 0
+    _, text_bytes, _, count, *_ = _FOOTER.unpack(footer)
+    return FOOTER_BYTES + 4 * int(count) + int(text_bytes)
+
+
+def _split_trailer(tail: bytes, *, where: str) -> tuple[int, Head, bytes]:
+    """Take a trailer apart, of whatever version.
+
+    Args:
+        tail: The end of the object, holding at least the whole trailer.
+        where: Key of the object, for messages.
+
+    Returns:
+        Its version, its head, and what stands before the footer.
+
+    Raises:
+        DataError: The trailer is damaged, or the object is none of ours.
+    """
+    size = trailer_size(tail)
+    if not size:
+        raise _damaged("the object does not end in a footer", where)
+    *head, version, _, crc, _ = _FOOTER.unpack(tail[-FOOTER_BYTES:])
+    payload_bytes, text_bytes, block_bytes, count, payload_crc = head
+    if size > len(tail) or block_bytes == 0 or count != -(-payload_bytes // block_bytes):
+        raise _damaged("the footer's sizes contradict each other", where)
+    covered = tail[-size : len(tail) - FOOTER_BYTES + _HEAD.size]
+    if zlib_ng.crc32(covered) != crc:
+        raise _damaged("the trailer's checksum is wrong", where)
+    found = (payload_bytes, text_bytes, block_bytes, count, payload_crc)
+    return version, found, covered[: -_HEAD.size]
+
+
+def _read_description(text: bytes, where: str) -> Mapping[str, Any]:
+    """A right checksum proves no good will: whoever may write into a bucket can compute it.
+
+    Raises:
+        DataError: It is no JSON object.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _damaged("the description is no JSON object", where)
+    return found
+
+
+def _damaged(what: str, where: str) -> DataError:
+    """An error to be raised."""
+    return DataError(
+        what, where=where, do="run `tiered verify --deep` to see the extent of the damage"
+    )
+
+
+def build_object(
+    buffers: Sequence[Buffer], description: Mapping[str, Any], *, block_bytes: int = BLOCK_BYTES
+) -> SealedObject:
+    """Add the trailer to a payload, without copying it.
+
+    Args:
+        buffers: The payload's bytes, to be joined in order.
+        description: JSON-able; what a rebuild from a listing needs to know.
+        block_bytes: Size of the checksummed blocks.
+    """
+    payload_bytes, payload_crc, crcs = _checksums(buffers, block_bytes)
+    text = json.dumps(description, separators=(",", ":"), sort_keys=True).encode()
+    signed = text + struct.pack(f">{len(crcs)}I", *crcs)
+    head = (payload_bytes, len(text), block_bytes, len(crcs), payload_crc)
+    trailer = _make_trailer(signed, head)
+    return SealedObject([*buffers, trailer], payload_bytes, payload_crc, len(trailer))
+
+
+def _checksums(buffers: Sequence[Buffer], block_bytes: int) -> tuple[int, int, list[int]]:
+    """Size and CRC of the payload, and the CRC of each block, over buffers that need not end at block ends."""
+    crcs: list[int] = []
+    total, crc, filled, payload_crc = 0, 0, 0, 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        payload_crc = zlib_ng.crc32(view, payload_crc)
+        start = 0
+        while start < len(view):
+            piece = view[start : start + block_bytes - filled]
+            crc = zlib_ng.crc32(piece, crc)
+            filled += len(piece)
+            start += len(piece)
+            if filled == block_bytes:
+                crcs.append(crc)
+                crc = filled = 0
+        total += len(view)
+    if filled:
+        crcs.append(crc)
+    return total, payload_crc, crcs
+
+
+def parse_trailer(tail: bytes, *, where: str) -> Trailer:
+    """Read the trailer from the last bytes of an object.
+
+    Args:
+        tail: The end of the object, holding at least the whole trailer.
+        where: Key of the object, for messages.
+
+    Raises:
+        DataError: The trailer is damaged, or the object is none of ours.
+        InvalidError: It is of a newer format version.
+    """
+    version, head, signed = _split_trailer(tail, where=where)
+    trailer_bytes = len(signed) + FOOTER_BYTES
+    if version > FORMAT:
+        raise InvalidError(
+            f"the object has format version {version}, this program knows up to {FORMAT}",
+            where=where,
+            do="use a newer version of tiered",
+        )
+    payload_bytes, text_bytes, block_bytes, count, payload_crc = head
+    crcs = struct.unpack_from(f">{count}I", signed, text_bytes)
+    description = _read_description(signed[:text_bytes], where)
+    return Trailer(payload_bytes, trailer_bytes, block_bytes, crcs, payload_crc, description)
+
+
+def aligned_range(start: int, end: int, trailer: Trailer) -> tuple[int, int]:
+    """Smallest range of whole blocks that holds ``[start, end)`` of the payload."""
+    block = trailer.block_bytes
+    return start // block * block, min(-(-end // block) * block, trailer.payload_bytes)
+
+
+def check_blocks(data: Buffer, start: int, trailer: Trailer, *, where: str) -> None:
+    """Check whole blocks read from position ``start``.
+
+    Raises:
+        DataError: A block's checksum is wrong; the message says which bytes.
+    """
+    view = memoryview(data).cast("B")
+    block = trailer.block_bytes
+    first = start // block
+    for index, position in enumerate(range(0, len(view), block)):
+        if zlib_ng.crc32(view[position : position + block]) != trailer.block_crcs[first + index]:
+            low = start + position
+            raise _damaged(
+                f"bytes [{low}, {min(low + block, trailer.payload_bytes)}) fail their checksum",
+                where,
+            )

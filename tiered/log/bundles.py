@@ -1,0 +1,194 @@
+"""What a journal entry says of bundles: which of their sections are parts now, in columns.
+
+A bundle stands in an entry as ``[key, size_bytes, level, table]``: the table is that of the bundle itself
+(``tiered.format.bundle.pack_table``), in base64, so an entry is made of what the upload has made already. Where only some
+of a bundle's sections are named, it is a table of those. About 50 bytes a part.
+
+All functions are pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tiered.errors import TieredStoreError
+from tiered.format.bundle import SECTION, SectionTable, pack_table, unpack_table
+from tiered.log.parts import PART, Parts, bundle_of, check_rows
+from tiered.log.wellformed import check_ints
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from tiered.format.bundle import SectionPlace
+    from tiered.log.parts import Bundle
+
+_PLAIN: Final = (
+    ("start", "start"),
+    ("records_bytes", "records_bytes"),
+    ("stored_bytes", "stored_bytes"),
+    ("items", "count"),
+    ("size_bytes", "size_bytes"),
+    ("crc", "crc"),
+    ("log_offset", "log_offset"),
+    ("queue_offset", "queue_offset"),
+    ("log_bytes", "records_bytes"),
+    ("count", "count"),
+    ("holes", "holes"),
+    ("store_min_ms", "store_min_ms"),
+    ("store_max_ms", "store_max_ms"),
+    ("last", "last"),
+)
+"""Columns of ``PART`` and of ``SECTION`` that they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SectionRow:
+    """What a section's row says besides its place.
+
+    Attributes:
+        queue: Whose.
+        incarnation: Which life.
+        segment: Base log offset of its segment.
+        log_offset: Of its first record.
+        queue_offset: Of its first item.
+        holes: Items without a message.
+        store_min_ms: Smallest store time; -1 when there is none.
+        store_max_ms: Greatest store time; -1 likewise.
+        last: Mark of its last record, or 0.
+        taken_back: It was merged from what the broker had taken back.
+    """
+
+    queue: MessageQueue
+    incarnation: int
+    segment: int
+    log_offset: int
+    queue_offset: int
+    holes: int
+    store_min_ms: int
+    store_max_ms: int
+    last: int = 0
+    taken_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSections:
+    """Sections of one bundle, as parts.
+
+    Attributes:
+        bundle: The bundle.
+        queues: Whose each is.
+        incarnations: int of each.
+        segments: Base log offset of the segment of each.
+        parts: They.
+    """
+
+    bundle: Bundle
+    queues: Sequence[MessageQueue]
+    incarnations: Sequence[int]
+    segments: Sequence[int]
+    parts: Parts
+
+
+def table_of(sections: Iterable[tuple[SectionRow, SectionPlace]], level: int = 0) -> SectionTable:
+    """The table of sections that lie one after another in this order; their ``start`` is counted here."""
+    number: dict[str, int] = {}
+    rows = []
+    start = 0
+    for row, place in sections:
+        topic = number.setdefault(row.queue.topic, len(number))
+        rows.append(
+            (
+                *(topic, row.queue.queue_id, row.incarnation, row.segment),
+                *(row.log_offset, row.queue_offset, place.count, row.holes),
+                *(row.store_min_ms, row.store_max_ms, row.last, start),
+                *(place.records_bytes, place.stored_bytes, place.size_bytes, place.crc),
+                int(row.taken_back),
+            )
+        )
+        start += place.size_bytes
+    return SectionTable(list(number), np.array(rows, SECTION), level)
+
+
+def bundle_row(bundle: Bundle, packed: bytes) -> list[Any]:
+    """A bundle as it stands in an entry.
+
+    Args:
+        bundle: It.
+        packed: Its table, or one of those of its sections that are named.
+    """
+    table = base64.b64encode(packed).decode("ascii")
+    return [bundle.key, bundle.size_bytes, bundle.level, table]
+
+
+def some_of(table: SectionTable, numbers: Sequence[int]) -> bytes:
+    """The table of some of a bundle's sections, packed."""
+    return pack_table(SectionTable(table.topics, table.rows[list(numbers)], table.level))
+
+
+def named_sections(row: Sequence[Any]) -> NamedSections:
+    """Undo ``bundle_row``.
+
+    Raises:
+        ValueError: It is none (likewise ``TypeError``).
+    """
+    bundle = bundle_of(row[:3])
+    (text,) = row[3:]
+    try:
+        table = unpack_table(base64.b64decode(text, validate=True), where=bundle.key)
+    except (TieredStoreError, binascii.Error) as error:
+        raise ValueError(str(error)) from error
+    return sections_of(bundle, table)
+
+
+def sections_of(bundle: Bundle, table: SectionTable) -> NamedSections:
+    """A bundle's sections as parts.
+
+    Raises:
+        ValueError: They contradict themselves.
+    """
+    rows = np.zeros(len(table), PART)
+    for mine, theirs in _PLAIN:
+        values = table.rows[theirs]
+        if values.dtype.itemsize > 4 and len(values) and int(values.max()) >= 2**62:  # noqa: PLR2004
+            raise ValueError(f"{theirs} of a section is out of range")
+        rows[mine] = values
+    check_rows(rows)
+    names = [table.topics[number] for number in table.rows["topic"].tolist()]
+    queues = list(map(MessageQueue, names, table.rows["queue_id"].tolist()))
+    segments: list[int] = table.rows["segment"].tolist()
+    check_ints(segments, "a segment")
+    return NamedSections(
+        bundle,
+        queues,
+        table.rows["incarnation"].tolist(),
+        segments,
+        Parts(rows, (bundle,) * len(rows)),
+    )
+
+
+def encode_numbers(numbers: Sequence[int]) -> str:
+    """Numbers of 32 bits as text."""
+    return base64.b64encode(np.array(numbers, "<u4").tobytes()).decode("ascii")
+
+
+def decode_numbers(text: str, count: int) -> npt.NDArray[np.uint32]:
+    """Undo ``encode_numbers``.
+
+    Raises:
+        ValueError: They are not so many (likewise ``TypeError``).
+    """
+    try:
+        found = np.frombuffer(base64.b64decode(text, validate=True), "<u4")
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+    if len(found) != count:
+        raise ValueError(f"{len(found)} numbers where there should be {count}")
+    return found

@@ -1,0 +1,396 @@
+"""Merging: neighbours of a queue are gathered into fewer, larger sections, and bundles into larger, tidier bundles.
+
+Everything here is pure. ``plan_merge`` finds what is to be gathered next, from nothing but the state, so a restart finds
+what an earlier reign has left; ``replace_run`` is the rule by which replay accepts what came of it.
+
+Levels: rounds write bundles of level 0. When a level has its fan-in of them, all that is still named of these is gathered
+one level up. What comes out is sorted by topic, queue and offset, in bundles of ``bundle_bytes_max`` at most. A queue that
+has ``own_bytes`` there gets bundles of its own, which are done with: their level is the last one. So does a topic, so that
+topics expire apart. Nothing of the last level is gathered again, unless less than half of a bundle is still named.
+
+Bounds: parts of a queue stay below fan-in x levels and what is of the last level; a byte is rewritten once a level, at
+most ``LAST_LEVEL`` times; bytes stored stay below 2 x bytes named for each bundle (about 1.5 over all).
+
+It works on open segments as on rolled ones: a segment is a row of parts, and a merge changes only which these are. Rolled
+segments that a bad hour has left small (file switches) become one where a run of neighbours crosses their border.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from tiered.errors import InvalidError
+from tiered.log.parts import Parts
+from tiered.log.takeback import is_tail
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from tiered.log.parts import Bundle, Part, QueueLife, Segment, TierState
+    from tiered.model import MessageQueue
+
+MIB: Final = 1024 * 1024
+FAN_IN: Final = 8
+LAST_LEVEL: Final = 3
+BUNDLE_BYTES_MAX: Final = 64 * MIB
+OWN_BYTES: Final = 8 * MIB
+_OVERHEAD_BYTES: Final = 64 * 1024
+"""What stands in a bundle besides sections; so small bundles, of which it is the most, are not rewritten for ever."""
+_GATHERED_BYTES_MAX: Final = 1024 * MIB
+"""Of one plan; what is left is gathered by the next. Bounds how long an entry waits, and what a crash leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergePolicy:
+    """When merging pays, and what comes out.
+
+    Attributes:
+        fan_in: A level is gathered when it has so many bundles.
+        bundle_bytes_max: A bundle that is made is about so large at most: one is held in memory while it is made.
+        own_bytes: A queue (a topic) that has so many bytes in a plan gets bundles of its own.
+        segment_bytes_max: Rolled neighbours become one segment of at most so many bytes of records; 0: never.
+        segment_age_ms_max: The age at which a segment is rolled. Neighbours become one that were begun within half of
+            it: so what was rolled for its age stays apart, and expires in time.
+        compresses: What is of the last level is compressed; so bundles of one queue are rewritten once for that.
+    """
+
+    fan_in: int = FAN_IN
+    bundle_bytes_max: int = BUNDLE_BYTES_MAX
+    own_bytes: int = OWN_BYTES
+    segment_bytes_max: int = 1024 * MIB
+    segment_age_ms_max: int = 24 * 3_600_000
+    compresses: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fan_in < 2:  # noqa: PLR2004 (one would gather itself for ever)
+            raise InvalidError(f"the fan-in of merging must be at least 2, not {self.fan_in}")
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRun:
+    """Neighbours of one life that become one section.
+
+    Attributes:
+        queue: Whose.
+        life: Its number among the queue's lives.
+        incarnation: Of that life.
+        segment: Base log offset of the segment that they lie in, the first if they lie in several.
+        parts: They; may be one, which only moves.
+        taken_back: The life is what the broker took back.
+    """
+
+    queue: MessageQueue
+    life: int
+    incarnation: int
+    segment: int
+    parts: Parts
+    taken_back: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of records and items, as they are before they are packed."""
+        return run_bytes(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOutput:
+    """One bundle that is to be made.
+
+    Attributes:
+        level: Its level.
+        runs: Its sections, sorted by topic, queue id and offset.
+        topic: It is of this topic alone; empty: of any.
+        queue: It is of this queue alone.
+    """
+
+    level: int
+    runs: tuple[MergeRun, ...]
+    topic: str = ""
+    queue: MessageQueue | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its runs."""
+        return sum(run.size_bytes for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """What is to be gathered.
+
+    Attributes:
+        bundles: What is gathered: nothing of these is named afterwards.
+        outputs: What is to be made of it.
+    """
+
+    bundles: tuple[Bundle, ...]
+    outputs: tuple[MergeOutput, ...]
+
+
+def run_bytes(parts: Parts) -> int:
+    """Bytes of records and items of parts."""
+    return parts.log_bytes + 20 * int(parts.rows["count"].sum(dtype="i8"))
+
+
+def fingerprint(parts: Parts) -> int:
+    """32 bits by which parts are known again: what a merge presumes."""
+    keys = "\n".join(bundle.key for bundle in parts.bundles)
+    return crc32(parts.rows.tobytes(), crc32(keys.encode("utf-8", "surrogateescape")))
+
+
+# -- planning -------------------------------------------------------------------------------------
+
+
+def plan_merge(
+    state: TierState, policy: MergePolicy, *, leave: Collection[str] = ()
+) -> MergePlan | None:
+    """What is to be gathered next; None when nothing is due.
+
+    Args:
+        state: What the journal says.
+        policy: When it pays.
+        leave: Keys of bundles that are left as they are, since they are damaged.
+    """
+    used = _used(state, leave)
+    chosen, level = _full_level(used, policy)
+    if not chosen:
+        chosen = _sparse(used, policy)
+        level = max((use.bundle.level for use in chosen), default=0)
+    if not chosen:
+        return None
+    keys = {use.bundle.key for use in chosen}
+    runs = [run for run in _runs(state, keys, policy) if len(run.parts)]
+    outputs = tuple(_outputs(runs, min(level, LAST_LEVEL), policy))
+    return MergePlan(tuple(use.bundle for use in chosen), outputs) if outputs else None
+
+
+@dataclass(slots=True)
+class _Use:
+    bundle: Bundle
+    named_bytes: int = 0
+
+
+def _used(state: TierState, leave: Collection[str]) -> list[_Use]:
+    """Each bundle that is named, and how much of it, in the order of their keys' times."""
+    found: dict[str, _Use] = {}
+    for lives in state.queues.values():
+        for life in lives:
+            for segment in life.segments:
+                parts = segment.parts
+                sizes = parts.column("size_bytes") * parts.column("count") // parts.column("items")
+                for bundle, size in zip(parts.bundles, sizes.tolist(), strict=True):
+                    use = found.get(bundle.key)
+                    if use is None:
+                        use = found[bundle.key] = _Use(bundle)
+                    use.named_bytes += size
+    kept = [use for key, use in found.items() if key not in leave]
+    return sorted(kept, key=lambda use: (use.bundle.level, use.bundle.key.rpartition("/")[2]))
+
+
+def _full_level(used: list[_Use], policy: MergePolicy) -> tuple[list[_Use], int]:
+    """The bundles of the lowest level that has its fan-in, and the level above it."""
+    for level in range(LAST_LEVEL):
+        of_it = [use for use in used if use.bundle.level == level and not _is_done(use, policy)]
+        if len(of_it) >= policy.fan_in:
+            return _first(of_it), level + 1
+    return [], 0
+
+
+def _is_done(use: _Use, policy: MergePolicy) -> bool:
+    """A bundle of one queue that is large and need not be compressed gains nothing."""
+    own = use.bundle.key.startswith("queue/")
+    return own and use.bundle.size_bytes >= policy.own_bytes and not policy.compresses
+
+
+def _sparse(used: list[_Use], policy: MergePolicy) -> list[_Use]:
+    """Bundles of which less than half is still named, that would make about one bundle together or are large enough."""
+    thin = [use for use in used if 2 * use.named_bytes + _OVERHEAD_BYTES < use.bundle.size_bytes]
+    wasted = sum(use.bundle.size_bytes - use.named_bytes for use in thin)
+    stored = sum(use.bundle.size_bytes for use in used)
+    if not thin or (4 * wasted < stored and wasted < policy.bundle_bytes_max):
+        return []
+    return _first(thin)
+
+
+def _first(uses: list[_Use]) -> list[_Use]:
+    size = 0
+    taken: list[_Use] = []
+    for use in uses:
+        size += use.named_bytes
+        if taken and size > _GATHERED_BYTES_MAX:
+            break
+        taken.append(use)
+    return taken
+
+
+def _runs(state: TierState, keys: Collection[str], policy: MergePolicy) -> Iterator[MergeRun]:
+    for queue in sorted(state.queues):
+        lives = state.queues[queue]
+        for number, life in enumerate(lives):
+            if any(bundle.key in keys for bundle in life.parts().bundles):
+                for group in _groups(life, policy):
+                    yield from _runs_of(
+                        queue, number, life, is_tail(lives, number), group, keys, policy
+                    )
+
+
+def _groups(life: QueueLife, policy: MergePolicy) -> Iterator[list[Segment]]:
+    """Rows of segments whose parts may become neighbours."""
+    group: list[Segment] = []
+    size = 0
+    for segment in life.segments:
+        if group and not _may_unite(group, segment, size, policy):
+            yield group
+            group, size = [], 0
+        group.append(segment)
+        size += segment.size_bytes
+    if group:
+        yield group
+
+
+def _may_unite(group: list[Segment], behind: Segment, size: int, policy: MergePolicy) -> bool:
+    before = group[-1]
+    return (
+        before.sealed
+        and behind.sealed
+        and before.parts.queue_end == behind.base_queue_offset
+        and size + behind.size_bytes <= policy.segment_bytes_max
+        and 2 * abs(behind.created_ms - group[0].created_ms) <= policy.segment_age_ms_max
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Whose:
+    queue: MessageQueue
+    life: int
+    incarnation: int
+    taken_back: bool
+
+
+def _runs_of(
+    whose: _Whose, group: list[Segment], keys: Collection[str], policy: MergePolicy
+) -> Iterator[MergeRun]:
+    parts = Parts.joined(segment.parts for segment in group)
+    bases = [segment.base_offset for segment in group for _ in segment.parts]
+    begin, size = 0, 0
+    sizes = (parts.column("log_bytes") + 20 * parts.column("count")).tolist()
+
+    def run(end: int) -> MergeRun:
+        place = whose.queue, whose.life, whose.incarnation
+        return MergeRun(*place, bases[begin], parts[begin:end], whose.taken_back)
+
+    for at, bundle in enumerate(parts.bundles):
+        wanted = bundle.key in keys
+        if at > begin and (not wanted or size + sizes[at] > policy.bundle_bytes_max):
+            yield run(at)
+            begin, size = at, 0
+        if wanted:
+            size += sizes[at]
+        else:
+            begin = at + 1
+    if begin < len(parts):
+        yield run(len(parts))
+
+
+def _outputs(runs: list[MergeRun], level: int, policy: MergePolicy) -> Iterator[MergeOutput]:
+    """Divide runs, which are sorted, over bundles."""
+    of_queue: dict[MessageQueue, int] = defaultdict(int)
+    for run in runs:
+        of_queue[run.queue] += run.size_bytes
+    own = {queue for queue, size in of_queue.items() if size >= policy.own_bytes}
+    of_topic: dict[str, int] = defaultdict(int)
+    for queue, size in of_queue.items():
+        of_topic[queue.topic] += 0 if queue in own else size
+    apart = {topic for topic, size in of_topic.items() if size >= policy.own_bytes}
+    for queue in sorted(own):
+        for some in _cut([r for r in runs if r.queue == queue], policy):
+            yield MergeOutput(LAST_LEVEL, some, queue.topic, queue)
+    rest = [run for run in runs if run.queue not in own]
+    for topic in sorted(apart):
+        for some in _cut([r for r in rest if r.queue.topic == topic], policy):
+            yield MergeOutput(level, some, topic)
+    for some in _cut([r for r in rest if r.queue.topic not in apart], policy):
+        yield MergeOutput(level, some)
+
+
+def _cut(runs: Iterable[MergeRun], policy: MergePolicy) -> Iterator[tuple[MergeRun, ...]]:
+    some: list[MergeRun] = []
+    size = 0
+    for run in runs:
+        if some and size + run.size_bytes > policy.bundle_bytes_max:
+            yield tuple(some)
+            some, size = [], 0
+        some.append(run)
+        size += run.size_bytes
+    if some:
+        yield tuple(some)
+
+
+# -- the rule of replay ---------------------------------------------------------------------------
+
+
+def replace_run(
+    life: QueueLife, part: Part, segment: int, was: int, *, with_open: bool
+) -> QueueLife | None:
+    """The life with one part in the place of a run; None when what the merge presumes does not hold.
+
+    Args:
+        life: The one that the merge speaks of.
+        part: What was made.
+        segment: Base log offset of the segment that it is to lie in.
+        was: ``fingerprint`` of the run.
+        with_open: It may touch a segment that is not sealed.
+    """
+    for at, first in enumerate(life.segments):
+        if first.base_offset != segment or first.parts.queue_end <= part.queue_offset:
+            continue
+        group = _spanned(life.segments[at:], part)
+        if group is None:
+            return None
+        united = _with_part(group, part, was)
+        may = with_open or bool(life.ended) or all(one.sealed for one in group)
+        if united is None or not may:
+            return None
+        behind = life.segments[at + len(group) :]
+        return replace(life, segments=(*life.segments[:at], united, *behind))
+    return None
+
+
+def _spanned(segments: tuple[Segment, ...], part: Part) -> tuple[Segment, ...] | None:
+    """The segments that a part spans, from the first on; None when they could not be one."""
+    for count, segment in enumerate(segments, 1):
+        if segment.parts.queue_end >= part.queue_end:
+            group = segments[:count]
+            fits = all(
+                before.sealed
+                and behind.sealed
+                and before.parts.queue_end == behind.base_queue_offset
+                for before, behind in pairwise(group)
+            )
+            return group if fits else None
+    return None
+
+
+def _with_part(group: tuple[Segment, ...], part: Part, was: int) -> Segment | None:
+    parts = Parts.joined(segment.parts for segment in group)
+    starts = parts.column("queue_offset").tolist()
+    ends = [*starts[1:], parts.queue_end]
+    try:
+        begin, last = starts.index(part.queue_offset), ends.index(part.queue_end)
+    except ValueError:
+        return None
+    run = parts[begin : last + 1]
+    same = (
+        len(run) > 0
+        and fingerprint(run) == was
+        and (run[0].log_offset, run.log_bytes) == (part.log_offset, part.log_bytes)
+        and int(run.rows["holes"].sum()) == part.holes
+    )
+    if not same:
+        return None
+    made = Parts.joined((parts[:begin], Parts.of([part]), parts[last + 1 :]))
+    return replace(group[0], sealed=group[-1].sealed, parts=made)
