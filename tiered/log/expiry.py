@@ -90,7 +90,7 @@ def segment_end(segment: Segment) -> int:
 
 def newest_ms(segment: Segment) -> int:
     """Newest store time in a segment; -1 when it has nothing but holes."""
-    return int(max(segment.parts.column("store_max_ms")))
+    return max(segment.parts.column("store_max_ms").tolist(), default=-1)
 
 
 def plan_expiry(

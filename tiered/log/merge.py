@@ -232,10 +232,9 @@ def _runs(state: TierState, keys: Collection[str], policy: MergePolicy) -> Itera
         lives = state.queues[queue]
         for number, life in enumerate(lives):
             if any(bundle.key in keys for bundle in life.parts().bundles):
+                whose = _Whose(queue, number, life.incarnation, is_tail(lives, number))
                 for group in _groups(life, policy):
-                    yield from _runs_of(
-                        queue, number, life, is_tail(lives, number), group, keys, policy
-                    )
+                    yield from _runs_of(whose, group, keys, policy)
 
 
 def _groups(life: QueueLife, policy: MergePolicy) -> Iterator[list[Segment]]:
