@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Decide = Callable[[str], Exception | None]
 PREFIX = "00000000_c/b/"
 FAST = DispatchSettings(
-    freshness_s=0.02, part_bytes=4096, buffer_bytes_max=65536, window_bytes=8192, poll_s=0.005,
+    freshness_s=0.02, bundle_bytes=16384, buffer_bytes_max=65536, window_bytes=8192, poll_s=0.005,
     backoff_s_min=0.001, backoff_s_max=0.01, uploads_max=4,
 )  # fmt: skip
 

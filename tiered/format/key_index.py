@@ -21,8 +21,8 @@ of bytes, whatever else is in the bucket. With 16 items a bucket (b is chosen so
 taken for one that is once in 4,096 times, at 18 bits an item: as with a Bloom filter of that size, which does not say where.
 
 Around the payload lies ``tiered.format.object`` with blocks of ``INDEX_BLOCK_BYTES``. The description holds ``kind``
-(index), ``count``, ``bucket_bits``, ``store_min_ms``, ``store_max_ms``, and ``covers``: rows of topic, queue id, incarnation,
-start and end (queue offsets).
+(index), ``count``, ``bucket_bits``, ``store_min_ms``, ``store_max_ms``, and ``covers``: rows of topic, queue id,
+incarnation, start and end (queue offsets).
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ def segment_end(segment: Segment) -> int:
 
 def newest_ms(segment: Segment) -> int:
     """Newest store time in a segment; -1 when it has nothing but holes."""
-    return max(segment.parts.column("store_max_ms").tolist(), default=-1)
+    times: list[int] = segment.parts.column("store_max_ms").tolist()
+    return max(times)
 
 
 def plan_expiry(
@@ -158,7 +159,7 @@ def _stored_ms(segment: Segment, behind: Segment | None, now_ms: int) -> int:
     if newest <= now_ms:
         return newest
     rows = segment.parts.rows
-    times = [*rows["store_min_ms"].tolist(), *rows["store_max_ms"].tolist()]
+    times: list[int] = [*rows["store_min_ms"].tolist(), *rows["store_max_ms"].tolist()]
     told = [time for time in times if time <= now_ms]
     return max([segment.created_ms, *told, *([behind.created_ms] if behind else [])])
 
