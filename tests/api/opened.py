@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
+from support.merging import delete_unnamed, merge, named_bundles
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
-from tiered.dispatch.sealer import Sealer, SealJob
 from tiered.local.face import RecordBatch
 from tiered.log.decode import TierBatch
-from tiered.log.seal import SealPolicy, plan_seals
+from tiered.log.merge import MergePolicy
 from tiered.log.state import queue_action
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.plugin.place import Place
@@ -51,47 +51,26 @@ class Made:
 
     def begin_again(self, queue: MessageQueue = ORDERS) -> None:
         """As when a topic was deleted and made again."""
-        life = self.builder.journal.state.life(queue)
-        number = life.incarnation + 1 if life else 0
-        self.builder.say(queue_action("incarnation", queue, number, start=0, reason="made so"))
-        self.builder._files.pop(queue, None)
+        self.builder.begin_anew(queue=queue)
 
     def take_back(self, end: int, queue: MessageQueue = ORDERS) -> None:
-        """As when a broker comes back with less: what is behind ``end``, where a part ends, is taken back."""
-        life = self.builder.journal.state.life(queue)
-        assert life
-        why = {"end": end, "was": life.commit_offset, "part": None, "reason": "made so"}
-        self.builder.say(queue_action("take_back", queue, life.incarnation, **why))
-        self.builder._files.pop(queue, None)
+        """As when a broker comes back with less: what is behind ``end`` is taken back."""
+        self.builder.take_back(end, queue=queue)
 
     def expire(self, start: int, end: int, queue: MessageQueue = ORDERS, *, life: int = 0) -> None:
-        """Messages ``[start, end)`` of a life expire, and their objects are deleted."""
-        before = self._named()
+        """Messages ``[start, end)`` of a life expire, and bundles that nothing names any more are deleted."""
+        before = named_bundles(self.builder)
         number = self.builder.journal.state.queues[queue][life].incarnation
         bounds = {"life": life, "min_from": start, "min_to": end}
         self.builder.say(queue_action("expire", queue, number, **bounds))
-        self._delete(before - self._named())
+        delete_unnamed(self.builder, before)
 
     def merge(self) -> None:
-        """All that lies side by side is merged and sealed, and the objects from before are deleted."""
-        before, prefix = self._named(), Place("c", "b").prefix
-        sealer = Sealer(self.builder.uploader, self.builder.store, prefix)
-        policy = SealPolicy(small_bytes=1 << 20, merged_bytes_max=4 << 20)
-        for plan in plan_seals(self.builder.journal.state, policy, with_open=True):
-            job = SealJob(plan)
-            assert sealer.advance(job)
-            self.builder.say(job.action())
-        self.builder._files.clear()
-        self._delete(before - self._named())
-
-    def _named(self) -> set[str]:
-        lives = (life for lives in self.builder.journal.state.queues.values() for life in lives)
-        parts = [part for life in lives for part in life.parts()]
-        return {key for part in parts for key in (part.log.key, part.index.key)}
-
-    def _delete(self, keys: set[str]) -> None:
-        for key in keys:
-            self.builder.store.delete(Place("c", "b").prefix + key)
+        """All that lies side by side is merged, and the bundles from before are deleted."""
+        before = named_bundles(self.builder)
+        merge(self.builder, MergePolicy(fan_in=2))
+        self.builder.forget()
+        delete_unnamed(self.builder, before)
 
 
 def batch_of_records(records: Sequence[Record], base: int = 0, codes: int = 7) -> TierBatch:

@@ -56,7 +56,7 @@ def play(tier: KeyedTier, steps: list[Any]) -> None:
                 for index in tier.journal.state.indexes[:1]:
                     tier.say(index_action([], [index.place.key]))
             case ("take_back", queue, parts):
-                tier.take_back(queue, parts)
+                tier.take_back_parts(queue, parts)
             case ("begin_anew", queue):
                 tier.begin_anew(queue)
             case ("expire", queue):
@@ -102,7 +102,7 @@ def test_messages_written_where_others_were_taken_back_are_found():
     tier.put(A0, one("a", "b"))
     tier.put(A0, one("a", "c"))
     tier.index()
-    tier.take_back(A0, 1)
+    tier.take_back_parts(A0, 1)
     tier.put(A0, one("c", "a", "d"))
     for is_indexed in (False, True):
         assert [hit[2] for hit in places(tier.ask("orders", "a"))] == [3, 0]

@@ -6,14 +6,13 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from support.journals import PREFIX
+from support.merging import merge, named_bundles
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
-from tiered.dispatch.sealer import Sealer, SealJob
-from tiered.log.seal import SealPolicy, plan_seals
-from tiered.log.state import part_json, queue_action
-from tiered.log.verify_listing import named_objects
+from tiered.keys import BUNDLE, QUEUE, TOPIC
+from tiered.log.merge import MergePolicy
 from tiered.plugin.gc import apply_gc, plan_gc
 from tiered.plugin.place import Place
 from tiered.plugin.workplace import Workplace
@@ -47,9 +46,9 @@ class Tier:
     def litter(self, generation: int, count: int = 1) -> list[str]:
         """Objects of tries that came to nothing."""
         keys = [
-            f"queue/t/0000000000/0000000000/{kind}/{at:020d}-{generation:010d}-0badcafe-{at:010d}"
+            f"{folder}/{at:020d}-{generation:010d}-0badcafe-{number:010d}"
             for at in range(count)
-            for kind in ("commitlog", "consumequeue")
+            for number, folder in enumerate(("queue/t/0000000000/0000000000", "bundle/0"), 2 * at)
         ]
         for key in keys:
             self.store.put_if_absent(PREFIX + key, b"litter")
@@ -65,10 +64,14 @@ class Tier:
         return apply_gc(self.workplace(store or self.store), plan)
 
     def data(self) -> set[str]:
-        return {i.key[len(PREFIX) :] for i in self.store.list(PREFIX + "queue/")}
+        return {
+            i.key[len(PREFIX) :]
+            for root in (BUNDLE, TOPIC, QUEUE)
+            for i in self.store.list(PREFIX + root)
+        }
 
     def named(self) -> set[str]:
-        return {key for key, _ in named_objects(self.builder.journal.state)}
+        return named_bundles(self.builder)
 
 
 class Here(Place):
@@ -98,13 +101,6 @@ def old_litter() -> tuple[Tier, list[str]]:
     return tier, litter
 
 
-def seal_all(tier: Tier) -> None:
-    policy = SealPolicy()
-    for plan in plan_seals(tier.builder.journal.state, policy):
-        job = SealJob(plan)
-        assert Sealer(tier.builder.uploader, tier.store, PREFIX).advance(job)
-        parts = [part_json(part) for part in job.parts]
-        base = plan.segment.base_offset
-        tier.builder.say(
-            queue_action("seal", plan.queue, plan.incarnation, segment=base, parts=parts)
-        )
+def merge_all(tier: Tier) -> None:
+    """Gather all that is due, of two bundles on."""
+    merge(tier.builder, MergePolicy(fan_in=2))

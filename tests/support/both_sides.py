@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from support.fetching import InlineExecutor
 from support.journals import PREFIX
 from support.synthetic import SyntheticStore
-from support.tiers import TierBuilder, put_index, put_log
+from support.tiers import TierBuilder
 
 from fetcher.fetcher import TieredMessageFetcher
 from fetcher.message_store import MessageStoreSettings, TieredMessageStore
@@ -16,7 +16,6 @@ from fetcher.settings import FetchSettings
 from fetcher.sides import LocalSide, TierSide
 from tiered.clock import Clock, ManualClock
 from tiered.log.reader import TierReader
-from tiered.log.state import part_json, queue_action
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -106,15 +105,7 @@ class BothSides:
         batch = self.local.read(QUEUE, start, bytes_max=1 << 40, count_max=end - start)
         assert batch is not None
         assert batch.base_offset == start
-        file._roll_next = file._roll_next or roll
-        file.append(batch, 0.0)
-        commit = file.take(0)
-        stored = put_log(self.builder.uploader, commit)
-        file.log_stored()
-        part = put_index(self.builder.uploader, stored)
-        fields = {"segment": commit.segment, "part": part_json(part)}
-        self.builder.say(queue_action("part", QUEUE, commit.incarnation, **fields))
-        file.committed(commit, part)
+        self.builder.add_batch(batch, roll=roll)
 
     def gap(self, end: int) -> None:
         """Have the tier go on at a later queue offset."""

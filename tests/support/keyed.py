@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from support.examples import make
 from support.journals import PREFIX
-from support.tiers import TIME_MS, TierBuilder, put_index, put_log
+from support.tiers import TIME_MS, TierBuilder
 
 from tiered.format.batch import InnerMessage, encode_inner_messages
 from tiered.format.properties import join_properties
@@ -19,7 +19,7 @@ from tiered.index.indexer import Indexer
 from tiered.index.reader import IndexReader, Wish
 from tiered.local.face import RecordBatch
 from tiered.log.indexed import index_action
-from tiered.log.state import part_json, queue_action
+from tiered.log.state import queue_action
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -118,17 +118,8 @@ class KeyedTier(TierBuilder):
 
     def put(self, queue: MessageQueue, mails: Sequence[Mail | None], *, roll: bool = False) -> Part:
         """Commit messages as one part."""
-        file = self.file(queue)
-        file._roll_next = file._roll_next or roll
-        base = file.append_offset
-        file.append(batch_of(queue, base, mails), 0.0)
-        commit = file.take(0)
-        stored = put_log(self.uploader, commit)
-        file.log_stored()
-        part = put_index(self.uploader, stored)
-        fields = {"segment": commit.segment, "part": part_json(part)}
-        self.say(queue_action("part", queue, commit.incarnation, **fields))
-        file.committed(commit, part)
+        base = self.file(queue).append_offset
+        part = self.add_batch(batch_of(queue, base, mails), roll=roll)
         number, at = len(self.journal.state.queues[queue]) - 1, int(base)
         for mail in mails:
             first = at
@@ -153,16 +144,14 @@ class KeyedTier(TierBuilder):
             self.say(index_action([self.builder.finish()]))
             self.builder.reset()
 
-    def take_back(self, queue: MessageQueue, parts: int) -> None:
+    def take_back_parts(self, queue: MessageQueue, parts: int) -> None:
         """Have the broker take back the last parts of a queue, as far as the first stays."""
         life = self.journal.state.life(queue)
         ends = [part.queue_end for part in life.parts()] if life else []
         if life is None or len(ends) <= parts:
             return
         end = ends[-1 - parts]
-        fields = {"end": end, "was": life.commit_offset, "part": None, "reason": "made so"}
-        self.say(queue_action("take_back", queue, life.incarnation, **fields))
-        self._files.pop(queue, None)
+        self.take_back(end, queue=queue)
         if self.journal.state.life(queue) is life:
             return  # nothing of it was left to be taken back
         number = len(self.journal.state.queues[queue]) - 2  # the tail, and what goes on behind it
@@ -173,14 +162,6 @@ class KeyedTier(TierBuilder):
             for (q, n, at, ms), keys in self.mails
         ]
 
-    def begin_anew(self, queue: MessageQueue) -> None:
-        """Have the topic deleted and created again."""
-        life = self.journal.state.life(queue)
-        if life:
-            fields = {"start": 0, "reason": "made so"}
-            self.say(queue_action("incarnation", queue, life.incarnation + 1, **fields))
-            self._files.pop(queue, None)
-
     def expire(self, queue: MessageQueue) -> None:
         """Give up the first segment of a queue's first life that has one."""
         for number, life in enumerate(self.journal.state.queues.get(queue, ())):
@@ -188,7 +169,7 @@ class KeyedTier(TierBuilder):
                 to = [s.base_queue_offset for s in life.segments[1:]] or [life.commit_offset]
                 place = {"life": number, "min_from": life.min_offset, "min_to": to[0]}
                 self.say(queue_action("expire", queue, life.incarnation, **place))
-                self._files.pop(queue, None)
+                self.forget(queue)
                 return
 
     def ask(self, topic: str, key: str, **wish: Any) -> Lookup:

@@ -7,10 +7,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from support.bundles import part_action
 from support.examples import make
 from support.journals import PREFIX
 
-from backends.errors import BackendError
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.dispatch.uploads import Uploader
@@ -19,15 +19,19 @@ from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.writer import JournalWriter
 from tiered.local.face import HoleReason, Quarantined, RecordBatch
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
-from tiered.log.state import Part, QueueLife, TierMachine, part_json, queue_action
+from tiered.log.parting import measure
+from tiered.log.parts import QueueLife, queue_action
+from tiered.log.state import TierMachine
+from tiered.log.takeback import Head
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
-    from tiered.dispatch.uploads import StoredLog
+    from tiered.dispatch.uploads import StoredBundle
     from tiered.log.composite import GroupCommit
+    from tiered.log.parts import Part
     from tiered.log.state import TierState
 
 QUEUE = MessageQueue("topic-ä", 3)
@@ -36,22 +40,6 @@ TIME_MS = 1_700_000_000_000
 
 Item = bytes | tuple[int, bytes] | None
 """A message's body; a number of inner messages and the body of their batch; or a hole."""
-
-
-def put_log(uploader: Uploader, commit: GroupCommit) -> StoredLog:
-    """Upload the records of one commit; its error is raised."""
-    (stored,) = uploader.put_logs([commit])
-    if isinstance(stored, BackendError):
-        raise stored
-    return stored
-
-
-def put_index(uploader: Uploader, stored: StoredLog) -> Part:
-    """Upload the items of one commit; its error is raised."""
-    (part,) = uploader.put_indexes([stored])
-    if isinstance(part, BackendError):
-        raise part
-    return part
 
 
 def record_of(
@@ -115,8 +103,9 @@ class TierBuilder:
 
     Attributes:
         store: Where.
+        prefix: The broker's.
         journal: With our reign.
-        uploader: Makes the objects.
+        uploader: Makes the bundles.
     """
 
     def __init__(
@@ -126,17 +115,18 @@ class TierBuilder:
         writer: str = "0badcafe",
         prefix: str | None = None,
     ) -> None:
-        prefix = PREFIX if prefix is None else prefix
+        self.prefix = PREFIX if prefix is None else prefix
         self.store: ObjectStore = MemoryStore() if store is None else store
         self._clock = ManualClock()
         self.journal: JournalWriter[TierState] = JournalWriter(
-            self.store, prefix, TierMachine(), writer=writer, clock=self._clock,
+            self.store, self.prefix, TierMachine(), writer=writer, clock=self._clock,
             rng=random.Random(1), stop=threading.Event(),
         )  # fmt: skip
         self.journal.take_reign({"host": "h"})
         self.uploader = Uploader(
-            self.store, prefix, generation=self.journal.generation, writer=writer
-        )
+            self.store, self.prefix, generation=self.journal.generation, writer=writer,
+            clock=self._clock,
+        )  # fmt: skip
         self._files: dict[MessageQueue, CompositeFlatFile] = {}
 
     def file(self, queue: MessageQueue = QUEUE, first: int = 0) -> CompositeFlatFile:
@@ -156,23 +146,71 @@ class TierBuilder:
         roll: bool = False,
     ) -> Part:
         """Commit items as one part, where the queue goes on (``first``: where a new queue begins)."""
-        file = self.file(queue, first)
-        file._roll_next = file._roll_next or roll
-        return self.add_batch(batch_of(file.append_offset, items, queue=queue))
+        base = self.file(queue, first).append_offset
+        return self.add_batch(batch_of(base, items, queue=queue), roll=roll)
 
-    def add_batch(self, batch: RecordBatch) -> Part:
-        """Commit a batch as one part, where its queue goes on."""
-        queue, file = batch.queue, self.file(batch.queue)
+    def add_batch(self, batch: RecordBatch, *, roll: bool = False) -> Part:
+        """Commit a batch as one part in a bundle of its own, where its queue goes on."""
+        return self.add_round(batch, roll=roll)[0]
+
+    def add_round(self, *batches: RecordBatch, roll: bool = False) -> list[Part]:
+        """Commit batches of several queues, which are sorted, as one bundle; their parts."""
+        commits = [self.take(batch, roll=roll) for batch in batches]
+        return self.name(self.put(*commits))
+
+    def take(self, batch: RecordBatch, *, roll: bool = False) -> GroupCommit:
+        """Cut a commit: this batch. ``roll``: it begins a new segment; everything before it must have been named."""
+        file = self.file(batch.queue)
+        if roll:
+            assert file.end_segment()
         file.append(batch, 0.0)
         commit = file.take(self._clock.now_ms())
-        stored = put_log(self.uploader, commit)
-        file.log_stored()
-        part = put_index(self.uploader, stored)
-        self.uploader.put_quarantine(stored)
-        fields = {"segment": commit.segment, "part": part_json(part)}
-        self.say(queue_action("part", queue, commit.incarnation, **fields))
-        file.committed(commit, part)
-        return part
+        assert commit is not None
+        return commit
+
+    def put(self, *commits: GroupCommit, alone: bool = False) -> StoredBundle:
+        """Upload commits, which are sorted, as one bundle, which nothing names."""
+        stored = self.uploader.put_commits(commits, alone=alone)
+        for commit in commits:
+            self.uploader.put_quarantine(commit)
+            (ready,) = self.file(commit.queue).stored(commit)
+            assert ready is commit
+        return stored
+
+    def name(self, *stored: StoredBundle) -> list[Part]:
+        """Have an entry name all sections of bundles; their parts."""
+        self.say(part_action(*stored))
+        parts = []
+        for named in (one.named for one in stored):
+            for queue, part in zip(named.queues, named.parts, strict=True):
+                self.file(queue).committed(part)
+                parts.append(part)
+        return parts
+
+    def take_back(self, end: int, *, queue: MessageQueue = QUEUE, reason: str = "made so") -> None:
+        """Have the broker take back what is behind ``end``, be it between two parts or inside of one."""
+        life = self.journal.state.life(queue)
+        assert life is not None
+        head = None
+        for part in life.parts():
+            if part.queue_offset < end < part.queue_end:
+                size, holes = measure(self.store, self.prefix, part, end - part.queue_offset)
+                head = Head(part.queue_offset, part.log_offset, size, holes, 0).row()
+        fields = {"end": end, "was": life.commit_offset, "head": head, "reason": reason}
+        self.say(queue_action("take_back", queue, life.incarnation, **fields))
+        self.forget(queue)
+
+    def begin_anew(self, queue: MessageQueue = QUEUE, reason: str = "made so") -> None:
+        """Have the topic deleted and created again."""
+        life = self.journal.state.life(queue)
+        number = life.incarnation + 1 if life else 0
+        self.say(queue_action("incarnation", queue, number, start=0, reason=reason))
+        self.forget(queue)
+
+    def forget(self, *queues: MessageQueue) -> None:
+        """Begin again with what the journal says of these queues; of all, when none is named."""
+        for queue in queues or tuple(self._files):
+            self._files.pop(queue, None)
 
     def gap(self, count: int, *, queue: MessageQueue = QUEUE) -> None:
         """Leave a gap."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.bundles import put_bundle
 from support.examples import HOST_V4, HOST_V6, make
 from support.journals import PREFIX
 from support.tiers import QUEUE
 
-from tiered.format.object import build_object
+from tiered.format.bundle import build_section
 from tiered.format.record import encode_record
 from tiered.format.sysflag import BORN_HOST_V6
+from tiered.log.bundles import SectionRow
 from tiered.log.consume_queue import ITEM
-from tiered.log.parts import ObjectRange, Part, QueueLife, Segment
+from tiered.log.parts import Bundle, Part, Parts, QueueLife, Segment
 from tiered.log.view import LifeView
 from tiered.model import LogOffset, QueueOffset
 
@@ -25,14 +28,6 @@ if TYPE_CHECKING:
 
 Timed = tuple[int, int] | None
 """Store time and size of the body of one message; or a hole."""
-
-
-def put_object(store: ObjectStore, key: str, payload: bytes) -> ObjectRange:
-    """One data object."""
-    made = build_object([payload], {"made": "so"})
-    store.put_if_absent(PREFIX + key, made.buffers)
-    size = len(payload)
-    return ObjectRange(key, 0, size, size, made.trailer_bytes, made.payload_crc)
 
 
 def _record(offset: int, time_ms: int, body_bytes: int) -> bytes:
@@ -63,16 +58,14 @@ def put_part(
     items = np.zeros(len(raws), ITEM)
     items["log_offset"], items["size"], items["tag_code"] = begins, sizes, 97
     times = [one[0] for one in messages if one is not None]
-    return Part(
-        log=put_object(store, f"log/{queue_offset}", b"".join(raws)),
-        index=put_object(store, f"index/{queue_offset}", items.tobytes()),
-        log_offset=LogOffset(log_offset),
-        queue_offset=QueueOffset(queue_offset),
-        count=len(raws),
-        holes=len(raws) - len(times),
-        store_min_ms=min(times, default=-1),
-        store_max_ms=max(times, default=-1),
+    row = SectionRow(
+        *(QUEUE, 0, log_offset, log_offset, queue_offset, len(raws) - len(times)),
+        *(min(times, default=-1), max(times, default=-1)),
     )
+    key = f"part/{queue_offset}"
+    section = build_section([b"".join(raws)], items.tobytes())
+    (part,) = put_bundle(store, PREFIX + key, [(row, section)]).parts
+    return replace(part, bundle=Bundle(key, part.bundle.size_bytes))
 
 
 def put_queue(
@@ -85,7 +78,8 @@ def put_queue(
         made.append(put_part(store, messages, queue_offset, log_offset))
         queue_offset, log_offset = made[-1].queue_end, made[-1].log_end
     segments = tuple(
-        Segment(part.log_offset, part.queue_offset, 0, sealed=True, parts=(part,)) for part in made
+        Segment(part.log_offset, part.queue_offset, 0, sealed=True, parts=Parts.of([part]))
+        for part in made
     )
     low = QueueOffset(max(first, minimum))
     life = QueueLife(0, low, QueueOffset(queue_offset), LogOffset(log_offset), segments)

@@ -102,7 +102,7 @@ class MergedBundle:
             "do": "merge",
             "bundles": [bundle_row(self.stored.bundle, self.stored.packed)],
             "lives": encode_numbers([run.life for run in self.output.runs]),
-            "was": encode_numbers([fingerprint(run.parts) for run in self.output.runs]),
+            "runs": encode_numbers([fingerprint(run.parts) for run in self.output.runs]),
         }
 
 

@@ -67,7 +67,7 @@ class TierMachine:
     reign         ``generation``, ``holder`` (with ``store``)
     part          ``bundles``: what became durable, see ``tiered.log.bundles``; a part with a new segment rolls the
                   one before
-    merge         ``bundles``; ``lives`` and ``was``: for each of their sections the number of its life and what it
+    merge         ``bundles``; ``lives`` and ``runs``: for each of their sections the number of its life and what it
                   takes the place of (``tiered.log.merge.fingerprint``). From the reigning writer; of segments that
                   are sealed from anybody
     seal          ``segment``: base log offset of the last one, which takes no more parts
@@ -321,11 +321,11 @@ def _first_life(
 def _merge(work: _Work, action: Action) -> None:
     bundles = [named_sections(row) for row in action["bundles"]]
     count = sum(len(named.parts) for named in bundles)
-    lives, was = (decode_numbers(action[name], count).tolist() for name in ("lives", "was"))
+    lives, runs = (decode_numbers(action[name], count).tolist() for name in ("lives", "runs"))
     at = 0
     for named in bundles:
         for number, part in enumerate(named.parts):
-            _merge_one(work, named, number, part, lives[at], was[at])
+            _merge_one(work, named, number, part, lives[at], runs[at])
             at += 1
 
 
