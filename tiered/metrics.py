@@ -73,7 +73,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("tiered_waiting_bytes", _G, "Their bytes, as far as known."),
     Metric("tiered_committed_messages_total", _C, "Queue offsets made durable, holes included."),
     Metric("tiered_committed_bytes_total", _C, "Bytes of records made durable."),
-    Metric("tiered_parts_total", _C, "Parts committed: pairs of a data and an index object."),
+    Metric(
+        "tiered_parts_total",
+        _C,
+        "Parts committed: what one round took of one queue.",
+    ),
+    Metric("tiered_bundles_total", _C, "Bundles that they lie in, each one object."),
     Metric("tiered_rounds_total", _C, "Journal entries that made parts durable."),
     Metric("tiered_generation", _G, "Number of this writer's reign."),
     Metric(
@@ -129,21 +134,26 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_sealed_segments_total",
         _C,
-        "Segments sealed: the small parts of a rolled one merged.",
+        "Open segments that were rolled on request (`--seal`).",
     ),
-    Metric("tiered_merged_parts_total", _C, "Parts replaced by merging or compressing."),
-    Metric("tiered_rewritten_bytes_total", _C, "Bytes of those parts, each read and written."),
-    Metric("tiered_packed_bytes_total", _C, "Bytes of records that sealing has compressed."),
-    Metric("tiered_packed_stored_bytes_total", _C, "What is stored of them."),
+    Metric("tiered_merged_bundles_total", _C, "Bundles made by merging."),
+    Metric("tiered_merged_parts_total", _C, "Parts that were gathered into these."),
     Metric(
-        "tiered_seal_retries_total",
+        "tiered_merged_bytes_total",
+        _C,
+        "Bytes of those, records and index, before compression. Beside `tiered_committed_bytes_total` they say how often"
+        " a byte is rewritten.",
+    ),
+    Metric("tiered_merged_stored_bytes_total", _C, "Bytes of the bundles made of them."),
+    Metric(
+        "tiered_merge_retries_total",
         _C,
         "Tries of merging that the store did not carry out; each is tried again.",
     ),
     Metric(
-        "tiered_unsealable_segments_total",
+        "tiered_unmergeable_bundles_total",
         _C,
-        "Segments left as they are, because a part is damaged or gone. Above 0 run `tiered verify"
+        "Bundles left as they are, because something in them is damaged or gone. Above 0 run `tiered verify"
         " --deep`.",
     ),
     Metric("tiered_index_objects_total", _C, "Objects of the key index made and named."),

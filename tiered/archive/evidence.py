@@ -109,7 +109,7 @@ class Evidence:
             return f"offsets [{left[0][0]}, {left[0][1]}) are not archived"
         if any(one.start < start or one.end > end for one in known):
             return "the archive was made of other segments there: it is another tier's, or older than this history"
-        if sum(one.holes for one in known) > sum(part.holes for part in segment.parts):
+        if sum(one.holes for one in known) > segment.parts.holes:
             return "the archive has holes where the tier has messages"
         if not has_times(known, segment, start, end):
             return "the archive has messages of other times there: it is another tier's"
@@ -142,7 +142,7 @@ class Evidence:
 
     def _sources(self, archived: Archived, segment: Segment) -> str:
         """What is wrong with objects that were archived and are still the segment's."""
-        present = {part.log.key for part in segment.parts}
+        present = {bundle.key for bundle in segment.parts.bundles}
         for key, version in archived.sources:
             if key not in present or not version:
                 continue

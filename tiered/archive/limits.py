@@ -67,16 +67,16 @@ def limited(plan: Plan, limits: Limits, *, is_first: bool = True) -> Plan:
 
 def _touches(task: Task, limits: Limits) -> bool:
     """Whether a segment holds messages of the wanted time; one of holes alone always does."""
-    times = [(p.store_min_ms, p.store_max_ms) for p in task.parts if p.store_max_ms >= 0]
-    if not times:
+    times = task.parts.store_times
+    if times is None:
         return True
-    low, high = min(low for low, _ in times), max(high for _, high in times)
+    low, high = times
     begins = limits.from_ms is None or high >= limits.from_ms
     return begins and (limits.until_ms is None or low < limits.until_ms)
 
 
 def _newest_ms(task: Task) -> int:
-    return max(part.store_max_ms for part in task.parts)
+    return int(task.parts.rows["store_max_ms"].max())
 
 
 def _within(tasks: Iterable[Task], bytes_max: int | None, is_first: bool) -> Iterator[Task]:

@@ -152,7 +152,7 @@ class Archived:
         source_bytes: Bytes of the source's commit log.
         files: In order of day and offset; none when there is no row.
         side: Holes and bad records; None when there are none.
-        sources: Key below the broker's prefix and version (ETag) of each commit-log object read, in order.
+        sources: Key below the broker's prefix and version (ETag) of each bundle read, in order.
         schema: Version of the files' schema.
         misfits: Messages whose bodies did not fit their topic's columns: rows, and in the side file too.
         columns: Which of the columns that the log has fixed for the topic's bodies the files have, from 1; 0 is none.

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from tiered.archive.body.layout import PLAIN, Layout
 from tiered.archive.model import Lane
 from tiered.archive.times import has_times
-from tiered.log.parts import QueueLife, Segment
+from tiered.log.parts import Parts, QueueLife, Segment
 from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from tiered.archive.machine import ArchiveState
-    from tiered.log.parts import Part, TierState
+    from tiered.log.parts import TierState
     from tiered.plugin.place import Place
 
 
@@ -42,22 +42,22 @@ class Task:
     lane: Lane
     start: int
     end: int
-    parts: tuple[Part, ...]
+    parts: Parts
     tails: int = 0
     layout: Layout = PLAIN
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the commit log, at most."""
-        return sum(part.log.size_bytes for part in self.parts)
+        return self.parts.log_bytes
 
     @property
     def life(self) -> QueueLife:
         """These offsets as a life of their own, for a reader."""
-        first, last = self.parts[0], self.parts[-1]
+        first = self.parts[0]
         segment = Segment(LogOffset(first.log_offset), first.queue_offset, 0, True, self.parts)
         bounds = QueueOffset(self.start), QueueOffset(self.end)
-        return QueueLife(self.lane.incarnation, *bounds, last.log_end, (segment,))
+        return QueueLife(self.lane.incarnation, *bounds, self.parts.log_end, (segment,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,11 @@ def _tasks(
         yield rest, -1 if rest or has_times(known, segment, start, end) else int(start)
 
 
-def _holding(parts: Sequence[Part], low: int, high: int) -> tuple[Part, ...]:
-    return tuple(part for part in parts if part.queue_offset < high and part.queue_end > low)
+def _holding(parts: Parts, low: int, high: int) -> Parts:
+    starts = parts.column("queue_offset")
+    wanted = (starts < high) & (starts + parts.column("count") > low)
+    first, behind = int(wanted.argmax()), int(wanted.sum())  # a run: parts do not overlap
+    return parts[first : first + behind]
 
 
 def _open(lane: Lane, life: QueueLife) -> list[Open]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiered.log.parts import part_json, queue_action
+from tiered.log.parts import queue_action
 from tiered.plugin.reign import reign_and
 
 if TYPE_CHECKING:
@@ -64,6 +64,4 @@ def _actions(state: TierState, takes: Callable[[str], bool]) -> Iterator[Action]
         segment = life.segments[-1]
         if segment.sealed or not segment.parts:
             continue
-        parts = [part_json(part) for part in segment.parts]
-        where = {"segment": segment.base_offset, "parts": parts}
-        yield queue_action("seal", queue, life.incarnation, **where)
+        yield queue_action("seal", queue, life.incarnation, segment=segment.base_offset)

@@ -43,7 +43,7 @@ from tiered.errors import (
     StoreUnavailableError,
     TieredStoreError,
 )
-from tiered.log.parts import life_json, life_of
+from tiered.log.parts import decode_columns, encode_columns
 from tiered.plugin.arrow import load_pyarrow
 from tiered.plugin.stores import open_metered, with_retries
 
@@ -256,17 +256,15 @@ def work_of(text: str) -> Work:
 
 def task_text(task: Task) -> str:
     """A task as JSON."""
-    life = life_json(task.life)
+    bounds, parts = [task.start, task.end], encode_columns([task.parts])
     layout = task.layout.document()
-    return json.dumps(
-        {"lane": lane_row(task.lane), "life": life, "tails": task.tails, "layout": layout}
-    )
+    document = {"bounds": bounds, "parts": parts, "tails": task.tails, "layout": layout}
+    return json.dumps({"lane": lane_row(task.lane), **document})
 
 
 def task_of(text: str) -> Task:
     """Undo ``task_text``."""
     said = json.loads(text)
-    life = life_of(said["life"])
-    parts = tuple(life.parts())
-    bounds = life.min_offset, life.commit_offset
-    return Task(Lane.of(said["lane"]), *bounds, parts, said["tails"], Layout.of(said["layout"]))
+    lane, parts, layout = Lane.of(said["lane"]), decode_columns(said["parts"]), said["layout"]
+    start, end = said["bounds"]
+    return Task(lane, start, end, parts, said["tails"], Layout.of(layout))

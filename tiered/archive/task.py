@@ -101,7 +101,7 @@ def _batches(tier: ObjectStore, prefix: str, task: Task) -> Iterator[TierBatch]:
 
 def _sources(tier: ObjectStore, prefix: str, task: Task) -> tuple[tuple[str, str], ...]:
     """Key and version of each object, as it is now."""
-    keys = dict.fromkeys(part.log.key for part in task.parts if part.log.size_bytes)
+    keys = dict.fromkeys(bundle.key for bundle in task.parts.bundles)
     return tuple((key, str(tier.head(prefix + key).version or "")) for key in keys)
 
 
@@ -167,7 +167,7 @@ class _Work:
             "tiered.source": self._prefix,
             "tiered.lane": f"{lane.queue} of incarnation {lane.incarnation}",
             "tiered.segment": f"{task.start}-{task.end}",
-            "tiered.objects": " ".join(dict.fromkeys(part.log.key for part in task.parts)),
+            "tiered.objects": " ".join(dict.fromkeys(bundle.key for bundle in task.parts.bundles)),
         }
 
     def _side(self) -> SideFile | None:

@@ -24,11 +24,11 @@ def has_times(stretches: Sequence[Archived], segment: Segment, start: int, end: 
         start: First of the segment's offsets that count.
         end: One past the last.
     """
-    mine = [(p.store_min_ms, p.store_max_ms) for p in segment.parts if p.store_max_ms >= 0]
+    mine = segment.parts.store_times
     theirs = [(f.store_min_ms, f.store_max_ms) for one in stretches for f in one.files]
-    if not mine or not theirs:
-        return not theirs or bool(mine)
-    low, high = min(low for low, _ in mine), max(high for _, high in mine)
+    if mine is None or not theirs:
+        return not theirs
+    low, high = mine
     found = min(low for low, _ in theirs), max(high for _, high in theirs)
     if any(one.start < start or one.end > end for one in stretches):
         return found[0] <= low and high <= found[1]

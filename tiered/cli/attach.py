@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tiered.plugin.attach import Attachment, AttachResult, AttachSettings
     from tiered.plugin.index_settings import IndexSettings
 
-FOLDER_FRESHNESS_S = 2.0
-S3_FRESHNESS_S = 60.0
 SYSTEM_TOPIC = "system topic"
 """The reason of ``LeftOut`` that even ``--strict`` does not count: such topics are never tiered."""
 _MIB = 1024 * 1024
@@ -159,8 +157,8 @@ def read_settings(call: Call) -> AttachSettings:
         selects=selector(call.texts("topics"), call.texts("exclude")),
         broker_max_offset=broker_asked(call),
         dispatch=DispatchSettings(
-            freshness_s=freshness_s(call),
-            part_bytes=call.whole("part-size"),
+            freshness_s=call.number("freshness"),
+            bundle_bytes=call.whole("bundle-size"),
             buffer_bytes_max=call.whole("buffer-size"),
             uploads_max=call.whole("uploads"),
             segment_bytes_max=call.whole("segment-size"),
@@ -173,15 +171,15 @@ def read_settings(call: Call) -> AttachSettings:
 
 
 def compression(call: Call) -> Compression | None:
-    """How sealing compresses; None: not at all.
+    """How merging compresses; None: not at all.
 
     Raises:
         InvalidError: There is no such level.
     """
     from tiered.dispatch.packing import Compression
 
-    asked = call.text("compress")
-    if asked is None:
+    asked = call.words("compress")
+    if asked == "none":
         return None
     level = compression_level(asked)
     return Compression() if level is None else Compression(level)
@@ -216,15 +214,6 @@ def index_settings(call: Call) -> IndexSettings | None:
         directory=directory,
         upload_rate_bytes_s=call.whole("max-upload-rate"),
     )
-
-
-def freshness_s(call: Call) -> float:
-    """As asked for, else what suits the kind of store: requests to S3 cost money."""
-    asked = call.get("freshness")
-    if asked is not None:
-        return cast("float", asked)
-    scheme = call.words("to").partition(":")[0].lower()
-    return FOLDER_FRESHNESS_S if scheme in {"file", "memory"} else S3_FRESHNESS_S
 
 
 def selector(topics: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:

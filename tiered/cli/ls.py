@@ -1,8 +1,9 @@
-"""``tiered ls``: topics and queues, or segments and their objects, or the lives of queues."""
+"""``tiered ls``: topics and queues, or the objects (bundles) and what lies in them, or the lives of queues."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -12,9 +13,10 @@ from tiered.cli.output import Output, Row
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tiered.cli.call import Call
+    from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
     from tiered.plugin.tier import Tier
 
@@ -41,15 +43,11 @@ LIFE_COLUMNS = [
     "reason",
 ]
 OBJECT_COLUMNS = [
-    "topic",
-    "queue_id",
-    "incarnation",
-    "segment",
-    "state",
-    "kind",
-    "queue_offset",
+    "level",
+    "holds",
+    "sections",
     "messages",
-    "log_offset",
+    "named_bytes",
     "size_bytes",
     "key",
 ]
@@ -122,6 +120,7 @@ def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
     lives = tier.state.queues[queue]
     for number, life in enumerate(lives):
         parts = life.parts()
+        times = parts.store_times or (None, None)
         taken_back = is_tail(lives, number)
         yield {
             "topic": queue.topic,
@@ -131,42 +130,76 @@ def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
             "reason": life.ended,
             "min_offset": life.min_offset,
             "commit_offset": life.commit_offset,
-            "messages": sum(part.count - part.holes for part in parts),
+            "messages": parts.messages,
             "segments": len(life.segments),
-            "size_bytes": sum(p.log.end - p.log.start + p.index.end - p.index.start for p in parts),
-            "store_min_ms": min(
-                (p.store_min_ms for p in parts if p.store_min_ms >= 0), default=None
-            ),
-            "store_max_ms": max(
-                (p.store_max_ms for p in parts if p.store_max_ms >= 0), default=None
-            ),
+            "size_bytes": int(parts.stored_bytes().sum()),
+            "store_min_ms": times[0],
+            "store_max_ms": times[1],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A part that lies in a bundle: row ``number`` of a segment's."""
+
+    queue: MessageQueue
+    incarnation: int
+    segment: Segment
+    number: int
+
+    def row(self) -> Row:
+        part = self.segment.parts[self.number]
+        return {
+            "topic": self.queue.topic,
+            "queue_id": self.queue.queue_id,
+            "incarnation": self.incarnation,
+            "segment": self.segment.base_offset,
+            "state": "sealed" if self.segment.sealed else "open",
+            "queue_offset": part.queue_offset,
+            "messages": part.count - part.holes,
+            "log_offset": part.log_offset,
+            "log_bytes": part.log_bytes,
+            "start": part.section.start,
+            "named_bytes": part.stored_bytes,
+            "size_bytes": part.section.size_bytes,
+            "is_packed": part.section.is_packed,
         }
 
 
 def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
-    """A row for each range of an object that a segment consists of; keys are relative to the URL."""
+    """A row for each object (bundle) in which these queues have something, lowest level first; ``parts``: what that is.
+
+    Keys are relative to the URL.
+    """
+    held: dict[Bundle, list[_Held]] = {}
     for queue in queues:
         for life in tier.state.queues[queue]:
             for segment in life.segments:
-                for part in segment.parts:
-                    for kind, place in (("commitlog", part.log), ("consumequeue", part.index)):
-                        if not place.key:
-                            continue
-                        yield {
-                            "topic": queue.topic,
-                            "queue_id": queue.queue_id,
-                            "incarnation": life.incarnation,
-                            "segment": segment.base_offset,
-                            "state": "sealed" if segment.sealed else "open",
-                            "kind": kind,
-                            "queue_offset": part.queue_offset,
-                            "messages": part.count - part.holes,
-                            "log_offset": part.log_offset,
-                            "start": place.start,
-                            "end": place.end,
-                            "size_bytes": place.object_bytes,
-                            "key": tier.place.prefix + place.key,
-                        }
+                for number, bundle in enumerate(segment.parts.bundles):
+                    one = _Held(queue, life.incarnation, segment, number)
+                    held.setdefault(bundle, []).append(one)
+    for bundle in sorted(held, key=lambda one: (one.level, one.key.rpartition("/")[2])):
+        rows = [one.row() for one in held[bundle]]
+        yield {
+            "level": bundle.level,
+            "holds": _holds([one.queue for one in held[bundle]]),
+            "queues": len({one.queue for one in held[bundle]}),
+            "sections": len(rows),
+            "messages": sum(row["messages"] for row in rows),
+            "named_bytes": sum(row["named_bytes"] for row in rows),
+            "size_bytes": bundle.size_bytes,
+            "key": tier.place.prefix + bundle.key,
+            "parts": rows,
+        }
+
+
+def _holds(queues: Iterable[MessageQueue]) -> str:
+    """Whose sections a bundle has, in a few words."""
+    found = sorted(set(queues))
+    topics = sorted({queue.topic for queue in found})
+    if len(found) == 1:
+        return str(found[0])
+    return f"{len(found)} queues of " + (topics[0] if len(topics) == 1 else f"{len(topics)} topics")
 
 
 COMMAND = make_command(

@@ -60,8 +60,9 @@ def pair(text: str) -> str:
 
 
 def compression(text: str) -> str:
-    """``zstd`` or ``zstd:LEVEL``."""
-    compression_level(text)
+    """``zstd``, ``zstd:LEVEL`` or ``none``."""
+    if text != "none":
+        compression_level(text)
     return text
 
 
@@ -73,7 +74,7 @@ def compression_level(text: str) -> int | None:
     """
     name, colon, level = text.partition(":")
     if name != "zstd" or (colon and not level):
-        raise ValueError(f"it is zstd or zstd:LEVEL, not {text!r}")
+        raise ValueError(f"it is zstd, zstd:LEVEL or none, not {text!r}")
     return whole(level, low=1) if colon else None
 
 

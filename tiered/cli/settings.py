@@ -167,7 +167,7 @@ ATTACH: tuple[Setting, ...] = (
         section="attach",
         name="freshness",
         help="a message is durable at most so many seconds after it is seen",
-        default_text="2 on a folder, 60 on S3",
+        default=2.0,
     ),
     _seconds(
         section="attach",
@@ -230,9 +230,9 @@ ATTACH: tuple[Setting, ...] = (
     ),
     _size(
         section="attach",
-        name="part-size",
-        help="bytes of one queue at which an upload is due",
-        default=8 * _MIB,
+        name="bundle-size",
+        help="bytes at which a round of uploads is due, and of which each of its objects has about so many",
+        default=16 * _MIB,
     ),
     _size(
         section="attach",
@@ -250,9 +250,10 @@ ATTACH: tuple[Setting, ...] = (
     Setting(
         section="attach",
         name="compress",
-        help="compress segments when they are sealed: zstd, or zstd:LEVEL with a level from 1 to 19",
-        default_text="not compressed; zstd alone is level 3",
-        metavar="zstd[:LEVEL]",
+        help="compress what merging is done with: zstd, zstd:LEVEL with a level from 1 to 19, or none",
+        default="zstd",
+        default_text="zstd, which is level 3",
+        metavar="zstd[:LEVEL]|none",
         parse=compression,
     ),
     _flag(
@@ -273,7 +274,7 @@ STATUS: tuple[Setting, ...] = (
 )
 
 LS: tuple[Setting, ...] = (
-    _flag(section="ls", name="objects", help="list the segments and their objects"),
+    _flag(section="ls", name="objects", help="list the objects (bundles) and what lies in them"),
     _flag(
         section="ls",
         name="lives",

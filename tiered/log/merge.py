@@ -155,7 +155,7 @@ def plan_merge(
         policy: When it pays.
         leave: Keys of bundles that are left as they are, since they are damaged.
     """
-    used = _used(state, leave)
+    used = bundles_used(state, leave)
     chosen, level = _full_level(used, policy)
     if not chosen:
         chosen = _sparse(used, policy)
@@ -169,29 +169,35 @@ def plan_merge(
 
 
 @dataclass(slots=True)
-class _Use:
+class BundleUse:
+    """A bundle that is named, and how many of its bytes are."""
+
     bundle: Bundle
     named_bytes: int = 0
 
 
-def _used(state: TierState, leave: Collection[str]) -> list[_Use]:
-    """Each bundle that is named, and how much of it, in the order of their keys' times."""
-    found: dict[str, _Use] = {}
+def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUse]:
+    """Each bundle that is named, and how much of it, in the order of levels and of their keys' times.
+
+    Args:
+        state: What the journal says.
+        leave: Keys of bundles that are left out.
+    """
+    found: dict[str, BundleUse] = {}
     for lives in state.queues.values():
         for life in lives:
             for segment in life.segments:
                 parts = segment.parts
-                sizes = parts.column("size_bytes") * parts.column("count") // parts.column("items")
-                for bundle, size in zip(parts.bundles, sizes.tolist(), strict=True):
+                for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
                     use = found.get(bundle.key)
                     if use is None:
-                        use = found[bundle.key] = _Use(bundle)
+                        use = found[bundle.key] = BundleUse(bundle)
                     use.named_bytes += size
     kept = [use for key, use in found.items() if key not in leave]
     return sorted(kept, key=lambda use: (use.bundle.level, use.bundle.key.rpartition("/")[2]))
 
 
-def _full_level(used: list[_Use], policy: MergePolicy) -> tuple[list[_Use], int]:
+def _full_level(used: list[BundleUse], policy: MergePolicy) -> tuple[list[BundleUse], int]:
     """The bundles of the lowest level that has its fan-in, and the level above it."""
     for level in range(LAST_LEVEL):
         of_it = [use for use in used if use.bundle.level == level and not _is_done(use, policy)]
@@ -200,13 +206,13 @@ def _full_level(used: list[_Use], policy: MergePolicy) -> tuple[list[_Use], int]
     return [], 0
 
 
-def _is_done(use: _Use, policy: MergePolicy) -> bool:
+def _is_done(use: BundleUse, policy: MergePolicy) -> bool:
     """A bundle of one queue that is large and need not be compressed gains nothing."""
     own = use.bundle.key.startswith("queue/")
     return own and use.bundle.size_bytes >= policy.own_bytes and not policy.compresses
 
 
-def _sparse(used: list[_Use], policy: MergePolicy) -> list[_Use]:
+def _sparse(used: list[BundleUse], policy: MergePolicy) -> list[BundleUse]:
     """Bundles of which less than half is still named, that would make about one bundle together or are large enough."""
     thin = [use for use in used if 2 * use.named_bytes + _OVERHEAD_BYTES < use.bundle.size_bytes]
     wasted = sum(use.bundle.size_bytes - use.named_bytes for use in thin)
@@ -216,9 +222,9 @@ def _sparse(used: list[_Use], policy: MergePolicy) -> list[_Use]:
     return _first(thin)
 
 
-def _first(uses: list[_Use]) -> list[_Use]:
+def _first(uses: list[BundleUse]) -> list[BundleUse]:
     size = 0
-    taken: list[_Use] = []
+    taken: list[BundleUse] = []
     for use in uses:
         size += use.named_bytes
         if taken and size > _GATHERED_BYTES_MAX:

@@ -278,10 +278,33 @@ class Parts(Sequence[Part]):
         """int64[n], one column of ``PART``."""
         return self.rows[name].astype(np.int64)
 
+    def stored_bytes(self) -> npt.NDArray[np.int64]:
+        """int64[n], ``Part.stored_bytes`` of each."""
+        return self.column("size_bytes") * self.column("count") // self.column("items")
+
     @property
     def log_bytes(self) -> int:
         """Bytes of their records."""
         return int(self.rows["log_bytes"].sum(dtype=np.int64))
+
+    @property
+    def messages(self) -> int:
+        """Items that are no holes."""
+        return int(self.rows["count"].sum(dtype=np.int64)) - self.holes
+
+    @property
+    def holes(self) -> int:
+        """Items without a message."""
+        return int(self.rows["holes"].sum(dtype=np.int64))
+
+    @property
+    def store_times(self) -> tuple[int, int] | None:
+        """Smallest and greatest store time, UTC ms; None when all items are holes."""
+        timed = self.rows["store_min_ms"] >= 0
+        if not timed.any():
+            return None
+        rows = self.rows[timed]
+        return int(rows["store_min_ms"].min()), int(rows["store_max_ms"].max())
 
     @property
     def log_end(self) -> LogOffset:

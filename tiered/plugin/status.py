@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tiered.errors import InvalidError
 from tiered.journal.lease import LeaseState, read_lease
 from tiered.keys import LEASE
+from tiered.log.merge import bundles_used, run_bytes
+from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
 from tiered.log.takeback import is_tail
 from tiered.plugin.lag import QueueLag, measure_lag
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.local.face import LocalStore, StoreReport, Waiting
-    from tiered.log.state import ObjectRange, QueueLife, TierState
+    from tiered.log.state import QueueLife, TierState
     from tiered.model import MessageQueue, QueueOffset
 
 FORMAT = 1
@@ -136,6 +138,7 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
     for row in rows:
         topics.setdefault(row["topic"], []).append(row)
     state, local = facts.state, facts.local
+    keys = _keys_by_topic(state)
     return {
         "cluster": facts.place.cluster,
         "broker": facts.place.broker,
@@ -148,12 +151,13 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         "holder": dict(state.holder),
         "lease": _lease(facts.lease, now_ms),
         "refused_parts": state.refused_parts,
-        **_totals(rows),
+        **_totals(rows, set().union(*keys.values())),
+        **_space(state),
         "waiting": _waiting(local.waiting) if local else None,
         "local": _report(local.report) if local else None,
         "left_out": _left_out(local.report) if local else None,
         "topics": [
-            {"topic": topic, **_totals(queues), "queues": queues}
+            {"topic": topic, **_totals(queues, keys.get(topic, set())), "queues": queues}
             for topic, queues in sorted(topics.items())
         ],
     }
@@ -169,10 +173,8 @@ def queue_rows(facts: BrokerFacts) -> list[Document]:
 def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | None) -> Document:
     life = lives[-1] if lives else None
     segments = [segment for one in lives for segment in one.segments]
-    parts = [part for segment in segments for part in segment.parts]
-    places = [place for part in parts for place in (part.log, part.index)]
-    objects = _objects(places)
-    plain = {one.key: one.payload_bytes + one.trailer_bytes for one in places}
+    parts = Parts.joined(segment.parts for segment in segments)
+    times = parts.store_times or (None, None)
     return {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
@@ -183,15 +185,15 @@ def _queue(queue: MessageQueue, lives: tuple[QueueLife, ...], lag: QueueLag | No
         "lag_messages": lag.messages if lag else None,
         "lag_bytes": lag.size_bytes if lag else None,
         "lag_seconds": round(lag.seconds, 3) if lag else None,
-        "messages": sum(part.count - part.holes for part in parts),
-        "holes": sum(part.holes for part in parts),
+        "messages": parts.messages,
+        "holes": parts.holes,
         "segments": len(segments),
         "sealed_segments": sum(segment.sealed for segment in segments),
-        "objects": len(objects),
-        "size_bytes": sum(objects.values()),
-        "plain_bytes": sum(plain[key] for key in objects),
-        "store_min_ms": min((p.store_min_ms for p in parts if p.store_min_ms >= 0), default=None),
-        "store_max_ms": max((p.store_max_ms for p in parts if p.store_max_ms >= 0), default=None),
+        "objects": len({bundle.key for bundle in parts.bundles}),
+        "size_bytes": int(parts.stored_bytes().sum()),
+        "plain_bytes": run_bytes(parts),
+        "store_min_ms": times[0],
+        "store_max_ms": times[1],
         "gaps": sum(len(one.gaps) for one in lives),
         "gap_messages": sum(gap.end - gap.start for one in lives for gap in one.gaps),
         "quarantined": sum(one.quarantined for one in lives),
@@ -215,9 +217,35 @@ def _ended(lives: tuple[QueueLife, ...]) -> Document:
     }
 
 
-def _objects(places: list[ObjectRange]) -> dict[str, int]:
-    """Sizes of distinct objects by key (a part of holes only has an empty range and no object)."""
-    return {place.key: place.object_bytes for place in places if place.object_bytes}
+def _keys_by_topic(state: TierState) -> dict[str, set[str]]:
+    """Keys of the bundles in which each topic has sections: queues, and topics, share them."""
+    found: dict[str, set[str]] = {}
+    for queue, lives in state.queues.items():
+        of_topic = found.setdefault(queue.topic, set())
+        for life in lives:
+            for segment in life.segments:
+                of_topic.update(bundle.key for bundle in segment.parts.bundles)
+    return found
+
+
+def _space(state: TierState) -> Document:
+    """What the bundles take: each level, and how much more is stored than is named."""
+    levels: dict[int, Document] = {}
+    for use in bundles_used(state):
+        level = use.bundle.level
+        empty = {"level": level, "objects": 0, "object_bytes": 0, "size_bytes": 0}
+        row = levels.setdefault(level, empty)
+        row["objects"] += 1
+        row["object_bytes"] += use.bundle.size_bytes
+        row["size_bytes"] += use.named_bytes
+    rows = [levels[level] for level in sorted(levels)]
+    stored = sum(row["object_bytes"] for row in rows)
+    named = sum(row["size_bytes"] for row in rows)
+    return {
+        "object_bytes": stored,
+        "levels": rows,
+        "space_amplification": round(stored / named, 3) if named else None,
+    }
 
 
 _SUMMED = (
@@ -226,7 +254,6 @@ _SUMMED = (
     "messages",
     "holes",
     "segments",
-    "objects",
     "size_bytes",
     "plain_bytes",
     "gaps",
@@ -238,9 +265,14 @@ _SUMMED = (
 )
 
 
-def _totals(rows: list[Document]) -> Document:
-    """Sums over queues, and the greatest lag; None where no queue tells."""
-    totals: Document = {"queue_count": len(rows)}
+def _totals(rows: list[Document], keys: set[str]) -> Document:
+    """Sums over queues, and the greatest lag; None where no queue tells.
+
+    Args:
+        rows: Of the queues.
+        keys: Of the bundles in which any of these has something.
+    """
+    totals: Document = {"queue_count": len(rows), "objects": len(keys)}
     for name in _SUMMED:
         known = [row[name] for row in rows if row[name] is not None]
         totals[name] = sum(known) if known or not name.startswith("lag_") else None

@@ -182,7 +182,6 @@ def _step(
     gone = _ended(life, change.action, life.commit_offset)
     assert gone is not None
     parts = gone.parts()
-    holes = sum(part.holes for part in parts)
     return {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
@@ -190,8 +189,8 @@ def _step(
         "life": place,
         "to": change.start,
         "was": change.end,
-        "messages": sum(part.count for part in parts) - holes,
-        "holes": holes,
+        "messages": parts.messages,
+        "holes": parts.holes,
         "missing": sum(gap.end - gap.start for gap in gone.gaps),
         "begins_anew": change.is_anew,
         "action": change.action,

@@ -83,14 +83,14 @@ def _of_tier(options: dict[str, str]) -> dict[str, Any]:
         plan = plan_tier(states.read(), selection_of(options))
     finally:
         states.close()
-    parts = [part for stretch in plan.stretches for part in stretch.task.parts]
+    tasks = [stretch.task for stretch in plan.stretches]
     return {
         "source": "tier",
         "partitions": len(packed(plan.stretches, partition_bytes(options))),
         "stretches": len(plan.stretches),
-        "parts": len(parts),
+        "parts": sum(len(task.parts) for task in tasks),
         "parts_left_out": dict(sorted(plan.parts_left.items())),
         "offsets": sum(stretch.task.end - stretch.task.start for stretch in plan.stretches),
         "offsets_missing": plan.missing,
-        "size_bytes": sum(part.log.size_bytes for part in parts),
+        "size_bytes": sum(task.size_bytes for task in tasks),
     }

@@ -120,7 +120,7 @@ def runs_of_life(life: QueueLife, start: int, end: int) -> Iterator[Run]:
             continue
         if low > at:
             yield Run(life.incarnation, at, low, 0, False)
-        size = part.log.size_bytes * (high - low) // part.count
+        size = part.log_bytes * (high - low) // part.count
         yield Run(life.incarnation, low, high, size, True)
         at = high
     if at < end:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.selection import Selection
-    from tiered.log.parts import Part, QueueLife, TierState
+    from tiered.log.parts import Part, Parts, QueueLife, TierState
     from tiered.plugin.place import Place
 
 SKIP = "skip"
@@ -157,18 +157,15 @@ def cut(
     """
     low, high = span
     for segment in life.segments:
-        run: list[Part] = []
-        for part in segment.parts:
+        begin = 0
+        for at, part in enumerate(segment.parts):
             reason = _refuses(part, low, high, wanted)
             if reason and plan is not None:
                 _leave(plan, reason, 1)
-            if run and (reason or part.queue_offset != run[-1].queue_end):
-                yield _stretch(history, run, span)
-                run = []
-            if not reason:
-                run.append(part)
-        if run:
-            yield _stretch(history, run, span)
+            if reason:
+                yield from _stretch(history, segment.parts[begin:at], span)
+                begin = at + 1
+        yield from _stretch(history, segment.parts[begin:], span)
 
 
 def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
@@ -180,10 +177,10 @@ def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
     return "" if wanted.meets("store_ts", *times) else "store_ts"
 
 
-def _stretch(history: History, run: list[Part], span: tuple[int, int]) -> Stretch:
-    start, end = max(run[0].queue_offset, span[0]), min(run[-1].queue_end, span[1])
-    task = Task(history.lane, start, end, tuple(run), history.tails)
-    return Stretch(history.prefix, task)
+def _stretch(history: History, run: Parts, span: tuple[int, int]) -> Iterator[Stretch]:
+    if len(run):
+        start, end = max(run[0].queue_offset, span[0]), min(run.queue_end, span[1])
+        yield Stretch(history.prefix, Task(history.lane, start, end, run, history.tails))
 
 
 def _leave(plan: TierPlan, reason: str, count: int) -> None:
