@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ObjectInfo
+
+
+def is_bundle(key: str) -> bool:
+    return "/bundle/" in key or "/queue/" in key
 
 
 def test_everything_committed_is_read_back_byte_for_byte():
@@ -92,7 +97,8 @@ def test_failed_and_unknown_uploads_switch_files_and_lose_or_double_nothing(seed
         return UnknownOutcomeError("perhaps") if throw < 0.3 else None
 
     inner = MemoryStore()
-    dispatcher = run_once(Flaky(inner, decide), local)
+    small = replace(FAST, bundle_bytes=1024)
+    dispatcher = run_once(Flaky(inner, decide), local, settings=small)
     assert dispatcher.counters.switches > 0
     assert_equal(inner, local)
     assert dispatcher.budget.used_bytes == 0
@@ -103,7 +109,7 @@ def test_hundred_switches_in_a_row_create_no_objects_beyond_the_tries():
     tries = []
 
     def decide(key: str) -> Exception | None:
-        if "/commitlog/" not in key:
+        if not is_bundle(key):
             return None
         tries.append(key)
         return UnavailableError("no") if len(tries) <= 100 else None
@@ -111,14 +117,17 @@ def test_hundred_switches_in_a_row_create_no_objects_beyond_the_tries():
     inner = MemoryStore()
     run_once(Flaky(inner, decide), local)
     assert len(set(tries)) == len(tries) == 101
-    assert len([i for i in inner.list("") if "/queue/" in i.key]) == 2
+    assert len([i for i in inner.list("") if is_bundle(i.key)]) == 1
     assert_equal(inner, local)
 
 
 def test_a_refusal_ends_the_dispatcher_and_says_so():
     local = filled(each=2)
     with dispatching(
-        Flaky(MemoryStore(), lambda key: PermissionDeniedError("no") if "/queue/" in key else None),
+        Flaky(
+            MemoryStore(),
+            lambda key: PermissionDeniedError("no") if is_bundle(key) else None,
+        ),
         local,
     ) as dispatcher:
         dispatcher.follow(lambda: False, until_idle=True)
@@ -141,7 +150,7 @@ def test_memory_stays_bounded_while_the_store_does_not_answer():
     down.set()
     store = Flaky(
         MemoryStore(),
-        lambda key: UnavailableError("down") if down.is_set() and "/queue/" in key else None,
+        lambda key: UnavailableError("down") if down.is_set() and is_bundle(key) else None,
     )
     stop = threading.Event()
     with dispatching(store, local) as dispatcher:
@@ -228,7 +237,10 @@ def test_a_buffer_of_nothing_but_holes_is_uploaded():
 def test_a_process_that_was_cloned_stops():
     local = filled(each=2)
     with dispatching(
-        Flaky(MemoryStore(), lambda key: AlreadyExistsError("ours") if "/queue/" in key else None),
+        Flaky(
+            MemoryStore(),
+            lambda key: AlreadyExistsError("ours") if is_bundle(key) else None,
+        ),
         local,
     ) as dispatcher:
         dispatcher.follow(lambda: False, until_idle=True)

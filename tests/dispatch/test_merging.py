@@ -1,0 +1,123 @@
+"""Merging while messages are followed: fewer, larger bundles, and not a message changes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from support.dispatching import FAST, PREFIX, Flaky, assert_equal, dispatching, filled, run_once
+
+from backends.errors import UnavailableError, UnknownOutcomeError
+from backends.memory import MemoryStore
+from tiered.dispatch.merging import plan_reads
+from tiered.journal.reader import JournalReader
+from tiered.log.merge import LAST_LEVEL
+from tiered.log.state import TierMachine, TierState
+
+if TYPE_CHECKING:
+    from backends.base import ObjectStore
+
+SMALL = replace(FAST, bundle_bytes=1024, window_bytes=1024, fan_in=3, segment_bytes_max=16_000)
+
+
+def state_of(store: ObjectStore) -> TierState:
+    reader = JournalReader(store, PREFIX, TierMachine())
+    reader.catch_up()
+    return reader.state
+
+
+def levels(state: TierState) -> Counter[int]:
+    bundles = {
+        bundle
+        for lives in state.queues.values()
+        for life in lives
+        for bundle in life.parts().bundles
+    }
+    return Counter(bundle.level for bundle in bundles)
+
+
+def merge_all(store: ObjectStore, settings: object = SMALL) -> None:
+    with dispatching(store, filled(each=0), settings=settings) as dispatcher:
+        dispatcher.merge_all()
+
+
+def test_a_level_is_gathered_when_it_has_its_fan_in_and_nothing_is_lost():
+    store, local = MemoryStore(), filled(each=120)
+    run_once(store, local, settings=SMALL)
+    merge_all(store)
+    found = levels(state_of(store))
+    assert all(found[level] < SMALL.fan_in for level in range(LAST_LEVEL))
+    assert sum(found.values()) > 0
+    assert_equal(store, local)
+
+
+def test_a_restart_merges_what_an_earlier_writer_left():
+    store, local = MemoryStore(), filled(each=60)
+    run_once(store, local, settings=replace(SMALL, fan_in=1000))
+    assert set(levels(state_of(store))) == {0}
+    merge_all(store)
+    assert levels(state_of(store))[0] < SMALL.fan_in
+    assert_equal(store, local)
+
+
+def test_a_queue_with_enough_gets_bundles_of_its_own_which_are_compressed_and_left_alone():
+    store, local = MemoryStore(), filled(topics=1, queues=2, each=200)
+    own = replace(SMALL, own_bytes=8192, merged_bytes_max=32_768)
+    run_once(store, local, settings=replace(own, fan_in=1000))
+    merge_all(store, own)
+    state = state_of(store)
+    assert {
+        b.key.split("/")[0] for q in state.queues for b in state.queues[q][-1].parts().bundles
+    } == {"queue"}
+    assert levels(state) == {LAST_LEVEL: sum(levels(state).values())}
+    before = sorted(info.key for info in store.list(PREFIX + "queue/"))
+    merge_all(store, own)
+    assert sorted(info.key for info in store.list(PREFIX + "queue/")) == before
+    assert_equal(store, local)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_failures_of_reads_and_writes_are_tried_again(seed: int):
+    inner, local, rng, lock = MemoryStore(), filled(each=60), random.Random(seed), threading.Lock()
+    run_once(inner, local, settings=replace(SMALL, fan_in=1000))
+
+    def decide(key: str) -> Exception | None:
+        with lock:
+            throw = rng.random() if "journal" not in key else 1.0
+        if throw < 0.2:
+            return UnavailableError("no")
+        return UnknownOutcomeError("perhaps") if throw < 0.4 else None
+
+    merge_all(Flaky(inner, decide))
+    assert levels(state_of(inner))[0] < SMALL.fan_in
+    assert_equal(inner, local)
+
+
+def test_a_damaged_bundle_is_left_as_it_is_and_the_others_are_gathered():
+    store, local = MemoryStore(), filled(each=60)
+    run_once(store, local, settings=replace(SMALL, fan_in=1000))
+    life = next(iter(state_of(store).queues.values()))[-1]
+    part = life.parts()[0]
+    key = PREFIX + part.bundle.key
+    data = bytearray(store.get(key))
+    data[part.section.start + 3] ^= 1
+    store.delete(key)
+    store.put_if_absent(key, [bytes(data)])
+    with dispatching(store, filled(each=0), settings=SMALL) as dispatcher:
+        dispatcher.merge_all()
+        assert dispatcher.counters.unmergeable_bundles == 1
+    named = {b.key for q in state_of(store).queues.values() for b in q[-1].parts().bundles}
+    assert part.bundle.key in named
+    assert levels(state_of(store))[0] <= SMALL.fan_in
+
+
+def test_neighbouring_sections_are_read_with_one_request():
+    store, local = MemoryStore(), filled(topics=1, queues=20, each=2)
+    run_once(store, local, settings=replace(FAST, bundle_bytes=65536))
+    parts = [part for lives in state_of(store).queues.values() for part in lives[-1].parts()]
+    assert len(parts) >= 20
+    assert len(plan_reads(parts)) == len({part.bundle.key for part in parts})
