@@ -39,8 +39,9 @@ Bundle::
 Nobody reads the table to read messages; a lost journal is rebuilt from it, and ``verify`` holds it against the journal.
 Size, checksum and magic of the footer stay where they are in every version.
 
-Damage: a flipped bit costs the block that it lies in; in a block table, the ranged reads of that section (whole reads are
-proven by the journal); in the bundle's table, nothing but the help in a disaster.
+Damage: a flipped bit costs the block that it lies in. In a block table it costs nothing but requests: the section is read
+whole then, proven by the journal's checksum, and where its blocks lie is found by walking (``SectionBlocks.walked``). In
+the bundle's table or footer it costs nothing but the help in a disaster.
 
 Bounds (I8): a bucket may hold anything, with right checksums. Nothing is allocated by a size that the bytes at hand do not
 bear out: a table unpacks to at most ``TABLE_BYTES_MAX``, a block to its own size.
@@ -86,6 +87,9 @@ _CRC: Final = np.dtype(">u4")
 _WORTH: Final = 8
 """What does not shrink by an eighth, a block or a section, stays as it is: it costs nothing to read then."""
 _WINDOW_BYTES_MAX: Final = 2 * 1024 * 1024
+_FRAME_BLOCK_HEAD_BYTES: Final = 3
+_FRAME_BLOCK_OF_ONE_BYTE: Final = 1
+"""A block of a frame that is one byte, repeated: its size is not that of what is stored."""
 
 SECTION: Final = np.dtype(
     [
@@ -496,6 +500,30 @@ class SectionBlocks:
             raise _damaged("a section's block table fails its checksum", where)
         return cls(place, starts, crcs)
 
+    @classmethod
+    def walked(cls, data: Buffer, place: SectionPlace, *, where: str) -> SectionBlocks:
+        """Find the blocks without the block table.
+
+        Args:
+            data: The section's bytes up to ``place.table_at``, proven (``check_section``).
+            place: As the journal has it.
+            where: Of the bundle, for messages.
+
+        Raises:
+            DataError: The records are not blocks one after another.
+        """
+        place.check(where=where)
+        view = memoryview(data).cast("B")[: place.table_at]
+        sizes = _walk(view[: place.stored_bytes], place, where)
+        if place.dictionary_bytes:
+            sizes.append(place.dictionary_bytes)
+        sizes += _sizes(place.items_bytes)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        starts = np.concatenate((np.zeros(1, np.int64), ends))
+        pairs = zip(starts.tolist(), ends.tolist(), strict=False)
+        crcs = np.fromiter((zlib_ng.crc32(view[low:high]) for low, high in pairs), np.uint32)
+        return cls(place, starts, crcs)
+
     def records_range(self, start: int, end: int) -> tuple[int, int]:
         """Where the blocks are stored that hold records' bytes ``[start, end)``: positions in the section."""
         block = self.place.block_bytes
@@ -515,15 +543,64 @@ class SectionBlocks:
         Raises:
             DataError: One fails its checksum; the message says which bytes.
         """
+        for low, high in self.faults(data, start):
+            at = self.place.start
+            raise _damaged(f"bytes [{at + low}, {at + high}) fail their checksum", where)
+
+    def faults(self, data: Buffer, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Where the blocks lie that fail their checksums, or are cut short: positions in the section.
+
+        Args:
+            data: Whole blocks that were read from a position of the section.
+            start: That position.
+        """
         view = memoryview(data).cast("B")
         number = int(np.searchsorted(self.starts, start))
-        at = 0
-        while at < len(view):
-            size = int(self.starts[number + 1] - self.starts[number])
-            if zlib_ng.crc32(view[at : at + size]) != self.crcs[number]:
-                low = self.place.start + start + at
-                raise _damaged(f"bytes [{low}, {low + size}) fail their checksum", where)
-            at, number = at + size, number + 1
+        end = min(start + len(view), self.place.table_at)
+        while number < len(self.crcs) and int(self.starts[number]) < end:
+            low, high = int(self.starts[number]), int(self.starts[number + 1])
+            if zlib_ng.crc32(view[low - start : high - start]) != self.crcs[number]:
+                yield low, high
+            number += 1
+
+
+def _walk(stored: memoryview, place: SectionPlace, where: str) -> list[int]:
+    """Sizes of the blocks of a section's records as stored: each a zstd frame of exactly its block, or the block itself."""
+    if not place.is_packed:
+        return list(_sizes(place.records_bytes))
+    sizes: list[int] = []
+    at = 0
+    for low in range(0, place.records_bytes, PACKED_BLOCK_BYTES):
+        block = min(PACKED_BLOCK_BYTES, place.records_bytes - low)
+        size = _frame_bytes(stored[at : at + block], block)
+        sizes.append(size or block)
+        at += sizes[-1]
+    if at != place.stored_bytes:
+        raise _damaged("the blocks of a section are not found without its block table", where)
+    return sizes
+
+
+def _frame_bytes(data: memoryview, block: int) -> int:
+    """Size of the zstd frame of one whole block that the data begin with; 0 when they begin with none.
+
+    By the headers of the frame (RFC 8878, 3.1.1): nothing is unpacked.
+    """
+    try:
+        head = zstandard.get_frame_parameters(data)
+        at = zstandard.frame_header_size(data)
+    except zstandard.ZstdError:
+        return 0
+    if head.content_size != block:
+        return 0
+    is_last = False
+    while not is_last:
+        if at + _FRAME_BLOCK_HEAD_BYTES > len(data):
+            return 0
+        said = int.from_bytes(data[at : at + _FRAME_BLOCK_HEAD_BYTES], "little")
+        is_last, kind, size = bool(said & 1), said >> 1 & 3, said >> 3
+        at += _FRAME_BLOCK_HEAD_BYTES + (1 if kind == _FRAME_BLOCK_OF_ONE_BYTE else size)
+    at += 4 if head.has_checksum else 0
+    return at if at <= len(data) else 0
 
 
 class RecordsUnpacker:

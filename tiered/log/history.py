@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tiered.errors import DataError
 from tiered.journal.reader import JournalReader
 from tiered.journal.trimming import replay_starts, trim_bound
-from tiered.keys import INDEX, QUEUE, entry_key, maker_of, parse_journal_key
+from tiered.keys import DATA_ROOTS, entry_key, maker_of, parse_journal_key
+from tiered.log.named import named_objects
 from tiered.log.state import TierMachine
-from tiered.log.verify_listing import named_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +103,7 @@ class TierHistory:
     def protected(self) -> set[str]:
         """Keys, below the prefix, that are named or were within the grace."""
         bases = [self.state] if self.base is None else [self.base, self.state]
-        return self._names.union(*({key for key, _ in named_objects(state)} for state in bases))
+        return self._names.union(*map(named_objects, bases))
 
     def follow(self) -> set[str]:
         """Go on to the head; the keys that new entries name.
@@ -141,7 +141,7 @@ class TierHistory:
         checked = {*sorted(usable)[-2:], self.bound} - {0}
         if start == 0 or 0 <= self._checkpoints[start] <= self._old_ms:
             self.base = self.state
-            self.once_named = {key for key, _ in named_objects(self.state)}
+            self.once_named = set(named_objects(self.state))
         self._check(checked)
         while self.number < max([*self._entries, *self._checkpoints], default=0):
             refused = self.state.refused_parts
@@ -200,7 +200,7 @@ def keys_of(action: Action) -> Iterator[str]:
 
 def _keys_in(value: Any) -> Iterator[str]:  # noqa: ANN401 (JSON values)
     if isinstance(value, str):
-        if value.startswith((QUEUE, INDEX)) and maker_of(value):
+        if value.startswith(DATA_ROOTS) and maker_of(value):
             yield value
     elif isinstance(value, list):
         for inner in value:

@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING
 
 from tiered import keys
 from tiered.journal.trimming import is_trimmed
-from tiered.log.verify_listing import named_objects
+from tiered.log.named import named_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from backends.base import ObjectInfo
     from tiered.keys import DataKey
-    from tiered.log.parts import ObjectRange, TierState
+    from tiered.log.parts import TierState
 
 KINDS = (
-    "index", "consumequeue", "commitlog", "quarantine", "probe", "entry", "checkpoint", "ledger",
+    "index", "bundle", "topic", "queue", "quarantine", "probe", "entry", "checkpoint", "ledger",
 )  # fmt: skip
-"""In the order of deletion: index before data, data before what the journal says of it."""
+"""In the order of deletion: the key index before data, data before what the journal says of it."""
 _PROBE = re.compile(r"probe-[0-9a-f]{16}-(?:put|set)")
 _OTHERS = ("timer/", "meta/", keys.LEDGER)
 LEDGER_KEPT_MS = 90 * 24 * 3_600_000
@@ -163,7 +163,7 @@ def plan_orphans(
 class _Planner:
     def __init__(self, known: Known) -> None:
         self._known = known
-        self._named: dict[str, ObjectRange] = dict(named_objects(known.state))
+        self._named = named_objects(known.state)
         self._seen: set[str] = set()
         self.plan = OrphanPlan()
 
@@ -214,7 +214,7 @@ class _Planner:
 
     def _hold(self, key: str, info: ObjectInfo) -> None:
         self._seen.add(key)
-        wanted = self._named[key].object_bytes
+        wanted = self._named[key]
         if info.size_bytes != wanted:
             self.plan.refusals.append(
                 f"{info.key} has {info.size_bytes} bytes; the journal says {wanted}"
@@ -247,8 +247,9 @@ class _Planner:
 
 def _is_expired(known: Known, data: DataKey) -> bool:
     """Whether the queue offset of a quarantined record has expired, and had before the grace."""
-    lives = known.base.queues.get(data.queue, ()) if known.base else ()
+    queue = data.queue
+    lives = known.base.queues.get(queue, ()) if known.base and queue else ()
     mine = [life for life in lives if life.incarnation == data.incarnation]
-    return any(data.offset < life.min_offset for life in mine) and not any(
-        life.min_offset <= data.offset < life.commit_offset for life in mine
+    return any(data.begins < life.min_offset for life in mine) and not any(
+        life.min_offset <= data.begins < life.commit_offset for life in mine
     )

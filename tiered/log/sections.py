@@ -5,9 +5,9 @@ checksum that the journal has of it. Of a large one the blocks are read that hol
 table in the same request, which proves them, and is proven by that checksum itself; where the section is packed the table
 comes first, since only it says where the blocks are.
 
-Retries and errors: nothing is retried here. Whatever contradicts the journal is a ``DataError``, and nothing of the range
-is returned. A damaged block costs only the ranges that touch it; a damaged block table alone costs a plain section no
-message: ``read_ranges`` reads it whole then.
+Retries and errors: nothing is retried here but what fails its check, once (``read_ranges``). Whatever contradicts the
+journal is a ``DataError``, and nothing of the range is returned. A damaged block costs only the ranges that touch it, and a
+damaged block table none: what fails one way is read the other way, whole in place of ranges or ranges in place of all.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ class _Held:
 
 
 def plan_ranges(
-    wants: Sequence[SectionRange], *, where: str, known: OpenSection | None = None
+    wants: Sequence[SectionRange],
+    *,
+    where: str,
+    known: OpenSection | None = None,
+    is_whole: bool | None = None,
 ) -> SectionPlan:
     """Plan to read ranges of one section.
 
@@ -131,6 +135,7 @@ def plan_ranges(
         wants: All of one section; at least one, none empty.
         where: Prefix of the broker, for messages.
         known: Of the section, if the caller has it.
+        is_whole: Whether it is read whole; None: what costs less.
 
     Raises:
         DataError: The journal contradicts itself.
@@ -146,11 +151,11 @@ def plan_ranges(
             )
     if known is not None and known.blocks.place != place:
         known = None
-    size = sum(want.size_bytes for want in wants)
-    if (
-        place.size_bytes <= WHOLE_AT_ONCE_BYTES
-        or 2 * size >= place.records_bytes + place.items_bytes
-    ):
+    if is_whole is None:
+        most = 2 * sum(want.size_bytes for want in wants)
+        is_small = place.size_bytes <= WHOLE_AT_ONCE_BYTES
+        is_whole = is_small or most >= place.records_bytes + place.items_bytes
+    if is_whole:
         return _plan_whole(wants, where)
     if known is None and place.is_packed:
         behind = ByteRange(place.start + place.stored_bytes, place.start + place.size_bytes)
@@ -235,7 +240,7 @@ def split_section(
     """Records and items of a section that was read whole, proven by the journal's checksum.
 
     Args:
-        data: Its bytes: up to the block table, at least; all of a packed one.
+        data: Its bytes: up to the block table, at least (of a packed one it saves finding the blocks).
         place: The section.
         where: Key of the bundle, for messages.
 
@@ -248,10 +253,12 @@ def split_section(
     items = view[place.items_at : place.table_at]
     if not place.is_packed:
         return view[: place.records_bytes], items
-    opened = _opened(
-        view[place.stored_bytes : place.size_bytes], place.start + place.stored_bytes, place, where
-    )
-    unpacker = RecordsUnpacker(opened.blocks, opened.dictionary, where=where)
+    try:
+        blocks = SectionBlocks.parse(view[place.table_at : place.size_bytes], place, where=where)
+    except DataError:  # all else is proven: the table alone is damaged, or was not read
+        blocks = SectionBlocks.walked(view, place, where=where)
+    dictionary = view[place.stored_bytes : place.items_at]
+    unpacker = RecordsUnpacker(blocks, dictionary, where=where)
     return unpacker.unpack(view[: place.stored_bytes], 0, place.records_bytes), items
 
 
@@ -272,6 +279,7 @@ def read_planned(
     *,
     where: str,
     known: OpenSection | None = None,
+    is_whole: bool | None = None,
 ) -> tuple[list[memoryview], OpenSection | None]:
     """Read and check as planned: with one request, or two where a block table has to come first.
 
@@ -280,6 +288,7 @@ def read_planned(
         get: Reads ranges of an object.
         where: Prefix of the broker.
         known: Of the section, if the caller has it.
+        is_whole: See ``plan_ranges``.
 
     Returns:
         As ``SectionPlan.check``.
@@ -288,18 +297,18 @@ def read_planned(
         DataError: As of ``plan_ranges`` and ``SectionPlan.check``.
         BackendError: It could not be read.
     """
-    plan = plan_ranges(wants, where=where, known=known)
+    plan = plan_ranges(wants, where=where, known=known, is_whole=is_whole)
     key = where + wants[0].key
     if plan.is_first:
         known = plan.open(get(key, plan.ranges), where=key)
-        plan = plan_ranges(wants, where=where, known=known)
+        plan = plan_ranges(wants, where=where, known=known, is_whole=is_whole)
     return plan.check(get(key, plan.ranges), where=key)
 
 
 def read_ranges(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> list[memoryview]:
     """Read ranges of one section, checked; empty ones cost nothing.
 
-    What fails its check is read once more; a plain section whose block table is damaged is read whole.
+    What fails its check is read once more, and then the other way: whole in place of ranges, or these in place of all.
 
     Raises:
         DataError: The bundle is damaged there; nothing of it is returned.
@@ -311,20 +320,23 @@ def read_ranges(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) 
 
 
 def _read(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> list[memoryview]:
+    def read(*, is_whole: bool | None = None) -> list[memoryview]:
+        return read_planned(wants, store.get_ranges, where=prefix, is_whole=is_whole)[0]
+
     try:
-        return read_planned(wants, store.get_ranges, where=prefix)[0]
+        return read()
     except (InvalidRangeError, ShortReadError) as error:
         raise _cut_short(store, prefix, wants[0], error) from error
     except DataError:
         pass
     try:  # a byte was wrong on its way, or is wrong where it lies
-        return read_planned(wants, store.get_ranges, where=prefix)[0]
-    except DataError:
-        plan = _plan_whole(wants, prefix)
-        if wants[0].place.is_packed:
-            raise
-        found = plan.check(store.get_ranges(prefix + wants[0].key, plan.ranges), where=prefix)
-        return found[0]
+        return read()
+    except DataError as error:
+        is_whole = plan_ranges(wants, where=prefix).is_whole
+        try:
+            return read(is_whole=not is_whole)
+        except (DataError, InvalidRangeError, ShortReadError):
+            raise error from None
 
 
 def _cut_short(store: ObjectStore, prefix: str, want: SectionRange, error: Exception) -> DataError:

@@ -9,7 +9,7 @@ Ordering: the journal is replayed before and after the listing, so that the work
 is not taken for damage: missing is what is named before and after and not listed; orphaned what is listed and named at
 neither time.
 
-Memory: the state, and for each of ``in_flight_max`` steps one part's objects (or a batch of tier and local store).
+Memory: the state, and for each of ``in_flight_max`` steps one bundle (or a batch of tier and local store).
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiered.errors import DataError, JournalLostError
+from tiered.log.named import named_objects, parts_by_bundle
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.takeback import is_tail
+from tiered.log.verify_bundle import BundleCheck
 from tiered.log.verify_index import IndexCheck, check_indexes, unindexed_messages
 from tiered.log.verify_journal import check_journal, check_lease
-from tiered.log.verify_listing import compare_listing, named_objects, record_listing
+from tiered.log.verify_listing import compare_listing, record_listing
 from tiered.log.verify_local import QueueComparison
-from tiered.log.verify_objects import PartCheck, check_quarantined
+from tiered.log.verify_objects import check_quarantined
 from tiered.log.verify_report import Finding, Problem, StoreComparison, VerifyReport
 from tiered.log.verify_state import check_state
 
@@ -98,10 +100,10 @@ class _Run:
         """Say what can be said without reading a data object; the steps of a deep run."""
         whole = self._refresh()
         state = self._reader.state
-        named = dict(named_objects(state))
+        named = named_objects(state)
         listing = compare_listing(self._store, self._prefix, named, self.report)
         whole = self._refresh() and whole
-        now_named = {key for key, _ in named_objects(self._reader.state)}
+        now_named = named_objects(self._reader.state).keys()
         for key in sorted(listing.missing & now_named):
             self.report.add(Problem("missing", self._prefix + key, "an entry names this object"))
         if whole:
@@ -115,7 +117,7 @@ class _Run:
             return []
         self.take(check_journal(self._store, self._prefix, listing.entries, listing.checkpoints))
         return [
-            *self._part_steps(state, listing.missing),
+            *self._bundle_steps(state, listing.missing),
             *self._index_steps(state, listing.missing),
             *self._quarantine_steps(listing),
         ]
@@ -130,10 +132,10 @@ class _Run:
             if queue in theirs:
                 tier = QueueReader.of_life(self._store, self._prefix, queue, lives[-1])
                 comparison = QueueComparison(tier, local, theirs[queue])
-                size = sum(part.log.size_bytes for part in lives[-1].parts())
+                size = lives[-1].parts().log_bytes
                 steps.append(_Step(comparison.run, size))
             else:
-                count.expired_messages += sum(part.count for part in lives[-1].parts())
+                count.expired_messages += int(lives[-1].parts().column("count").sum())
         for queue, bounds in theirs.items():
             if queue not in self._reader.state.queues:
                 count.lag_messages += bounds.end - bounds.min
@@ -144,7 +146,7 @@ class _Run:
         """Merge what a step found; what it missed is damage only if an entry names it still."""
         if finding.missing:
             self._refresh()
-            named = {key for key, _ in named_objects(self._reader.state)}
+            named = named_objects(self._reader.state)
             for key in finding.missing:
                 if key in named:
                     finding.problem("missing", self._prefix + key, "an entry names this object")
@@ -170,9 +172,9 @@ class _Run:
         recorded.refused_parts = state.refused_parts
         recorded.quarantined = len(listing.quarantine)
         recorded.unindexed_messages = unindexed_messages(state)
-        for key, place in named_objects(state):
+        for key, size in named_objects(state).items():
             report.named_objects += key not in listing.missing
-            report.named_bytes += place.object_bytes
+            report.named_bytes += size
         for lives in state.queues.values():
             tails = [life for number, life in enumerate(lives) if is_tail(lives, number)]
             recorded.ended_lives += len(lives) - 1 - len(tails)
@@ -183,26 +185,17 @@ class _Run:
             for life in lives:
                 recorded.gaps += len(life.gaps)
                 recorded.gap_messages += sum(gap.end - gap.start for gap in life.gaps)
-                for part in life.parts():
-                    report.parts += 1
-                    report.messages += part.count - part.holes
-                    recorded.holes += part.holes
+                parts = life.parts()
+                holes = int(parts.column("holes").sum())
+                report.parts += len(parts)
+                report.messages += int(parts.column("count").sum()) - holes
+                recorded.holes += holes
 
-    def _part_steps(self, state: TierState, missing: set[str]) -> Iterator[_Step]:
-        for queue, lives in state.queues.items():
-            for life in lives:
-                for segment in life.segments:
-                    for part in segment.parts:
-                        check = PartCheck(
-                            self._store,
-                            self._prefix,
-                            part,
-                            queue=queue,
-                            incarnation=life.incarnation,
-                            segment=segment,
-                            skip=missing,
-                        )
-                        yield _Step(check.run, part.log.object_bytes + part.index.object_bytes)
+    def _bundle_steps(self, state: TierState, missing: set[str]) -> Iterator[_Step]:
+        for bundle, named in parts_by_bundle(state):
+            if bundle.key not in missing:
+                check = BundleCheck(self._store, self._prefix, bundle, named)
+                yield _Step(check.run, bundle.size_bytes)
 
     def _index_steps(self, state: TierState, missing: set[str]) -> Iterator[_Step]:
         for index in state.indexes:

@@ -11,25 +11,13 @@ from tiered import keys
 from tiered.log.verify_report import Problem, VerifyReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
     from backends.base import ObjectStore
-    from tiered.log.state import ObjectRange, TierState
 
 _OTHERS = ("timer/", "meta/", "ledger/")
 """Folders of other features; not this module's business."""
-
-
-def named_objects(state: TierState) -> Iterator[tuple[str, ObjectRange]]:
-    """Every data object that entries name, by its key below the prefix."""
-    for lives in state.queues.values():
-        for life in lives:
-            for part in life.parts():
-                yield part.log.key, part.log
-                yield part.index.key, part.index
-    for one in state.indexes:
-        yield one.place.key, one.place
 
 
 @dataclass(slots=True)
@@ -37,8 +25,8 @@ class Listing:
     """What a listing shows besides the named objects.
 
     Attributes:
-        missing: Named and not listed.
-        unnamed: Data and index objects that are listed and not named, with their sizes.
+        missing: Keys that are named and not listed.
+        unnamed: Bundles and index objects that are listed and not named, with their sizes.
         quarantine: Damaged records that were put aside, with their sizes.
         entries: Numbers of journal entries.
         checkpoints: Numbers of checkpoints.
@@ -56,7 +44,7 @@ class Listing:
 
 
 def compare_listing(
-    store: ObjectStore, prefix: str, named: Mapping[str, ObjectRange], report: VerifyReport
+    store: ObjectStore, prefix: str, named: Mapping[str, int], report: VerifyReport
 ) -> Listing:
     """List everything below ``prefix``; wrong sizes go into the report.
 
@@ -67,13 +55,13 @@ def compare_listing(
     listed: set[str] = set()
     for info in store.list(prefix):
         key = info.key[len(prefix) :]
-        place = named.get(key)
-        if place is None:
+        size = named.get(key)
+        if size is None:
             _sort(found, prefix, key, info)
             continue
         listed.add(key)
-        if info.size_bytes != place.object_bytes:
-            detail = f"{info.size_bytes} bytes; the journal says {place.object_bytes}"
+        if info.size_bytes != size:
+            detail = f"{info.size_bytes} bytes; the journal says {size}"
             report.add(Problem("size", info.key, detail))
     found.unknown += [name[len(prefix) :] for name in foreign_below(store, prefix)]
     found.missing = named.keys() - listed

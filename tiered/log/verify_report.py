@@ -9,9 +9,11 @@ state         the journal's state contradicts itself
 missing       an object that an entry names is not there
 size          an object has another size than its entry says
 unreadable    the store could not give the object (or the local store a queue)
-trailer       an object's trailer is damaged, or is of another object than the entry names
-block         a block of an object's payload fails its checksum
-payload       the payload is not the one whose checksum the entry has
+table         a bundle's own table or footer is damaged, or a section's block table: no message is lost by it
+block         a block fails its checksum; of a bundle it is said which queue offsets that costs
+section       a section is not the one whose checksum the entry has, and its block table does not tell where
+trailer       the trailer of an index object or of a quarantined record is damaged, or is of another object
+payload       the payload of such an object is not the one whose checksum the entry has
 description   an object says something else of itself than the entry that names it
 index         items of a consume queue or of a key index are impossible (outside, overlapping, miscounted)
 record        a record is damaged (its first fault is named)
@@ -24,14 +26,31 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 OBJECT_KINDS = frozenset(
-    {"missing", "size", "trailer", "block", "payload", "description", "index", "record", "foreign"}
-)
+    (
+        "missing", "size", "table", "block", "section", "trailer", "payload",
+        "description", "index", "record", "foreign",
+    )
+)  # fmt: skip
 """Problems whose ``where`` is the key of a damaged or missing data object."""
+WHOLE = -1
 PROBLEMS_LISTED_MAX = 1000
 """So many problems are listed; the rest is only counted."""
 NOTES_MAX = 100
+
+
+class Damage(NamedTuple):
+    """What a repair has to look after.
+
+    Attributes:
+        key: Whole key of an object.
+        section: Where the section begins in it that is damaged; ``WHOLE``: the object as such, so all of its sections.
+    """
+
+    key: str
+    section: int = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,7 @@ class Finding:
 
     Attributes:
         problems: In order.
+        damaged: What a repair has to look after.
         missing: Places that were not there; damage only if they are still named after another replay.
         object_count: Objects read.
         object_bytes: Their bytes.
@@ -140,6 +160,7 @@ class Finding:
     """
 
     problems: list[Problem] = field(default_factory=list)
+    damaged: set[Damage] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
     object_count: int = 0
     object_bytes: int = 0
@@ -148,9 +169,11 @@ class Finding:
     stale_entries: list[str] = field(default_factory=list)
     comparison: StoreComparison | None = None
 
-    def problem(self, kind: str, where: str, detail: str) -> None:
-        """Add a problem."""
+    def problem(self, kind: str, where: str, detail: str, *, section: int = WHOLE) -> None:
+        """Add a problem, of a section of a bundle or of an object as a whole."""
         self.problems.append(Problem(kind, where, detail))
+        if kind in OBJECT_KINDS:
+            self.damaged.add(Damage(where, section))
 
 
 @dataclass(slots=True)
@@ -160,7 +183,7 @@ class VerifyReport:
     Attributes:
         problems: The first ``PROBLEMS_LISTED_MAX``.
         problem_counts: All of them, by kind.
-        damaged: Keys of all data objects that are damaged or missing; some perhaps more than once.
+        damaged: What a repair has to look after: all of it, however few are listed.
         recorded: What is no failure.
         queues: Queues in the tier.
         parts: Parts that entries name.
@@ -176,7 +199,7 @@ class VerifyReport:
 
     problems: list[Problem] = field(default_factory=list)
     problem_counts: Counter[str] = field(default_factory=Counter)
-    damaged: list[str] = field(default_factory=list)
+    damaged: set[Damage] = field(default_factory=set)
     recorded: Recorded = field(default_factory=Recorded)
     queues: int = 0
     parts: int = 0
@@ -195,17 +218,21 @@ class VerifyReport:
         return not self.problem_counts
 
     def add(self, problem: Problem) -> None:
-        """Count a problem, and list it unless many are listed already."""
-        self.problem_counts[problem.kind] += 1
+        """Count a problem of the journal or of an object as a whole, and list it unless many are listed already."""
         if problem.kind in OBJECT_KINDS:
-            self.damaged += [problem.where] if self.damaged[-1:] != [problem.where] else []
+            self.damaged.add(Damage(problem.where))
+        self._count(problem)
+
+    def _count(self, problem: Problem) -> None:
+        self.problem_counts[problem.kind] += 1
         if len(self.problems) < PROBLEMS_LISTED_MAX:
             self.problems.append(problem)
 
     def merge(self, finding: Finding) -> None:
         """Take over what a step found."""
         for problem in finding.problems:
-            self.add(problem)
+            self._count(problem)
+        self.damaged |= finding.damaged
         self.checked_objects += finding.object_count
         self.checked_bytes += finding.object_bytes
         self.checked_messages += finding.messages

@@ -6,14 +6,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tiered import keys
-from tiered.log.consume_queue import ITEM_BYTES
+from tiered.errors import DataError
+from tiered.log.parts import check_rows
 from tiered.log.takeback import is_tail
 from tiered.log.verify_report import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.log.state import ObjectRange, Part, QueueLife, Segment, TierState
+    from tiered.log.parts import Bundle, QueueLife, Segment, TierState
     from tiered.model import MessageQueue
 
 
@@ -81,30 +82,31 @@ def _check_order(life: QueueLife) -> Iterator[str]:
 
 
 def _check_parts(queue: MessageQueue, life: QueueLife) -> Iterator[str]:
+    try:
+        check_rows(life.parts().rows)
+    except ValueError as error:
+        yield str(error)
+    bundles = {bundle.key: bundle for bundle in life.parts().bundles}
+    for bundle in bundles.values():
+        yield from _check_key(bundle, queue, life)
     for part in life.parts():
-        yield from _check_part(part)
-        yield from _check_key(part.log, "commitlog", queue, life, part.log_offset)
-        yield from _check_key(part.index, "consumequeue", queue, life, part.queue_offset)
+        name = f"the part at queue offset {part.queue_offset}"
+        place, bundle = part.section, part.bundle
+        try:
+            place.check(where=bundle.key)
+        except DataError as error:
+            yield f"{name}: {error.what}"
+        if place.start + place.size_bytes > bundle.size_bytes:
+            yield f"{name} lies behind the end of its bundle"
 
 
-def _check_part(part: Part) -> Iterator[str]:
-    name = f"the part at queue offset {part.queue_offset}"
-    if part.count <= 0 or part.index.size_bytes != part.count * ITEM_BYTES:
-        yield f"{name} has {part.count} items in {part.index.size_bytes} bytes"
-    if not 0 <= part.holes <= part.count:
-        yield f"{name} has {part.holes} holes among {part.count} items"
-    for place in (part.log, part.index):
-        if not 0 <= place.start <= place.end <= place.payload_bytes:
-            yield f"{name} names bytes [{place.start}, {place.end}) of {place.payload_bytes}"
-
-
-def _check_key(
-    place: ObjectRange, kind: str, queue: MessageQueue, life: QueueLife, offset: int
-) -> Iterator[str]:
-    said = keys.parse_data_key("", place.key)
-    if said is None:
-        yield f"{place.key!r} is no key of a data object"
-    elif place.start == 0:
-        mine = (kind, queue, life.incarnation, offset)
-        if (said.kind, said.queue, said.incarnation, said.offset) != mine:
-            yield f"the object {place.key!r} is named for {kind} offset {offset}"
+def _check_key(bundle: Bundle, queue: MessageQueue, life: QueueLife) -> Iterator[str]:
+    said = keys.parse_data_key("", bundle.key)
+    if said is None or said.kind == "quarantine":
+        yield f"{bundle.key!r} is no key of a bundle"
+    elif (
+        (said.level >= 0 and said.level != bundle.level)
+        or (said.kind == "topic" and said.topic != queue.topic)
+        or (said.kind == "queue" and (said.queue, said.incarnation) != (queue, life.incarnation))
+    ):
+        yield f"the bundle {bundle.key!r} is named for others, level {bundle.level}"

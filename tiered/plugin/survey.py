@@ -14,8 +14,8 @@ from backends.probe import PREFIX as PROBES
 from tiered.errors import DataError
 from tiered.keys import JOURNAL
 from tiered.log.history import TierHistory
+from tiered.log.named import named_objects
 from tiered.log.orphans import Known, OrphanPlan, plan_orphans
-from tiered.log.verify_listing import named_objects
 from tiered.plugin.lease import report_lease
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def survey(
         takes_reign = len(beyond.deletions) > len(orphans.deletions)
         orphans = beyond if takes_reign else orphans
     orphans.refusals += history.problems
-    long_named = {key for key, _ in named_objects(before.state)}
+    long_named = named_objects(before.state).keys()
     orphans.refusals += _not_shown(store, prefix, orphans.missing & long_named)
     orphans.refusals += _truly_missing(store, prefix, history, orphans.missing - long_named)
     if orphans.refusals:
@@ -168,7 +168,7 @@ def _truly_missing(
             gone.append(key)
     if gone:
         history.follow()
-        named = {key for key, _ in named_objects(history.state)}
+        named = named_objects(history.state)
         for key in gone:
             if key in named:
                 yield f"{prefix}{key} is named by the journal and is gone"
