@@ -233,6 +233,8 @@ class GroupCommitter:
                 continue
             rest = replace(commit, batches=())
             with file.lock:
+                if not file.is_on_its_way(commit):
+                    continue  # given up, since one before it failed: other bundles will have it
                 self._durable[commit] = Durable(rest, stored, number, commit.missing(), quarantined)
                 ready = file.stored(commit)
                 self._hand_on(ready)  # before the queue's next can be handed on: order
@@ -266,8 +268,10 @@ class GroupCommitter:
         for file, commit in some:
             with file.lock:
                 before = file.buffered_bytes
-                self._durable.pop(commit, None)
-                if file.failed(commit, self._clock.monotonic_s(), self._backoff_s):
+                given_up = file.failed(commit, self._clock.monotonic_s(), self._backoff_s)
+                for one in given_up:
+                    self._durable.pop(one, None)
+                if given_up:
                     self._counters.switches += 1
                     self.appended(file, file.buffered_bytes - before)  # what failed waits again
                     first = first or file.failures == 1

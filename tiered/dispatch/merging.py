@@ -263,6 +263,7 @@ class MergeThread:
         self._wake = threading.Event()
         self._new = 0
         self._damaged: set[str] = set()
+        self._planned: MergePlan | None = None
 
     def rounds_made(self, bundles: int) -> None:
         """Learn that so many bundles of level 0 are new. Of the build thread."""
@@ -287,12 +288,15 @@ class MergeThread:
         plan = plan_merge(self._state(), self._policy, leave=self._damaged)
         if plan is None or self._stop.is_set():
             return False
+        if plan == self._planned:  # replay took nothing of it: it would be planned for ever
+            self._damaged.update(bundle.key for bundle in plan.bundles)
+            return True
+        self._planned = plan
         told = [done for output in plan.outputs if (done := self._make(output)) is not None]
         for done in told:
             while not (done.is_set() or self._stop.is_set()):
                 self._clock.wait(done, 0.25)
         reached("merge-known")
-        self._look_after(plan)
         return True
 
     def _make(self, output: MergeOutput) -> threading.Event | None:
@@ -332,20 +336,6 @@ class MergeThread:
         counters.merged_stored_bytes += made.stored.bundle.size_bytes
         counters.merged_bundles += 1
         return done
-
-    def _look_after(self, plan: MergePlan) -> None:
-        """Leave for now what did not go as planned, so that nothing is planned again and again."""
-        if self._stop.is_set():
-            return
-        named = {
-            bundle.key
-            for lives in self._state().queues.values()
-            for life in lives
-            for bundle in life.parts().bundles
-        }
-        made_none = {bundle.key for bundle in plan.bundles if bundle.key in named}
-        if len(made_none) == len(plan.bundles):
-            self._damaged |= made_none
 
     def _pause_s(self, failures: int) -> float:
         settings = self._settings

@@ -87,6 +87,7 @@ class NamedSections:
         queues: Whose each is.
         incarnations: int of each.
         segments: Base log offset of the segment of each.
+        taken_back: Which were merged of what the broker had taken back.
         parts: They.
     """
 
@@ -94,6 +95,7 @@ class NamedSections:
     queues: Sequence[MessageQueue]
     incarnations: Sequence[int]
     segments: Sequence[int]
+    taken_back: Sequence[bool]
     parts: Parts
 
 
@@ -170,6 +172,7 @@ def sections_of(bundle: Bundle, table: SectionTable) -> NamedSections:
         queues,
         table.rows["incarnation"].tolist(),
         segments,
+        (table.rows["taken_back"] != 0).tolist(),
         Parts(rows, (bundle,) * len(rows)),
     )
 

@@ -339,7 +339,13 @@ class CompositeFlatFile:
         self._durable.difference_update(ready)
         return ready
 
-    def failed(self, commit: GroupCommit, now_s: float, backoff_s: Callable[[int], float]) -> bool:
+    def is_on_its_way(self, commit: GroupCommit) -> bool:
+        """It has been handed on neither as stored nor as failed, and none before it has failed."""
+        return commit in self._on_their_way
+
+    def failed(
+        self, commit: GroupCommit, now_s: float, backoff_s: Callable[[int], float]
+    ) -> list[GroupCommit]:
         """A commit's upload failed or its outcome is unknown: switch files. What was taken behind it waits again, too.
 
         Args:
@@ -348,16 +354,17 @@ class CompositeFlatFile:
             backoff_s: Pause before the next try, from the number of failures in a row.
 
         Returns:
-            False when it had been given up already, because one before it failed.
+            The commits that are given up, this one and those behind it, durable or not; none when one before it has failed.
         """
         if commit not in self._on_their_way:
-            return False
+            return []
         self.failures += 1
         self.switches += 1
         self.next_try_s = now_s + backoff_s(self.failures)
-        last = None
-        while last is not commit:
+        given_up: list[GroupCommit] = []
+        while commit not in given_up:
             last = self._on_their_way.pop()
+            given_up.append(last)
             self._durable.discard(last)
             for batch in reversed(last.batches):
                 self._buffer.appendleft((batch, now_s - self._policy.freshness_s))
@@ -365,7 +372,7 @@ class CompositeFlatFile:
         self._log_taken = commit.log_offset
         self._taken_offset = commit.queue_offset
         self._tail.is_open = False
-        return True
+        return given_up
 
     def committed(self, part: Part) -> None:
         """A journal entry names the part: the commit offset moves."""

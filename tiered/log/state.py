@@ -36,7 +36,7 @@ from tiered.log.parts import (
     life_of,
     queue_action,
 )
-from tiered.log.takeback import Head, cut
+from tiered.log.takeback import Head, cut, is_tail
 from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -337,6 +337,8 @@ def _merge_one(  # noqa: PLR0917 (a row, and what stands beside it)
     incarnation = named.incarnations[number]
     if at >= len(lives) or lives[at].incarnation != incarnation or not work.may_mend:
         return
+    if is_tail(lives, at) != named.taken_back[number]:
+        return  # taken back since: its section, from which a lost journal is rebuilt, does not say so
     made = replace_run(lives[at], part, segment, was, with_open=work.reigns)
     if made is not None:
         work.queues[queue] = (*lives[:at], made, *lives[at + 1 :])
