@@ -45,6 +45,12 @@ class OpenSection:
     blocks: SectionBlocks
     dictionary: bytes = b""
 
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes, about."""
+        blocks = self.blocks
+        return 512 + blocks.starts.nbytes + blocks.crcs.nbytes + len(self.dictionary)
+
 
 @dataclass(frozen=True, slots=True)
 class SectionPlan:
@@ -102,9 +108,11 @@ class SectionPlan:
         held = _Held(self.ranges, pieces)
         known = self.known
         if known is None:
-            at = self.place.start + self.place.table_at
-            table = held.bytes_of(at, self.place.start + self.place.size_bytes)
-            known = OpenSection(SectionBlocks.parse(table, self.place, where=where))
+            at = self.place.start + (
+                self.place.stored_bytes if self.place.is_packed else self.place.table_at
+            )
+            behind = held.bytes_of(at, self.place.start + self.place.size_bytes)
+            known = _opened(behind, at, self.place, where)
         return [_checked(want, known, held, where) for want in self.wants], known
 
 
@@ -159,7 +167,8 @@ def plan_ranges(
         return _plan_whole(wants, where)
     if known is None and place.is_packed:
         behind = ByteRange(place.start + place.stored_bytes, place.start + place.size_bytes)
-        return SectionPlan(tuple(wants), (behind,), is_first=True)
+        has_records = any(not want.of_items for want in wants)
+        return SectionPlan(tuple(wants), (behind,), is_first=has_records)
     low = [_stored(want, known) for want in wants]
     if known is None:
         low.append((place.table_at, place.size_bytes))
