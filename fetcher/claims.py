@@ -1,9 +1,9 @@
 """What to ask for next, for one reader: pure planning over what is here, on its way, and named by the journal.
 
 The walk begins where the reader stands and goes on, across parts and segments, until the window is full. A part that
-fits wholly into what is left of the window is asked for with its index in one go. Of a larger one the index comes first,
-since it says where records begin; it is asked for as soon as the walk reaches the part, so that it is there before the
-reader is.
+fits wholly into what is left of the window, or whose section is small, is asked for whole: one request. Of a larger one
+the index comes first, since it says where records begin; it is asked for as soon as the walk reaches the part, so that
+it is there before the reader is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from fetcher.layout import PartLayout, block_count, layout_bytes
 from fetcher.runs import room_of
 from fetcher.window import plan_pieces
+from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.sections import WHOLE_AT_ONCE_BYTES
 from tiered.model import LogOffset
 
 if TYPE_CHECKING:
@@ -24,14 +26,15 @@ if TYPE_CHECKING:
     from tiered.log.view import LifeView
     from tiered.model import QueueOffset
 
-Key = tuple[str, int, int, int]
-"""A part's index object, its first byte there, its items, and number of the block; ``INDEX`` for the index itself.
+Key = tuple[str, int, int, int, int]
+"""A part's bundle, where its section begins, the first of its items there, how many they are, and number of the block;
+``INDEX`` for the index itself.
 
-What the broker took back cuts a part in two, which name the same objects; only together do these tell all three apart.
+What the broker took back cuts a part in two, which name the same section; only together do these tell all three apart.
 """
 INDEX = -1
 PART_BYTES = 8 * 1024
-"""What a part takes of a window at least: two requests, however small it is."""
+"""What a part takes of a window at least: a request, however small it is."""
 INDEXES_MAX = 4
 """Indexes that are asked for at once for one reader, before it is known where their records begin."""
 PARTS_MAX = 256
@@ -79,7 +82,7 @@ class Plan:
 
 def key_of(part: Part, block: int) -> Key:
     """Under which a block of a part (or its ``INDEX``) is found."""
-    return part.index.key, part.index.start, part.count, block
+    return part.bundle.key, part.section.start, part.items_at, part.count, block
 
 
 def plan_claims(
@@ -106,7 +109,7 @@ def plan_claims(
                 break
             if not known.is_known(key_of(part, INDEX)):
                 claims.append(_whole_claim(part, settings))
-            left -= max(part.log.size_bytes, PART_BYTES)
+            left -= max(part.log_bytes, PART_BYTES)
         elif left <= 0:
             asked = part.log_offset
             break
@@ -128,14 +131,18 @@ def _indexes_ahead(
     for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
         if known.layout(one) is None and not known.is_known(key_of(one, INDEX)):
             claims.append(_index_claim(one, settings))
-        left -= max(one.log.size_bytes, PART_BYTES)
+        left -= max(one.log_bytes, PART_BYTES)
         if left <= 0:
             break
     return claims
 
 
 def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
-    return part.log.size_bytes <= min(max(left, settings.block_bytes), settings.piece_bytes)
+    if (
+        part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
+    ):  # which is read at once whatever is wanted of it
+        return part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
+    return part.log_bytes <= min(max(left, settings.block_bytes), settings.piece_bytes)
 
 
 def _index_claim(part: Part, settings: FetchSettings) -> Claim:
@@ -143,13 +150,15 @@ def _index_claim(part: Part, settings: FetchSettings) -> Claim:
 
 
 def _layout_room(part: Part, settings: FetchSettings) -> int:
-    return layout_bytes(part.count, block_count(part, settings.block_bytes)) + part.index.size_bytes
+    return (
+        layout_bytes(part.count, block_count(part, settings.block_bytes)) + part.count * ITEM_BYTES
+    )
 
 
 def _whole_claim(part: Part, settings: FetchSettings) -> Claim:
     blocks = range(block_count(part, settings.block_bytes))
     keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
-    size_bytes = room_of(part.log.size_bytes, part.count) + _layout_room(part, settings)
+    size_bytes = room_of(part.log_bytes, part.count) + _layout_room(part, settings)
     return Claim(part, keys, size_bytes, blocks, None)
 
 

@@ -103,7 +103,7 @@ class TieredMessageFetcher:
             memory=self._memory,
         )
         loader = Loader(
-            reader.store, reader.prefix, self.transfers, trailer_bytes=self.settings.trailer_bytes
+            reader.store, reader.prefix, self.transfers, table_bytes=self.settings.table_bytes
         )
         self._stock = Stock(loader, self._memory, clock, self.settings, self._ahead_now)
         self._prefix = reader.prefix
@@ -233,7 +233,7 @@ class TieredMessageFetcher:
                 with self._stock.lock:
                     stream.pass_over(start, found.end)
                 return found
-            wanted = min(bytes_max, count_max * (found.log.size_bytes // found.count + 1))
+            wanted = min(bytes_max, count_max * (found.log_bytes // found.count + 1))
             try:
                 run = self._fetch_warily(stream, view, found, start, wanted, deadline_s)
             except DataError:

@@ -59,10 +59,10 @@ class PartLayout:
         low, blocks = int(part.log_offset), block_count(part, block_bytes)
         if blocks == 1:
             end = low + int((begins + items.sizes).max(initial=0))
-            bounds = [low + int(starts[0]) if len(items) else low, low + part.log.size_bytes]
+            bounds = [low + int(starts[0]) if len(items) else low, low + part.log_bytes]
             return cls(part, items, starts, [0, len(items)], bounds, [low, end])
         firsts = np.append(np.searchsorted(starts, np.arange(blocks) * block_bytes), len(items))
-        bounds_at = low + np.append(starts, part.log.size_bytes)[firsts]
+        bounds_at = low + np.append(starts, part.log_bytes)[firsts]
         ends = low + np.append(0, np.maximum.accumulate(begins + items.sizes))[firsts]
         return cls(part, items, starts, firsts.tolist(), bounds_at.tolist(), ends.tolist())
 
@@ -113,7 +113,7 @@ def _starts(part: Part, items: PartItems) -> tuple[npt.NDArray[np.int64], npt.ND
         return begins, starts
     raise DataError(
         "the items of an index are not in the order of their records",
-        where=part.index.key,
+        where=part.bundle.key,
         do="run `tiered verify --deep` to see the extent of the damage",
     )
 
@@ -125,4 +125,4 @@ def layout_bytes(items: int, blocks: int) -> int:
 
 def block_count(part: Part, block_bytes: int) -> int:
     """Blocks of a part; its index need not be known."""
-    return max(1, -(-part.log.size_bytes // block_bytes))
+    return max(1, -(-part.log_bytes // block_bytes))

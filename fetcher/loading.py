@@ -1,11 +1,11 @@
-"""From a range of a part to its checked bytes, by way of requests that others make.
+"""From ranges of a section to their checked bytes, by way of requests that others make.
 
 A ``Load`` is one thing that is on its way: the requests for its bytes, and a future of what is made of them. Bytes are
 checked, and what they say is decoded, in the thread that brings the last of them. What fails its check that way is read
-again by itself, as ``tiered.log.objects.read_range`` reads it: that knows how to do without a damaged trailer.
+again by itself, as ``tiered.log.sections.read_ranges`` reads it: that knows how to do without a damaged block table.
 
-Where a packed object keeps its blocks only its trailer says. So a load of such takes two steps when the trailer is not here:
-the trailer, then the blocks. Whoever asks for a part's index can have the trailer come along (``trailers``).
+Where a packed section keeps its blocks only its block table says. So a load of such takes two steps when the table is not
+here: the table, then the blocks. Whoever asks for a part's index first has the table come along.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
 from tiered.errors import DataError, TieredStoreError
-from tiered.log.objects import RangePlan, check_trailer, plan_range, plan_trailer, read_range
+from tiered.log.sections import SectionPlan, plan_ranges, read_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from fetcher.requests import Data
     from fetcher.transfers import Transfers
-    from tiered.format.part import Trailer
-    from tiered.log.parts import ObjectRange
+    from tiered.log.parts import SectionRange
+    from tiered.log.sections import OpenSection
 
 V = TypeVar("V")
 
-TRAILERS_MAX = 2048
-"""Trailers of objects that are read in pieces which are remembered. Each takes 300 bytes and 40 for each block; of a packed
-object 100 KiB more, since it has a dictionary."""
+SECTIONS_MAX = 2048
+"""Sections that are read in pieces whose block tables are remembered. Each takes 12 bytes a block and half a KiB; a packed
+one, which has a dictionary, 100 KiB more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,50 +57,43 @@ class Load(Generic[V]):
     is_over: bool = False
 
 
-Wanted = tuple["ObjectRange", int, int]
-"""An object, and the first byte and the end of the range of its payload that is wanted."""
-
-
 class Loader:
-    """Asks for ranges of objects, and checks them. For any thread."""
+    """Asks for ranges of sections, and checks them. For any thread."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, transfers: Transfers, *, trailer_bytes: int
+        self, store: ObjectStore, prefix: str, transfers: Transfers, *, table_bytes: int
     ) -> None:
         self._store = store
-        self._trailer_bytes = trailer_bytes
+        self._table_bytes = table_bytes
         self.prefix = prefix
         self.transfers = transfers
         self._lock = threading.Lock()
-        self._trailers: OrderedDict[str, Trailer] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], OpenSection] = OrderedDict()
         self._memory_bytes = 0
 
     def begin(
         self,
         load: Load[V],
-        wanted: Sequence[Wanted],
+        wanted: Sequence[SectionRange],
         make: Callable[[list[memoryview]], V],
         end: Callable[[BaseException | None], None],
-        *,
-        trailers: Sequence[ObjectRange] = (),
     ) -> None:
-        """Ask for ranges of payloads, and make something of their bytes.
+        """Ask for ranges of a section, and make something of their bytes.
 
         Whatever goes wrong becomes the end of ``load.future``.
 
         Args:
             load: What is on its way from now on.
-            wanted: The ranges.
+            wanted: The ranges, all of one section, none empty; there may be none.
             make: Gets the bytes of each; called once, in whatever thread brings the last of them.
             end: Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for
                 the future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the
                 future would also keep the load: what has been read would stay in memory until the collector comes.)
-            trailers: Packed objects that will be read in pieces soon, so that their trailers come along if need be.
         """
         try:
-            plans = [self._plan(*one) for one in wanted]
-            ahead = [one for place in trailers if (one := self._plan_trailer(place)) is not None]
-            self.ask(load, [*plans, *ahead])
+            plan = self.plan(wanted) if wanted else None
+            if plan is not None:
+                self.ask(load, plan)
         except BaseException as error:
             self.cancel(load)
             load.is_over = True
@@ -110,23 +102,31 @@ class Loader:
             if not isinstance(error, Exception):
                 raise
             return
-        _Gathering(self, plans, ahead, load, make, end).begin()
+        _Gathering(self, plan, load, make, end).begin()
 
-    def ask(self, load: Load[V], plans: Sequence[RangePlan]) -> None:
-        """Make the requests of these plans those of the load.
+    def plan(self, wanted: Sequence[SectionRange], known: OpenSection | None = None) -> SectionPlan:
+        """What to ask for, given what is known of the section.
+
+        Raises:
+            DataError: The journal contradicts itself.
+        """
+        return plan_ranges(wanted, where=self.prefix, known=known or self._known(wanted[0]))
+
+    def ask(self, load: Load[V], plan: SectionPlan) -> None:
+        """Make the requests of a plan those of the load.
 
         Raises:
             TieredStoreError: The fetcher is closed, or too much is waiting.
         """
         is_urgent = load.is_urgent
-        ranges = [(self.prefix + plan.place.key, one) for plan in plans for one in plan.ranges]
+        key = self.prefix + plan.wants[0].key
         # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
-        order = sorted(range(len(ranges)), key=lambda number: ranges[number][1].size_bytes)
+        order = sorted(range(len(plan.ranges)), key=lambda number: plan.ranges[number].size_bytes)
         asked = self.transfers.ask_all(
-            load.stream, [ranges[number] for number in order], urgent=is_urgent
+            load.stream, [(key, plan.ranges[number]) for number in order], urgent=is_urgent
         )
         found = dict(zip(order, asked, strict=True))
-        load.requests = [found[number] for number in range(len(ranges))]
+        load.requests = [found[number] for number in range(len(order))]
         if load.is_urgent and not is_urgent:  # since a moment ago
             self.hurry(load)
 
@@ -141,74 +141,66 @@ class Loader:
         for request in list(load.requests):
             self.transfers.cancel(request)
 
-    def read(self, plan: RangePlan) -> memoryview:
+    def read(self, plan: SectionPlan) -> list[memoryview]:
         """Read by itself, in this thread, what came to nothing the usual way."""
-        data = read_range(self._store, self.prefix, plan.place, plan.start, plan.end)
-        return memoryview(bytes(data))  # not the whole object that it may be of
+        found = read_ranges(self._store, self.prefix, plan.wants)
+        return [
+            memoryview(bytes(data)) for data in found
+        ]  # not the whole section that it may be of
 
-    def check(self, plan: RangePlan, pieces: Sequence[Data]) -> memoryview:
-        """The bytes that were planned, checked; read anew where that cannot be done."""
+    def check(self, plan: SectionPlan, pieces: Sequence[Data]) -> list[memoryview]:
+        """The ranges that were planned, checked; read anew where that cannot be done."""
         try:
-            data, trailer = plan.check(pieces, where=self.prefix + plan.place.key)
+            found, known = plan.check(pieces, where=self.prefix + plan.wants[0].key)
         except DataError:
             return self.read(plan)
-        if plan.known is None and plan.high - plan.low < plan.place.payload_bytes:
-            self._remember(plan.place.key, trailer)
-        return data
+        if known is not None and plan.known is None:
+            self._remember(plan.wants[0], known)
+        return found
 
-    def plan_on(self, plan: RangePlan, tail: Data) -> RangePlan | None:
-        """The plan for the blocks, from the trailer that had to come first; None when it is damaged."""
-        place = plan.place
+    def plan_on(self, plan: SectionPlan, behind: Data) -> SectionPlan | None:
+        """The plan for the blocks, from the block table that had to come first; None when that is damaged."""
         try:
-            known = check_trailer(tail, place, where=self.prefix + place.key)
-            self._remember(place.key, known)
-            return plan_range(place, plan.start, plan.end, where=self.prefix, known=known)
+            known = plan.open([behind], where=self.prefix + plan.wants[0].key)
         except DataError:
             return None
+        self._remember(plan.wants[0], known)
+        return self.plan(plan.wants, known)
 
-    def _plan(self, place: ObjectRange, start: int, end: int) -> RangePlan:
-        return plan_range(place, start, end, where=self.prefix, known=self._known(place))
-
-    def _plan_trailer(self, place: ObjectRange) -> RangePlan | None:
-        if not place.is_packed or self._known(place) is not None:
-            return None
-        return plan_trailer(place, where=self.prefix)
-
-    def _known(self, place: ObjectRange) -> Trailer | None:
+    def _known(self, want: SectionRange) -> OpenSection | None:
+        name = want.key, want.place.start
         with self._lock:
-            known = self._trailers.get(place.key)
+            known = self._open.get(name)
             if known is not None:
-                self._trailers.move_to_end(place.key)
+                self._open.move_to_end(name)
             return known
 
-    def _remember(self, key: str, trailer: Trailer) -> None:
+    def _remember(self, want: SectionRange, known: OpenSection) -> None:
+        name = want.key, want.place.start
         with self._lock:
-            old = self._trailers.pop(key, None)
-            kept = self._trailers[key] = replace(trailer, description={})
-            self._memory_bytes += kept.memory_bytes - (old.memory_bytes if old else 0)
-            while len(self._trailers) > TRAILERS_MAX or self._memory_bytes > self._trailer_bytes:
-                self._memory_bytes -= self._trailers.popitem(last=False)[1].memory_bytes
+            old = self._open.pop(name, None)
+            self._open[name] = known
+            self._memory_bytes += known.memory_bytes - (old.memory_bytes if old else 0)
+            while len(self._open) > SECTIONS_MAX or self._memory_bytes > self._table_bytes:
+                self._memory_bytes -= self._open.popitem(last=False)[1].memory_bytes
 
 
 class _Gathering(Generic[V]):
-    """Waits for the requests of a load, without a thread of its own; once more when a trailer says what to ask for."""
+    """Waits for the requests of a load, without a thread of its own; once more when a block table says what to ask for."""
 
-    def __init__(  # noqa: PLR0917 (one caller)
+    def __init__(
         self,
         loader: Loader,
-        plans: list[RangePlan],
-        ahead: list[RangePlan],
+        plan: SectionPlan | None,
         load: Load[V],
         make: Callable[[list[memoryview]], V],
         end: Callable[[BaseException | None], None],
     ) -> None:
         self._loader = loader
-        self._left = dict(enumerate(plans))
-        self._ahead = ahead
+        self._plan = plan
         self._load = load
         self._make = make
         self._end = end
-        self._found: dict[int, memoryview] = {}
         self._lock = threading.Lock()
         self._missing = 0
 
@@ -230,10 +222,12 @@ class _Gathering(Generic[V]):
     def _finish(self) -> None:
         future = self._load.future
         try:
-            if self._take():
+            found = [] if self._plan is None else self._take(self._plan)
+            if found is None:
                 self.begin()
                 return
-            made = self._make([self._found[number] for number in sorted(self._found)])
+            made = self._make(found)
+            del found
         except CancelledError as error:
             self._over(error)
             future.cancel()
@@ -249,44 +243,23 @@ class _Gathering(Generic[V]):
 
     def _over(self, error: BaseException | None) -> None:
         self._load.is_over = True
-        self._found.clear()
         self._load.requests.clear()  # they hold the bytes, and their callbacks us
         self._end(error)
 
-    def _take(self) -> bool:
-        """Check what has come; whether there was something to ask for then."""
+    def _take(self, plan: SectionPlan) -> list[memoryview] | None:
+        """Check what has come; None when that only says what to ask for, which is done."""
         requests = list(self._load.requests)
         if any(request.cancelled() for request in requests):
             raise CancelledError
-        left: dict[int, RangePlan] = {}
-        at = 0
-        for number, plan in self._left.items():
-            mine = requests[at : at + len(plan.ranges)]
-            at += len(plan.ranges)
-            after = self._take_one(number, plan, mine)
-            if after is not None:
-                left[number] = after
-        for plan, request in zip(self._ahead, requests[at:], strict=True):
-            with suppress(BackendError):  # whoever needs it asks again
-                self._loader.plan_on(plan, request.result())
-        self._left, self._ahead = left, []
-        if left:
-            self._load.requests.clear()
-            self._loader.ask(self._load, list(left.values()))
-        return bool(left)
-
-    def _take_one(
-        self, number: int, plan: RangePlan, requests: Sequence[Future[Data]]
-    ) -> RangePlan | None:
-        """Keep a range; or what to ask for next, to have it."""
         try:
             pieces = [request.result() for request in requests]
         except (InvalidRangeError, ShortReadError):
-            self._found[number] = self._loader.read(plan)
-            return None
-        after = self._loader.plan_on(plan, pieces[0]) if plan.is_first else None
-        if after is None:
-            is_damaged = plan.is_first  # its trailer
-            read = self._loader.read(plan) if is_damaged else self._loader.check(plan, pieces)
-            self._found[number] = read
-        return after
+            return self._loader.read(plan)
+        if not plan.is_first:
+            return self._loader.check(plan, pieces)
+        self._plan = self._loader.plan_on(plan, pieces[0])
+        if self._plan is None:  # the block table is damaged
+            return self._loader.read(plan)
+        self._load.requests.clear()
+        self._loader.ask(self._load, self._plan)
+        return None

@@ -28,10 +28,10 @@ class FetchSettings:
         cache_bytes: Everything that is cached or on its way: records, their arrays, indexes, and what each of these takes
             however small it is. Never exceeded, but for one record that is larger. Not in it: what a caller still holds
             of a batch (a slice keeps the run that it is of, up to ``piece_bytes``); requests under way that nobody wants
-            any more (``transfers.bytes_in_flight_max``); trailers; memory that is kept free (an eighth of this); and an
-            object that is read whole since it is damaged. Each reader needs a block or two here, or readers drop what
+            any more (``transfers.bytes_in_flight_max``); block tables; memory that is kept free (an eighth of this); and an
+            section that is read whole since it is damaged. Each reader needs a block or two here, or readers drop what
             others are about to read. What is lent (``TieredMessageFetcher.lend``) is of this, too.
-        trailer_bytes: Trailers of objects that are read in pieces.
+        table_bytes: Block tables of sections that are read in pieces.
         block_bytes: Step in which a part's records are cached and asked for; a multiple of 64 KiB.
         piece_bytes: Largest request for records; a window is read in so many at once.
         gap_bytes: Blocks that are here already are read again when no more than this lies between two that are not.
@@ -44,7 +44,7 @@ class FetchSettings:
     """
 
     cache_bytes: int = MEMORY_BYTES
-    trailer_bytes: int = 8 * MIB
+    table_bytes: int = 8 * MIB
     block_bytes: int = 256 * KIB
     piece_bytes: int = 4 * MIB
     gap_bytes: int = 256 * KIB
@@ -71,7 +71,7 @@ class FetchSettings:
         However little it is, each read gets on: what one needs is made room for, by dropping what others have read ahead.
 
         Args:
-            memory_bytes: For what is cached, read ahead, on its way or kept free, trailers, and filters of the key index;
+            memory_bytes: For what is cached, read ahead, on its way or kept free, block tables, and filters of the key index;
                 but for one record, one index of a part, or one filter that is larger, while it is read.
             transfers: Bounds of what goes over the wire; what may be under way is cut to the memory.
 
@@ -83,14 +83,14 @@ class FetchSettings:
                 f"memory of {memory_bytes} bytes for a tier",
                 do=f"give at least {MEMORY_BYTES_MIN} bytes (1 MiB)",
             )
-        trailer_bytes = min(8 * MIB, memory_bytes // 16)
-        cache_bytes = (memory_bytes - trailer_bytes) * FREE_SHARE // (FREE_SHARE + 1)
+        table_bytes = min(8 * MIB, memory_bytes // 16)
+        cache_bytes = (memory_bytes - table_bytes) * FREE_SHARE // (FREE_SHARE + 1)
         piece_bytes = min(4 * MIB, cache_bytes // 6 // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT)
         block_bytes = min(256 * KIB, piece_bytes)
         transfers = transfers or TransferLimits()
         return cls(
             cache_bytes=cache_bytes,
-            trailer_bytes=trailer_bytes,
+            table_bytes=table_bytes,
             block_bytes=block_bytes,
             piece_bytes=piece_bytes,
             gap_bytes=block_bytes,

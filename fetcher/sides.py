@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fetcher.wire_ranges import WireRanges
+from fetcher.asking import AskingStore
 from tiered.errors import InvalidError, StoreUnavailableError
-from tiered.log.by_time import find_by_time
+from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.marks import mark_of_item
 from tiered.model import Boundary, QueueBounds, QueueOffset
 
@@ -218,14 +218,11 @@ class TierSide:
         """
 
         def find(place: Place) -> QueueOffset | None:
-            ranges = WireRanges(
-                self._fetcher.transfers,
-                self._store,
-                self._prefix,
-                ("offset by time", queue),
-                self._clock,
-                deadline_s,
+            name = ("offset by time", queue)
+            asking = AskingStore(
+                self._fetcher.transfers, self._store, name, self._clock, deadline_s
             )
+            ranges = StoreRanges(asking, self._prefix)
             low, end = place.start, min(place.end, high)
             view, where = place.view, self._prefix
             return find_by_time(view, ranges, time_ms, boundary, low=low, high=end, where=where)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 from fetcher.cache import ByteCache, Entry, Shelf
 from fetcher.claims import INDEX, Claim, Key, key_of, plan_claims
 from fetcher.layout import PartLayout
-from fetcher.loading import Load, Loader, Wanted
+from fetcher.loading import Load, Loader
 from fetcher.runs import Run, compact
 from fetcher.streams import Stream
 from tiered.log.consume_queue import ITEM_BYTES
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fetcher.memory import Memory
     from fetcher.settings import FetchSettings
     from tiered.clock import Clock
-    from tiered.log.parts import Part
+    from tiered.log.parts import Part, SectionRange
     from tiered.log.view import LifeView
     from tiered.model import MessageQueue, QueueOffset
 
@@ -238,22 +238,20 @@ class Stock:
 
     def _ask(self, claim: Claim, load: Load[Thing]) -> None:
         part, layout = claim.part, claim.layout
-        wanted: list[Wanted] = []
+        wanted: list[SectionRange] = []
         if layout is None:
-            wanted.append((part.index, part.index.start, part.index.end))
-            if claim.blocks and part.log.size_bytes:
-                wanted.append((part.log, part.log.start, part.log.end))
+            wanted.append(part.index)
+            if claim.blocks and part.log_bytes:
+                wanted.append(part.log)
         else:
             begin, end = layout.span(claim.blocks)
-            shift = part.log.start - part.log_offset
             if end > begin:
-                wanted.append((part.log, begin + shift, end + shift))
+                wanted.append(part.log.part_of(begin - part.log_offset, end - part.log_offset))
         self._loader.begin(
             load,
             wanted,
             lambda pieces: self._arrive(claim, load, pieces),
             lambda error: self._end(claim, load, error),
-            trailers=[] if claim.blocks else [part.log],
         )
 
     def _arrive(self, claim: Claim, load: Load[Thing], pieces: list[memoryview]) -> Thing:

@@ -2,7 +2,7 @@
 
 The part is chosen by the parts' time bounds, which the journal has: no request, and exact whatever the order of the
 times. Within the part its index is read once, and then units of 128 KiB of its commit log by bisection: of a part of
-32 MiB 8 units, and one before the unit found.
+32 MiB 8 units, and one before the unit found. A small section is read whole, with one request.
 
 Order of times: two messages that lie no more than ``UNIT_BYTES`` apart in the queue's commit log may have their times in
 any order, and equal times may go on for as long as they like; the answer is exact. With more disorder than that (a clock
@@ -23,7 +23,7 @@ from tiered.errors import DataError
 from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
 from tiered.log.decode import PartItems, decode_items
-from tiered.log.sections import read_planned, read_range
+from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_planned, read_range, read_section
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ _HEAD_BYTES: Final = STORE_TIME_AT + V6_EXTRA_BYTES + 8
 """Size, magic, ids and times stand in the first bytes of a record, however large it is."""
 
 
+_Name = tuple[str, int]
+"""Of a section: its bundle, and where it begins."""
+
+
 class Ranges(Protocol):
     """Where ranges of sections come from."""
 
@@ -58,15 +62,21 @@ class Ranges(Protocol):
 
 @dataclass(slots=True)
 class StoreRanges:
-    """Ranges straight from the store; for one lookup. A section's block table is read once."""
+    """Ranges by way of a store; for one lookup, and one thread. A section's block table is read once, and so is a small section."""
 
     store: ObjectStore
     prefix: str
-    _known: dict[tuple[str, int], OpenSection | None] = field(default_factory=dict)
+    _known: dict[_Name, OpenSection | None] = field(default_factory=dict)
+    _small: tuple[_Name, memoryview, memoryview] | None = None
 
     def read(self, want: SectionRange) -> memoryview:
         """See ``Ranges``."""
         name = want.key, want.place.start
+        if want.place.size_bytes <= WHOLE_AT_ONCE_BYTES:
+            if self._small is None or self._small[0] != name:
+                self._small = (name, *read_section(self.store, self.prefix, want))
+            _, records, items = self._small
+            return (items if want.of_items else records)[want.start : want.end]
         get = self.store.get_ranges
         try:
             (data,), self._known[name] = read_planned(

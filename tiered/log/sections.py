@@ -12,7 +12,7 @@ damaged block table none: what fails one way is read the other way, whole in pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange
@@ -359,6 +359,17 @@ def _cut_short(store: ObjectStore, prefix: str, want: SectionRange, error: Excep
 def read_range(store: ObjectStore, prefix: str, want: SectionRange) -> memoryview:
     """Read one range; see ``read_ranges``."""
     return read_ranges(store, prefix, (want,))[0]
+
+
+def read_section(
+    store: ObjectStore, prefix: str, want: SectionRange
+) -> tuple[memoryview, memoryview]:
+    """All records and items of the section that a range is of; see ``read_ranges``."""
+    place = want.place
+    records = replace(want, start=0, end=place.records_bytes, of_items=False)
+    items = replace(want, start=0, end=place.items_bytes, of_items=True)
+    found = read_ranges(store, prefix, (records, items))
+    return found[0], found[1]
 
 
 def read_part(store: ObjectStore, prefix: str, part: Part) -> tuple[memoryview, memoryview]:

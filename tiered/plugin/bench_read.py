@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tiered.clock import Clock
-    from tiered.log.parts import ObjectRange
+    from tiered.log.parts import Part
     from tiered.model import MessageQueue
 
 MIB = 1 << 20
@@ -105,7 +105,7 @@ def _open(tier: Tier, slow: SlowStore, bench: ReadBench, clock: Clock) -> Tier:
 def _plain(
     tier: Tier, slow: SlowStore, queues: list[MessageQueue], bench: ReadBench, clock: Clock
 ) -> tuple[int, Cost]:
-    """Ranged GETs and nothing else: how many bytes of payloads, and what they took; of packed objects less is read."""
+    """Ranged GETs and nothing else: how many bytes of records and items, and what they took; of packed ones less is read."""
     jobs = list(_ranges(tier, queues))
     at_once = bench.requests
     if not bench.load.is_whole:
@@ -120,27 +120,33 @@ def _plain(
         watch = Stopwatch(clock)
         size_bytes = sum(pool.map(lambda job: len(slow.get(*job)), jobs))
         cost = watch.read()
-    places = list(_places(tier, queues))
-    stored_bytes = sum(place.stored_bytes for place in places)
-    payload_bytes = sum(place.payload_bytes for place in places)
-    return size_bytes * payload_bytes // max(stored_bytes, 1), cost
+    parts = list(_parts(tier, queues))
+    stored_bytes = sum(part.stored_bytes for part in parts)
+    plain_bytes = sum(part.log_bytes + part.index.size_bytes for part in parts)
+    return size_bytes * plain_bytes // max(stored_bytes, 1), cost
 
 
 def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteRange]]:
-    """The objects of the queues' present lives, in pieces."""
-    for place in _places(tier, queues):
-        whole = (0, place.stored_bytes) if place.is_packed else (place.start, place.end)
-        for low in range(*whole, GET_BYTES):
-            yield tier.place.prefix + place.key, ByteRange(low, min(low + GET_BYTES, whole[1]))
+    """The sections of the queues' present lives, neighbours together, in pieces."""
+    sections = {
+        (part.bundle.key, part.section.start, part.section.start + part.section.size_bytes)
+        for part in _parts(tier, queues)
+    }
+    united: list[tuple[str, int, int]] = []
+    for key, start, end in sorted(sections):
+        if united and united[-1][::2] == (key, start):
+            start = united.pop()[1]
+        united.append((key, start, end))
+    for key, start, end in united:
+        for low in range(start, end, GET_BYTES):
+            yield tier.place.prefix + key, ByteRange(low, min(low + GET_BYTES, end))
 
 
-def _places(tier: Tier, queues: list[MessageQueue]) -> Iterable[ObjectRange]:
+def _parts(tier: Tier, queues: list[MessageQueue]) -> Iterable[Part]:
     for queue in queues:
         life = tier.state.life(queue)
         assert life is not None
-        for part in life.parts():
-            yield part.log
-            yield part.index
+        yield from life.parts()
 
 
 def _more(run: Run, bench: ReadBench) -> dict[str, Any]:
