@@ -36,6 +36,7 @@ COLUMNS = [
 def run(call: Call) -> int:
     """Read and print."""
     from tiered.cli.tiers import open_local, open_objects
+    from tiered.plugin.costs import bills_requests
     from tiered.plugin.status import read_status, status_document
     from tiered.plugin.stores import backend_errors
 
@@ -55,7 +56,7 @@ def run(call: Call) -> int:
     document = status_document(store.url, facts, now_ms)
     if output.form == "table":
         for broker in document["brokers"]:
-            _show(output, broker, now_ms)
+            _show(output, broker, now_ms, is_billed=bills_requests(url))
     else:
         rows = [_row(broker, queue) for broker, queue in _queues(document)]
         output.emit(document, rows, ["cluster", "broker", *COLUMNS])
@@ -77,19 +78,33 @@ def _row(broker: dict[str, Any], queue: dict[str, Any]) -> dict[str, Any]:
 
 def _sizes(broker: dict[str, Any]) -> str:
     stored, plain = broker["size_bytes"], broker["plain_bytes"]
-    more = "" if plain == stored else f" (of {format_size(plain)}, compressed)"
+    more = "" if plain <= stored else f" (of {format_size(plain)}, compressed)"
     return format_size(stored) + more
 
 
-def _show(output: Output, broker: dict[str, Any], now_ms: int) -> None:
+def _stored(broker: dict[str, Any]) -> str:
+    """The bundles, level by level, and how much of them is not named any more."""
+    levels = ", ".join(f"{row['objects']:,} of level {row['level']}" for row in broker["levels"])
+    return (
+        f"{counted(broker['objects'], 'object')}, {format_size(broker['object_bytes'])}"
+        f" ({levels}); {broker['space_amplification']:.2f} x what is named"
+    )
+
+
+def _show(output: Output, broker: dict[str, Any], now_ms: int, *, is_billed: bool) -> None:
+    from tiered.plugin.costs import rate_text
+
     output.line(f"{broker['cluster']}/{broker['broker']}")
     output.line(f"  writer    {_writer(broker, now_ms)}")
     output.line(
         f"  contents  {counted(broker['messages'], 'message')} in {counted(broker['queue_count'], 'queue')},"
-        f" {_sizes(broker)} in {counted(broker['objects'], 'object')};"
-        f" {counted(broker['gaps'], 'gap')}, {broker['quarantined']:,} quarantined,"
+        f" {_sizes(broker)}; {counted(broker['gaps'], 'gap')}, {broker['quarantined']:,} quarantined,"
         f" {counted(broker['holes'], 'hole')}"
     )
+    if broker["levels"]:
+        output.line(f"  stored    {_stored(broker)}")
+    if broker["rate"]:
+        output.line(f"  requests  {rate_text(broker['rate'], is_billed=is_billed)}")
     if broker["lag_messages"] is not None:
         size = broker["lag_bytes"]
         output.line(

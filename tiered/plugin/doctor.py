@@ -24,6 +24,7 @@ from backends.probe import PREFIX, probe
 from backends.s3_rules import plain_http_host, read_rules
 from tiered.errors import DataError, TieredStoreError
 from tiered.log.verify_listing import is_known_key
+from tiered.plugin.costs import bills_requests, dearest, rate_document, rate_text, read_rate
 from tiered.plugin.doctor_place import folder_of
 from tiered.plugin.lease import EXPIRED, GONE, UNREADABLE, report_lease
 from tiered.plugin.place import find_places
@@ -94,6 +95,8 @@ def examine(
         yield from _rights(trial or store, clock, probe_id)
         yield from _surroundings(url, options)
         yield from _tier(store, clock)
+        if bills_requests(url):
+            yield _freshness()
     if open_local is not None:
         yield _local(open_local)
     yield from _machine()
@@ -283,6 +286,20 @@ def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
         yield Check("lease", WARN, f"{name}: {words[found.word]}", advice)
     else:
         yield Check("lease", OK, f"{name}: {found.word}")
+    if found.is_held:
+        rate = read_rate(store, place.prefix, found.number, clock.now_ms())
+        if (document := rate_document(rate)) is not None:
+            said = rate_text(document, is_billed=bills_requests(store.url))
+            yield Check("requests", OK, f"{name}: {said}")
+
+
+def _freshness() -> Check:
+    """What the greatest cost of tiering to S3 is, before it is met."""
+    prices = ", ".join(f"${dearest(s).dollars:.0f} with {s} s" for s in (2, 10, 60))
+    detail = (
+        f"requests of a writer cost at most so much a month, while bundles are not full: {prices}"
+    )
+    return Check("freshness", OK, detail)
 
 
 def _foreign(store: ObjectStore, place: Place) -> Check:

@@ -45,12 +45,14 @@ class LeaseReport:
         lease: What the lease says; None when unreadable or absent.
         state: What the journal says: who reigned last.
         now_ms: Our wall clock, against which the expiry was held.
+        number: Of the last journal entry.
     """
 
     word: str
     lease: LeaseState | None
     state: TierState
     now_ms: int
+    number: int = 0
 
     @property
     def is_held(self) -> bool:
@@ -90,9 +92,8 @@ def report_lease(store: ObjectStore, prefix: str, clock: Clock) -> LeaseReport:
     journal.catch_up()
     lease, version = read_lease(store, prefix + LEASE)
     now_ms = clock.now_ms()
-    return LeaseReport(
-        lease_word(lease, now_ms, exists=version is not None), lease, journal.state, now_ms
-    )
+    word = lease_word(lease, now_ms, exists=version is not None)
+    return LeaseReport(word, lease, journal.state, now_ms, journal.number)
 
 
 def lease_word(lease: LeaseState | None, now_ms: int, *, exists: bool) -> str:

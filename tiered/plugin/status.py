@@ -15,6 +15,7 @@ from tiered.log.merge import bundles_used, run_bytes
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
 from tiered.log.takeback import is_tail
+from tiered.plugin.costs import Rate, rate_document, read_rate
 from tiered.plugin.lag import QueueLag, measure_lag
 from tiered.plugin.place import Place, choose_place, find_places
 
@@ -55,6 +56,7 @@ class BrokerFacts:
         journal_number: Its last entry.
         lease: The lease, or None.
         local: Of its local store, or None.
+        rate: What its writer does, or None: none is at work, or it has just begun.
     """
 
     place: Place
@@ -62,6 +64,7 @@ class BrokerFacts:
     journal_number: int
     lease: LeaseState | None
     local: LocalFacts | None = None
+    rate: Rate | None = None
 
 
 def read_status(
@@ -113,7 +116,10 @@ def _read(store: ObjectStore, place: Place, local: LocalStore | None, now_ms: in
     if local is not None:
         local.refresh()  # behind the tier: else what a writer has tiered since would be ahead of the store
     facts = local_facts(local, reader.state, now_ms) if local else None
-    return BrokerFacts(place, reader.state, reader.journal_number, lease, facts)
+    number = reader.journal_number
+    is_held = lease is not None and not lease.released and lease.expires_ms > now_ms
+    rate = read_rate(store, place.prefix, number, now_ms) if is_held else None
+    return BrokerFacts(place, reader.state, number, lease, facts, rate)
 
 
 def local_facts(local: LocalStore, state: TierState, now_ms: int) -> LocalFacts:
@@ -153,6 +159,7 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         "refused_parts": state.refused_parts,
         **_totals(rows, set().union(*keys.values())),
         **_space(state),
+        "rate": rate_document(facts.rate),
         "waiting": _waiting(local.waiting) if local else None,
         "local": _report(local.report) if local else None,
         "left_out": _left_out(local.report) if local else None,
