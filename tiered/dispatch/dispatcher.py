@@ -346,7 +346,7 @@ class TieredDispatcher:
         return len(told)
 
     def merge_all(self) -> None:
-        """Gather whatever is due now. While not started, or from a thread of its own that nothing else merges beside."""
+        """Gather whatever is due now. While started; the merge thread may work at the same."""
         while self._merging.merge_once():
             pass
 

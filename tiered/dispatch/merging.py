@@ -264,6 +264,7 @@ class MergeThread:
         self._new = 0
         self._damaged: set[str] = set()
         self._planned: MergePlan | None = None
+        self._turn = threading.Lock()
 
     def rounds_made(self, bundles: int) -> None:
         """Learn that so many bundles of level 0 are new. Of the build thread."""
@@ -284,7 +285,11 @@ class MergeThread:
                 self._wake.clear()
 
     def merge_once(self) -> bool:
-        """Plan, and carry the plan out; whether there was one."""
+        """Plan, and carry the plan out; whether there was one. From any thread; one waits for the other."""
+        with self._turn:
+            return self._merge()
+
+    def _merge(self) -> bool:
         plan = plan_merge(self._state(), self._policy, leave=self._damaged)
         if plan is None or self._stop.is_set():
             return False
