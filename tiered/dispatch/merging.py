@@ -192,10 +192,11 @@ class Merger:
         section = None
         if packs and self._packer is not None and run.parts.log_bytes:
             section = self._packer.pack(run.queue.topic, b"".join(records), index)
-        return _row(run), section or build_section(records, index)
+        return row_of(run), section or build_section(records, index)
 
 
-def _row(run: MergeRun) -> SectionRow:
+def row_of(run: MergeRun) -> SectionRow:
+    """What is said of the section that a run becomes."""
     rows = run.parts.rows
     first, last = rows[0], rows[-1]
     timed = rows["store_min_ms"] >= 0

@@ -87,6 +87,9 @@ _CRC: Final = np.dtype(">u4")
 _WORTH: Final = 8
 """What does not shrink by an eighth, a block or a section, stays as it is: it costs nothing to read then."""
 _WINDOW_BYTES_MAX: Final = 2 * 1024 * 1024
+_FRAME_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_SEARCHED_BYTES_MAX: Final = 16 * 1024 * 1024
+_FRAMES_TRIED_MAX: Final = 100
 _FRAME_BLOCK_HEAD_BYTES: Final = 3
 _FRAME_BLOCK_OF_ONE_BYTE: Final = 1
 """A block of a frame that is one byte, repeated: its size is not that of what is stored."""
@@ -407,6 +410,43 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
     if (table.rows["start"] != _starts(table.rows["size_bytes"])).any():
         raise _damaged("the sections of the bundle do not lie one after another", where)
     return table
+
+
+def find_table(data: Buffer, level: int, *, where: str) -> SectionTable:
+    """Look for a bundle's table where its footer or the table itself is damaged. Nothing of what is found is proven.
+
+    Args:
+        data: The whole bundle.
+        level: That it is taken to have.
+        where: Its key, for messages.
+
+    Raises:
+        DataError: There is none, or none that can be unpacked.
+    """
+    view = memoryview(data).cast("B")
+    stored = view[: -FOOTER_BYTES or None]
+    end = len(stored)
+    low = max(0, end - _SEARCHED_BYTES_MAX)
+    tail = bytes(stored[low:])
+    at = tail.rfind(_FRAME_MAGIC)
+    for _ in range(_FRAMES_TRIED_MAX):
+        if at < 0:
+            break
+        try:
+            table = unpack_table(tail[at:], level, where=where)
+        except DataError:
+            table = None
+        if table is not None and len(table) and _is_row_of_sections(table, low + at):
+            return table
+        at = tail.rfind(_FRAME_MAGIC, 0, at)
+    raise _damaged("the bundle's table is damaged, and what lies in it can't be told", where)
+
+
+def _is_row_of_sections(table: SectionTable, size: int) -> bool:
+    """Whether they lie one after another, from the bundle's beginning to its table."""
+    sizes = table.rows["size_bytes"]
+    whole = int(sizes.sum(dtype=np.uint64))
+    return whole == size and bool((table.rows["start"] == _starts(sizes)).all())
 
 
 def unpack_table(packed: Buffer, level: int = 0, *, where: str) -> SectionTable:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Container
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,117 +13,126 @@ from typing_extensions import Buffer
 from backends.errors import BackendError
 from tiered.errors import DataError
 from tiered.format.consume_queue import ITEM_BYTES
+from tiered.keys import maker_of
 from tiered.log.consume_queue import ITEM
-from tiered.log.parts import ObjectRange, Part
-from tiered.log.takeback import is_tail
+from tiered.log.marks import mark_of
+from tiered.log.parts import Part, Parts, SectionRange
+from tiered.log.takeback import Head, head_of, is_tail
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tiered.log.described import Described
     from tiered.log.parts import QueueLife, TierState
+    from tiered.log.tables import Tabled
 
 LifeKey = tuple[MessageQueue, int]
 """A queue and the number of one of its lives."""
-Items = Callable[[ObjectRange], Buffer]
-"""Reads a range of a consume-queue object; a ``DataError`` or ``BackendError`` when it can not be read."""
+Read = Callable[[SectionRange], Buffer]
+"""Reads a range of a section; a ``DataError`` or ``BackendError`` when it can not be read."""
 
 
 class Candidate(NamedTuple):
-    """A part that objects could make, and its age.
+    """A part that a section could be, and its age.
 
     Attributes:
         rank: Generation, sequence, and whether the readable journal names it: the greater is the newer.
         part: The part.
         segment: Base log offset of its segment.
-        is_merged: It was made by sealing.
-        joined: Queue offsets of the segment that sealing made of several; (0, 0) else.
-        modified_ms: When the store got its index; -1 when it does not say.
+        is_merged: It was made by a merge or a repair.
+        taken_back: A merge found it in what the broker had taken back.
+        modified_ms: When the store got its bundle; -1 when it does not say.
     """
 
     rank: tuple[int, int, bool]
     part: Part
     segment: int
     is_merged: bool
-    joined: tuple[int, int]
+    taken_back: bool
     modified_ms: int
 
 
 # -- candidates ---------------------------------------------------------------------------------
 
 
-def pair_up(
-    objects: Sequence[Described], without: Container[str] = frozenset()
-) -> dict[LifeKey, list[Candidate]]:
-    """Join each index object (but those in ``without``) with the commit-log object that it names."""
-    logs = {found.key: found for found in objects if found.said.kind == "commitlog"}
-    candidates: dict[LifeKey, list[Candidate]] = defaultdict(list)
-    for index in objects:
-        log = logs.get(index.log_key) if index.said.kind == "consumequeue" else None
-        if log is not None and index.key not in without and _belong(log, index):
-            life = (index.said.queue, index.said.incarnation)
-            candidates[life].append(_candidate(log, index))
-    return candidates
+class Candidates:
+    """All sections of all bundles, in columns; those of one life become objects when it is looked at."""
+
+    def __init__(self, tabled: Sequence[Tabled]) -> None:
+        """Sort sections by life."""
+        self._tabled = tabled
+        self._parts = Parts.joined(one.named.parts for one in tabled)
+        counts = [len(one.named.parts) for one in tabled]
+        self._of = np.repeat(np.arange(len(tabled)), counts)
+        self._segments = [segment for one in tabled for segment in one.named.segments]
+        taken_back = [one.taken_back for one in tabled]
+        self._taken_back = np.concatenate(taken_back) if taken_back else np.empty(0, np.bool_)
+        self._rows: dict[LifeKey, list[int]] = {}
+        row = 0
+        for one in tabled:
+            for life in zip(one.named.queues, one.named.incarnations, strict=True):
+                self._rows.setdefault(life, []).append(row)
+                row += 1
+
+    def lives(self) -> set[LifeKey]:
+        """Those that any section is of."""
+        return set(self._rows)
+
+    def of(self, life: LifeKey) -> Iterator[Candidate]:
+        """The sections of one life."""
+        for row in self._rows.get(life, ()):
+            one = self._tabled[self._of[row]]
+            made = one.said.object_id
+            yield Candidate(
+                (made.generation, made.sequence, False),
+                self._parts[row],
+                self._segments[row],
+                one.bundle.level > 0,
+                bool(self._taken_back[row]),
+                one.modified_ms,
+            )
 
 
-def _belong(log: Described, index: Described) -> bool:
-    def what(one: Described) -> tuple[object, ...]:
-        place = (one.said.queue, one.said.incarnation, one.segment, one.log_offset)
-        return (*place, one.queue_offset, one.count, one.store_min_ms, one.store_max_ms)
+class Present:
+    """Whether parts that the readable journal names are there."""
 
-    whole = index.count > 0 and index.payload_bytes == index.count * ITEM_BYTES
-    return whole and log.crc == index.log_crc and what(log) == what(index)
+    def __init__(self, tabled: Sequence[Tabled], sizes: Mapping[str, int]) -> None:
+        """Take in what was listed, and what the tables say."""
+        self._tabled = {one.bundle.key: one.named.parts.rows for one in tabled if not one.salvaged}
+        self._sizes = sizes
 
+    def has(self, part: Part) -> bool:
+        """Whether a part's bundle is there, and says nothing else of the section.
 
-def _candidate(log: Described, index: Described) -> Candidate:
-    made = index.said.object_id
-    part = Part(
-        _place(log),
-        _place(index),
-        LogOffset(log.log_offset),
-        QueueOffset(index.queue_offset),
-        index.count,
-        index.holes,
-        index.store_min_ms,
-        index.store_max_ms,
-    )
-    rank = (made.generation, made.sequence, False)
-    return Candidate(rank, part, index.segment, index.is_merged, index.joined, index.modified_ms)
-
-
-def _place(one: Described) -> ObjectRange:
-    size = one.payload_bytes
-    return ObjectRange(one.key, 0, size, size, one.trailer_bytes, one.crc, one.packed_bytes)
+        Where its table is damaged, what the journal says is enough to read it.
+        """
+        if self._sizes.get(part.bundle.key) != part.bundle.size_bytes:
+            return False
+        rows = self._tabled.get(part.bundle.key)
+        if rows is None:
+            return True
+        at = int(np.searchsorted(rows["start"], part.section.start))
+        same = ("start", "records_bytes", "stored_bytes", "items", "size_bytes", "crc")
+        s = part.section
+        mine = (s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc)
+        return at < len(rows) and tuple(int(rows[name][at]) for name in same) == mine
 
 
-def add_known(
-    candidates: dict[LifeKey, list[Candidate]], known: TierState, objects: Mapping[str, Described]
-) -> None:
-    """Add the parts that the readable journal names, perhaps ranges of objects, if their objects are there."""
-    for queue, lives in known.queues.items():
-        for number, life in enumerate(lives):
-            if not is_tail(lives, number):
-                candidates[queue, life.incarnation] += _known(life, objects)
-
-
-def _known(life: QueueLife, objects: Mapping[str, Described]) -> Iterator[Candidate]:
-    for segment in life.segments:
-        for part in segment.parts:
-            index = objects.get(part.index.key)
-            if index is not None and is_there(objects, part):
-                made = index.said.object_id
-                rank = (made.generation, made.sequence, True)
-                yield Candidate(rank, part, segment.base_offset, index.is_merged, index.joined, -1)
-
-
-def is_there(objects: Mapping[str, Described], part: Part) -> bool:
-    """Whether both objects of a part are there."""
-    return all(
-        (one := objects.get(place.key)) is not None
-        and (one.payload_bytes, one.crc) == (place.payload_bytes, place.crc)
-        for place in (part.log, part.index)
-    )
+def known_candidates(known: TierState, life: LifeKey, present: Present) -> Iterator[Candidate]:
+    """The parts that the readable journal names, perhaps of cut sections, if their bundles are there."""
+    queue, incarnation = life
+    lives = known.queues.get(queue, ())
+    for number, one in enumerate(lives):
+        if one.incarnation != incarnation or is_tail(lives, number):
+            continue
+        for segment in one.segments:
+            for part in segment.parts:
+                made = maker_of(part.bundle.key)
+                if made is not None and present.has(part):
+                    rank = (made.generation, made.sequence, True)
+                    is_merged = part.bundle.level > 0
+                    base = segment.base_offset
+                    yield Candidate(rank, part, base, is_merged, False, -1)
 
 
 # -- choice -------------------------------------------------------------------------------------
@@ -136,7 +143,7 @@ def choose(
     queue: MessageQueue,
     incarnation: int,
     known: TierState,
-    items: Items,
+    read: Read,
 ) -> list[Candidate]:
     """The newest that do not overlap, in the order of their queue offsets.
 
@@ -145,22 +152,61 @@ def choose(
         queue: Whose.
         incarnation: Which life.
         known: What the readable beginning of the journal says.
-        items: Reads items, to cut a part whose end was taken back; asked for nothing else.
+        read: Reads items and records, where a part has to be cut or two histories told apart; asked for nothing else.
     """
-    chosen: list[Candidate] = []
-    starts: list[int] = []
     able = [one for one in candidates if _may_be_history(one, queue, incarnation, known)]
     reigns = _Reigns(able)
-    for one in sorted(able, key=lambda found: (found.rank, found.part.index.key))[::-1]:
-        if not one.is_merged and reigns.take_back(one):
+    late = _Late(candidates, read)
+    chosen = _Chosen(read)
+    for one in sorted(able, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
+        if one.taken_back or (not one.is_merged and reigns.take_back(one)):
             continue
-        at = bisect_right(starts, one.part.queue_offset)
-        for fitting in _whole_or_head(one, chosen[at : at + 1], items):
-            if _fits(fitting.part, chosen[at - 1 : at], chosen[at : at + 1]):
-                starts.insert(at, fitting.part.queue_offset)
-                chosen.insert(at, fitting)
-                break
-    return chosen
+        if not (one.is_merged and not one.rank[2] and late.is_late(one)):
+            chosen.take(one)
+    return chosen.row
+
+
+def choose_tail(candidates: Sequence[Candidate], without: Sequence[Part]) -> list[Candidate]:
+    """Of what merges found taken back the newest that do not overlap, nor any of ``without``."""
+    chosen = _Chosen(None)
+    for one in sorted(candidates, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
+        part = one.part
+        is_known = any(
+            part.queue_offset < tail.queue_end and tail.queue_offset < part.queue_end
+            for tail in without
+        )
+        if one.taken_back and not is_known:
+            chosen.take(one)
+    return chosen.row
+
+
+class _Chosen:
+    """A row of parts, none overlapping another."""
+
+    def __init__(self, read: Read | None) -> None:
+        self.row: list[Candidate] = []
+        self._starts: list[int] = []
+        self._read = read
+
+    def take(self, one: Candidate) -> None:
+        """Take it, or what of it lies before a newer one that begins in its midst, if it fits."""
+        at = bisect_right(self._starts, one.part.queue_offset)
+        for fitting in self._whole_or_head(one, self.row[at : at + 1]):
+            if _fits(fitting.part, self.row[at - 1 : at] if at else [], self.row[at : at + 1]):
+                self._starts.insert(at, fitting.part.queue_offset)
+                self.row.insert(at, fitting)
+                return
+
+    def _whole_or_head(self, one: Candidate, behind: Sequence[Candidate]) -> Iterator[Candidate]:
+        yield one
+        part = one.part
+        newer = behind[0].part if behind else None
+        if newer is None or self._read is None:
+            return
+        if part.queue_offset < newer.queue_offset < part.queue_end:
+            head = cut_head(part, newer.queue_offset, newer.log_offset, self._read)
+            if head is not None:
+                yield one._replace(part=head)
 
 
 class _Reigns:
@@ -184,41 +230,84 @@ class _Reigns:
         return at < len(self._lows) and self._lows[at] <= one.part.queue_offset
 
 
-def _whole_or_head(
-    one: Candidate, behind: Sequence[Candidate], items: Items
-) -> Iterator[Candidate]:
-    yield one
-    part = one.part
-    newer = behind[0].part if behind else None
-    if newer is not None and part.queue_offset < newer.queue_offset < part.queue_end:
-        head = head_of(part, newer.queue_offset, newer.log_offset, items)
-        if head is not None:
-            yield one._replace(part=head)
+class _Late:
+    """Merges that came too late: of parts that the broker took back while they were gathered, so never named.
+
+    Such a one is newer than what was written in the place of these, and would win. It is known by two histories at the
+    same offsets: an older one, or one that a merge found taken back, that says what the merge says; and a newer one, older
+    than the merge, that says something else.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], read: Read) -> None:
+        plain = [one for one in candidates if not one.is_merged or one.taken_back]
+        plain.sort(key=lambda one: one.part.queue_offset)
+        self._pairs = list(_overlapping(plain))
+        self._read = read
+
+    def is_late(self, merged: Candidate) -> bool:
+        """Whether a merged section is no history."""
+        return any(
+            self._agree(old, merged) is True and self._agree(new, merged) is False
+            for one, two in self._pairs
+            for old, new in (_by_age(one, two),)
+            if not new.taken_back and new.rank < merged.rank
+        )
+
+    def _agree(self, one: Candidate, merged: Candidate) -> bool | None:
+        """Whether both say the same of the last queue offset that both have; None: that can't be told."""
+        low = max(one.part.queue_offset, merged.part.queue_offset)
+        at = min(one.part.queue_end, merged.part.queue_end) - 1
+        if at < low:
+            return None
+        try:
+            return _mark_at(one.part, at, self._read) == _mark_at(merged.part, at, self._read)
+        except (DataError, BackendError):
+            return None
 
 
-def head_of(part: Part, end: QueueOffset, log_end: LogOffset, items: Items) -> Part | None:
+def _overlapping(row: Sequence[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:
+    """Pairs of different parts that overlap; the row is in the order of where they begin."""
+    open_ones: list[Candidate] = []
+    for one in row:
+        open_ones = [o for o in open_ones if o.part.queue_end > one.part.queue_offset]
+        for other in open_ones:
+            if other.part != one.part:
+                yield other, one
+        open_ones.append(one)
+
+
+def _by_age(one: Candidate, two: Candidate) -> tuple[Candidate, Candidate]:
+    """The older history first: what was taken back, else by rank."""
+    if one.taken_back != two.taken_back:
+        return (one, two) if one.taken_back else (two, one)
+    return (one, two) if one.rank < two.rank else (two, one)
+
+
+def _mark_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
+    """Where the record of a queue offset lies, how large it is, and its mark."""
+    begin = (at - part.queue_offset) * ITEM_BYTES
+    item = np.frombuffer(memoryview(read(part.index.part_of(begin, begin + ITEM_BYTES))), ITEM)[0]
+    start, size = int(item["log_offset"]), int(item["size"])
+    low = start - part.log_offset
+    if size <= 0 or not 0 <= low <= low + size <= part.log_bytes:
+        return start, size, 0
+    return start, size, mark_of(read(part.log.part_of(low, low + size)))
+
+
+def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Part | None:
     """A part's items before ``end``, by reference; None unless exactly their records end at ``log_end``."""
     count = end - part.queue_offset
-    log_bytes = log_end - part.log_offset
-    index = replace(part.index, end=part.index.start + count * ITEM_BYTES)
     try:
-        found = np.frombuffer(memoryview(items(index)), ITEM)
+        found = np.frombuffer(memoryview(read(part.index.part_of(0, count * ITEM_BYTES))), ITEM)
     except (DataError, BackendError):
         return None
     sizes, ends = found["size"], found["log_offset"] + found["size"]
     real = sizes > 0
-    if len(found) != count or int(ends[real].max(initial=part.log_offset)) != log_end:
+    if int(ends[real].max(initial=part.log_offset)) != log_end:
         return None
     holes = count - int(np.count_nonzero(real))
-    return replace(
-        part,
-        log=replace(part.log, end=part.log.start + log_bytes),
-        index=index,
-        count=count,
-        holes=holes,
-        store_min_ms=part.store_min_ms if holes < count else -1,
-        store_max_ms=part.store_max_ms if holes < count else -1,
-    )
+    log_bytes = log_end - part.log_offset
+    return head_of(part, end, Head(part.queue_offset, part.log_offset, log_bytes, holes, 0))
 
 
 def _fits(part: Part, before: Sequence[Candidate], behind: Sequence[Candidate]) -> bool:

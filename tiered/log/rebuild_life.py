@@ -1,13 +1,12 @@
-"""One life of a queue, made of a chain of parts. Pure; ``tiered.log.rebuild`` says how and why."""
+"""One life of a queue, made of a chain of parts, and what the broker took back of it. Pure; see ``tiered.log.rebuild``."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tiered.log.parts import Gap, QueueLife, Segment
+from tiered.log.parts import Gap, Parts, QueueLife, Segment
 from tiered.model import LogOffset, QueueOffset
 
 if TYPE_CHECKING:
@@ -130,19 +129,41 @@ def _known_tail(last: Part, known: QueueLife | None) -> list[Gap]:
     return tail if is_whole else []
 
 
-def _segments(chain: Sequence[Candidate], known: QueueLife | None) -> tuple[Segment, ...]:
+def build_tails(chain: Sequence[Candidate], incarnation: int, reason: str) -> list[QueueLife]:
+    """Lives that are over, of what merges found taken back: one of each run without a hole."""
     rows: list[list[Candidate]] = []
-    joined = sorted({one.joined for one in chain if one.joined[1]})
+    for one in chain:
+        if rows and _continues(rows[-1][-1].part, one.part):
+            rows[-1].append(one)
+        else:
+            rows.append([one])
+    return [_tail(row, incarnation, reason) for row in rows]
 
-    def segment(one: Candidate) -> int | tuple[int, int]:
-        """Which it is of; a part that sealing has left as it was, when it joined segments, does not say so itself."""
-        start = int(one.part.queue_offset)
-        at = bisect_right(joined, start, key=lambda row: row[0]) - 1
-        return joined[at] if at >= 0 and start < joined[at][1] else one.segment
 
+def _tail(row: Sequence[Candidate], incarnation: int, reason: str) -> QueueLife:
+    first, last = row[0].part, row[-1].part
+    return QueueLife(
+        incarnation,
+        first.queue_offset,
+        QueueOffset(last.queue_end),
+        last.log_end,
+        tuple(replace(segment, sealed=True) for segment in _segments(row, None)),
+        ended=reason,
+        cut_at=first.queue_offset,
+    )
+
+
+def _segments(chain: Sequence[Candidate], known: QueueLife | None) -> tuple[Segment, ...]:
+    """Where a part does not begin its segment, it is of the segment of the part before it.
+
+    So says where its segment begins: before itself. It need not be where that part's segment begins, since a merge may have
+    made one segment of two, and leaves what it does not gather as it was.
+    """
+    rows: list[list[Candidate]] = []
     for one in chain:
         last = rows[-1][-1] if rows else None
-        if last and segment(last) == segment(one) and _continues(last.part, one.part):
+        is_same = last is not None and _continues(last.part, one.part)
+        if is_same and last and (one.segment != one.part.log_offset or one.segment == last.segment):
             rows[-1].append(one)
         else:
             rows.append([one])
@@ -169,7 +190,6 @@ def _segment(row: Sequence[Candidate], known: QueueLife | None, *, is_last: bool
         LogOffset(first.log_offset),
         QueueOffset(first.queue_offset),
         same.created_ms if same else max(0, created_ms),
-        sealed=not is_last or bool(same and same.sealed) or any(one.is_merged for one in row),
-        parts=tuple(one.part for one in row),
-        merged=any(one.is_merged for one in row),
+        sealed=not is_last or bool(same and same.sealed),
+        parts=Parts.of(one.part for one in row),
     )

@@ -1,16 +1,16 @@
-"""What it takes to repair damaged parts: which they are, and their bytes again. Nothing is written here.
+"""What it takes to repair damaged sections: which parts lie in them, and their bytes again. Nothing is written here.
 
-A repaired part is a part with the same offsets, bytes, holes and times, in new objects: a join of one (``tiered.log.seal``),
-so that the action ``seal`` names it. Bytes come from the tier where the payload is whole (a damaged trailer proves nothing
-against it), else from the local store, and must then have the checksums that the journal knows. So a local store that has
-other messages at these offsets repairs nothing.
+A repaired part is a part with the same offsets, bytes, holes and times, in a new section: a merge of one
+(``tiered.log.merge``). Its bytes come from the section where that is whole (a damaged table proves nothing against it),
+else from bundles that no entry names (what was merged and is not deleted yet, orphans), else from the local store; and
+they must then be what the journal and what is left of the section say. So a local store that has other messages at these
+offsets repairs nothing.
 
-Memory: one part, from the tier and from the local store.
+Memory: one part, from the tier and from the local store; and the tables of unnamed bundles, if they are looked at.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,37 +20,25 @@ from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadErr
 from tiered.errors import DataError
 from tiered.log.consume_queue import encode_items
 from tiered.log.marks import mark_of
-from tiered.log.objects import read_range
+from tiered.log.named import parts_by_bundle
+from tiered.log.sections import read_range
+from tiered.log.verify_report import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
     from tiered.local.face import LocalStore, RecordBatch
-    from tiered.log.parts import ObjectRange, Part, Segment, TierState
+    from tiered.log.named import NamedPart
+    from tiered.log.parts import Part, SectionRange, TierState
+    from tiered.log.tables import Tabled
+    from tiered.log.verify_report import Damage
     from tiered.model import MessageQueue
 
 READ_BYTES = 8 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentRepair:
-    """A segment with damaged parts.
-
-    Attributes:
-        queue: Whose.
-        incarnation: Which life; its last.
-        segment: As the journal has it.
-        damaged: Its damaged parts.
-    """
-
-    queue: MessageQueue
-    incarnation: int
-    segment: Segment
-    damaged: tuple[Part, ...]
 
 
 class Unrepaired(NamedTuple):
@@ -66,55 +54,55 @@ class Unrepaired(NamedTuple):
 
 
 class PartBytes(NamedTuple):
-    """A part's payloads, as they were."""
+    """A part's records and items, as they were."""
 
     log: Buffer
     items: Buffer
 
 
 def plan_repairs(
-    state: TierState, prefix: str, damaged: AbstractSet[str]
-) -> tuple[list[SegmentRepair], list[Unrepaired]]:
-    """The segments with damaged parts, and what no writer could repair. Pure.
+    state: TierState, prefix: str, damaged: AbstractSet[Damage]
+) -> tuple[list[NamedPart], list[Unrepaired]]:
+    """The damaged parts, bundle by bundle, and what is of no part. Pure.
 
     Args:
         state: What the journal says.
         prefix: Of the broker.
-        damaged: Whole keys of damaged or missing objects.
+        damaged: What ``verify`` found.
     """
-    repairs: list[SegmentRepair] = []
-    unrepaired: list[Unrepaired] = []
+    by_key: dict[str, set[int]] = {}
+    for key, section in damaged:
+        by_key.setdefault(key.removeprefix(prefix), set()).add(section)
+    repairs: list[NamedPart] = []
     met: set[str] = set()
-    for queue, lives in state.queues.items():
-        for number, life in enumerate(lives):
-            for segment in life.segments:
-                parts = tuple(p for p in segment.parts if keys_of(prefix, p) & damaged)
-                for part in parts:
-                    met |= keys_of(prefix, part)
-                    if number < len(lives) - 1:
-                        reason = "it is of a life that has ended, and no store has it any more"
-                        unrepaired.append(Unrepaired(name_of(queue, part), reason))
-                if parts and number == len(lives) - 1:
-                    repairs.append(SegmentRepair(queue, life.incarnation, segment, parts))
+    for bundle, named in parts_by_bundle(state, by_key):
+        met.add(bundle.key)
+        sections = by_key[bundle.key]
+        repairs += [one for one in named if {WHOLE, one.part.section.start} & sections]
     reason = "no part of a queue is made of it"
-    unrepaired += [Unrepaired(key, reason) for key in sorted(damaged - met)]
-    return repairs, unrepaired
+    return repairs, [Unrepaired(prefix + key, reason) for key in sorted(by_key.keys() - met)]
 
 
-def keys_of(prefix: str, part: Part) -> set[str]:
-    """Whole keys of a part's objects."""
-    return {prefix + part.log.key, prefix + part.index.key}
-
-
-def name_of(queue: MessageQueue, part: Part) -> str:
+def name_of(one: NamedPart) -> str:
     """A part, for people."""
-    return f"{queue} queue offsets [{part.queue_offset}, {part.queue_end})"
+    return f"{one.queue} queue offsets [{one.part.queue_offset}, {one.part.queue_end})"
 
 
 def recover_bytes(
-    store: ObjectStore, prefix: str, local: LocalStore | None, queue: MessageQueue, part: Part
+    store: ObjectStore,
+    prefix: str,
+    local: LocalStore | None,
+    unnamed: Callable[[], Sequence[Tabled]],
+    one: NamedPart,
 ) -> PartBytes | str:
-    """A part's payloads, from the tier as far as they are whole, else from the local store.
+    """A part's records and items, from where they are whole.
+
+    Args:
+        store: The tier's.
+        prefix: Of the broker.
+        local: The local store, if there is one.
+        unnamed: Gives the bundles that no entry names; asked only if they are needed.
+        one: The part.
 
     Returns:
         Them, or why they can't be had.
@@ -123,27 +111,72 @@ def recover_bytes(
         BackendError: The tier's store does not answer.
         TieredStoreError: The local store cannot be read.
     """
-    log, items = _from_tier(store, prefix, part.log), _from_tier(store, prefix, part.index)
+    part = one.part
+    log, items = (_from_tier(store, prefix, want) for want in (part.log, part.index))
     if log is not None and items is not None:
         return PartBytes(log, items)
+    found = _from_unnamed(store, prefix, unnamed(), one)
+    if found is not None and _is_same(found, part, log, items):
+        return found
+    if one.life.ended:
+        return "it is of a life that has ended, and nothing in the tier has it any more"
     if local is None:
         return "no local store is given"
-    found = _from_local(local, queue, part)
-    if isinstance(found, str):
-        return found
-    both = PartBytes(found.log if log is None else log, found.items if items is None else items)
-    if not _is_same(both, part):
-        return "the local store has other bytes there"
-    return both
+    theirs = _from_local(local, one.queue, part)
+    if isinstance(theirs, str):
+        return theirs
+    return theirs if _is_same(theirs, part, log, items) else "the local store has other bytes there"
 
 
-def _from_tier(store: ObjectStore, prefix: str, place: ObjectRange) -> Buffer | None:
-    if place.start == place.end:
-        return b""
+def _from_tier(store: ObjectStore, prefix: str, want: SectionRange) -> Buffer | None:
     try:
-        return read_range(store, prefix, place, place.start, place.end)
+        return read_range(store, prefix, want)
     except (DataError, ObjectNotFoundError, InvalidRangeError, ShortReadError):
         return None
+
+
+def _from_unnamed(
+    store: ObjectStore, prefix: str, unnamed: Sequence[Tabled], one: NamedPart
+) -> PartBytes | None:
+    """The part from sections of the same life that lie one behind the other, as a merge would join them."""
+    log: list[Buffer] = []
+    items: list[Buffer] = []
+    at, end, log_at = one.part.queue_offset, one.part.queue_end, one.part.log_offset
+    some = list(_sections_of(unnamed, one))
+    while at < end:
+        found = next(_going_on(store, prefix, some, (at, log_at), (end, one.part.log_end)), None)
+        if found is None:
+            return None
+        part, both = found
+        log.append(both.log)
+        items.append(both.items)
+        at, log_at = part.queue_end, part.log_end
+    return PartBytes(b"".join(log), b"".join(items))
+
+
+def _sections_of(unnamed: Sequence[Tabled], one: NamedPart) -> Iterator[Part]:
+    for tabled in unnamed:
+        lives = zip(tabled.named.queues, tabled.named.incarnations, strict=True)
+        for number, life in enumerate(lives):
+            if life == (one.queue, one.life.incarnation):
+                yield tabled.named.parts[number]
+
+
+def _going_on(
+    store: ObjectStore,
+    prefix: str,
+    some: Sequence[Part],
+    at: tuple[int, int],
+    end: tuple[int, int],
+) -> Iterator[tuple[Part, PartBytes]]:
+    """Sections that begin at a queue offset and log offset and do not reach behind others, if they are whole."""
+    for part in some:
+        begins, ends = (part.queue_offset, part.log_offset), (part.queue_end, part.log_end)
+        if begins != at or ends[0] > end[0] or ends[1] > end[1]:
+            continue
+        log, items = (_from_tier(store, prefix, want) for want in (part.log, part.index))
+        if log is not None and items is not None:
+            yield part, PartBytes(log, items)
 
 
 def _from_local(local: LocalStore, queue: MessageQueue, part: Part) -> PartBytes | str:
@@ -182,16 +215,19 @@ def _batches(local: LocalStore, queue: MessageQueue, part: Part) -> Iterator[Rec
         at = batch.end_offset
 
 
-def _is_same(found: PartBytes, part: Part) -> bool:
-    """Whether these are the bytes that were tiered, as far as the journal knows."""
-    log, items = memoryview(found.log).cast("B"), memoryview(found.items).cast("B")
-    if (len(log), len(items)) != (part.log.size_bytes, part.index.size_bytes):
+def _is_same(found: PartBytes, part: Part, log: Buffer | None, items: Buffer | None) -> bool:
+    """Whether these are the bytes that were tiered, as far as the journal and what is left of the section know."""
+    records, index = memoryview(found.log).cast("B"), memoryview(found.items).cast("B")
+    if (len(records), len(index)) != (part.log_bytes, part.index.size_bytes):
         return False
-    for data, place in ((log, part.log), (items, part.index)):
-        is_whole = (place.start, place.end) == (0, place.payload_bytes)
-        if is_whole and zlib_ng.crc32(data) != place.crc:
-            return False
-    return not part.last or mark_of(_last_record(log, items, part)) == part.last
+    place = part.section
+    if part.is_whole and not place.is_packed:
+        return zlib_ng.crc32(index, zlib_ng.crc32(records)) == place.crc
+    if (log is not None and log != records) or (items is not None and items != index):
+        return False
+    knows = bool(part.last) or log is not None or items is not None
+    last = mark_of(_last_record(records, index, part))
+    return knows and (not part.last or last == part.last)
 
 
 def _last_record(log: memoryview, items: memoryview, part: Part) -> memoryview:

@@ -1,6 +1,6 @@
 """Rebuild: a lost or damaged journal, again from what the objects say of themselves. Plan, then apply.
 
-Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every data object's trailer, and
+Overview: ``plan_rebuild`` reads the journal as far as it goes, lists all objects, reads every bundle's table, and
 lets ``tiered.log.rebuild`` propose a state. ``apply_rebuild`` makes that state the tier's: a reign's entry and its
 checkpoint, with a number beyond every one that can have been used (the next multiple of ``EPOCH``).
 
@@ -44,10 +44,10 @@ from tiered.keys import (
     parse_index_key,
     parse_journal_key,
 )
-from tiered.log.described import Described, Refused, read_described
-from tiered.log.objects import read_range
 from tiered.log.rebuild import EPOCH, Proposal, propose
+from tiered.log.sections import read_range
 from tiered.log.state import TierMachine, TierState
+from tiered.log.tables import Refused, Tabled, read_tables
 from tiered.log.wellformed import INT_MAX
 from tiered.plugin.ends import require_conditional_writes
 from tiered.plugin.plans import moved_on
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectInfo, ObjectStore
     from tiered.journal.writer import JournalWriter
-    from tiered.log.parts import ObjectRange
+    from tiered.log.parts import SectionRange
     from tiered.log.rebuild_chain import LifeKey
     from tiered.plugin.workplace import Workplace
 
@@ -76,8 +76,8 @@ class RebuildPlan:
         number: Of the checkpoint to be written.
         listing: Of each folder but the lease how many objects it has, and a fingerprint of their keys and sizes.
         proposal: The new state, of the new generation, and what is to be said of it.
-        refused: Data objects whose own description is of no use.
-        objects: Data objects read.
+        refused: Bundles whose own table is of no use.
+        objects: Bundles read.
     """
 
     damage: str
@@ -116,8 +116,8 @@ def list_all(store: ObjectStore, prefix: str, without: str = "") -> _Listing:
         number = parse_journal_key(prefix, info.key)
         if number:
             found.numbers.add(number[0])
-        elif data and data.kind == "quarantine":
-            found.quarantined.add(((data.queue, data.incarnation), data.offset))
+        elif data and data.kind == "quarantine" and data.queue:
+            found.quarantined.add(((data.queue, data.incarnation), data.begins))
             found.generations.add(data.object_id.generation)
         elif data:
             found.data.append(info)
@@ -162,21 +162,22 @@ def plan_rebuild(
         )
     if not damage:
         return RebuildPlan("", number, listing.folders, Proposal(reader.state))
-    objects: list[Described] = []
+    tabled: list[Tabled] = []
     refused: list[Refused] = []
-    for one in read_described(store, prefix, listing.data, executor):
-        (objects if isinstance(one, Described) else refused).append(one)  # type: ignore[arg-type]
-        progress(len(objects) + len(refused), len(listing.data))
+    for one in read_tables(store, prefix, listing.data, executor):
+        (tabled if isinstance(one, Tabled) else refused).append(one)  # type: ignore[arg-type]
+        progress(len(tabled) + len(refused), len(listing.data))
 
-    def items(place: ObjectRange) -> memoryview:
-        return read_range(store, prefix, place, place.start, place.end)
+    def read(want: SectionRange) -> memoryview:
+        return read_range(store, prefix, want)
 
     history = reader.state.history or remembered.history
     proposal = propose(
-        objects,
+        tabled,
         replace(reader.state, history=history),
+        sizes={info.key[len(prefix) :]: info.size_bytes for info in listing.data},
         quarantined=Counter(life for life, _ in listing.quarantined),
-        items=items,
+        read=read,
         generations=[
             *listing.generations,
             remembered.generation,
@@ -185,6 +186,7 @@ def plan_rebuild(
     )
     state = replace(proposal.state, generation=proposal.state.generation + 1)
     proposal.state = state
+    proposal.notes += [f"{one.bundle.key}: {one.salvaged}" for one in tabled if one.salvaged]
     if listing.indexes:
         proposal.notes.append(
             f"the key index ({listing.indexes} objects) is given up; the next writer makes it again"

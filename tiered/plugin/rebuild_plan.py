@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tiered.errors import InvalidError
-from tiered.log.described import Refused
 from tiered.log.rebuild import Proposal
 from tiered.log.rebuild_life import Loss
 from tiered.log.state import TierMachine
+from tiered.log.tables import Refused
 from tiered.log.verify_state import check_state
 from tiered.model import MessageQueue
 from tiered.plugin.plans import load_plan, save_plan

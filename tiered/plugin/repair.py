@@ -1,9 +1,10 @@
 """Repair: what is damaged or missing in a tier is uploaded again, from what is whole in it and from the local store.
 
-Ordering: bytes in hand first, then the lease, the reign, data object, index object, and one ``seal`` entry a segment, which
-names the new objects in the place of the old ones. Objects that are replaced stay as orphans; ``gc`` removes them.
+Ordering: bytes in hand first, then the lease, the reign, a bundle with what is repaired of a damaged one (or several, if that
+is large), and a ``merge`` entry that names the new sections in the place of the old ones. A bundle of which nothing is
+named any more stays as an orphan; ``gc`` removes it.
 
-A segment that is repaired is sealed from then on: the next writer opens a new one.
+Memory: one bundle.
 
 Retries and errors: uploads and reads are tried again by the store, entries by the journal. A part that can't be had is
 left as it is, and named.
@@ -14,36 +15,38 @@ After a crash: what entries name is repaired, the rest as before; repair again.
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
 
+from tiered.dispatch.merging import MergedBundle, row_of
 from tiered.dispatch.uploads import Uploader
 from tiered.errors import InvalidError
+from tiered.format.bundle import build_packed_section, build_section
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.writer import JournalWriter
-from tiered.log.repair import (
-    PartBytes,
-    SegmentRepair,
-    Unrepaired,
-    name_of,
-    plan_repairs,
-    recover_bytes,
-)
-from tiered.log.seal import seal_action
+from tiered.keys import parse_data_key
+from tiered.log.merge import BUNDLE_BYTES_MAX, MergeOutput, MergeRun
+from tiered.log.named import named_objects
+from tiered.log.parts import Parts
+from tiered.log.repair import Unrepaired, name_of, plan_repairs, recover_bytes
 from tiered.log.state import TierMachine, TierState
+from tiered.log.tables import Tabled, read_bundle_table
 from tiered.plugin.ends import require_conditional_writes
 from tiered.plugin.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable
-
-    from typing_extensions import Buffer
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
+    from tiered.format.bundle import Section
     from tiered.local.face import LocalStore
-    from tiered.log.parts import ObjectRange, Part
+    from tiered.log.named import NamedPart
+    from tiered.log.repair import PartBytes
+    from tiered.log.verify_report import Damage
 
 LEASE_SECONDS = 60.0
 
@@ -53,14 +56,31 @@ class RepairReport:
     """What was repaired.
 
     Attributes:
-        parts: Parts that have new objects.
-        repaired_bytes: Their payloads.
+        parts: Parts that have new sections.
+        repaired_bytes: Their records and items.
         unrepaired: What stays damaged, and why.
     """
 
     parts: int = 0
     repaired_bytes: int = 0
     unrepaired: list[Unrepaired] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recovered:
+    """A damaged part, and what it becomes."""
+
+    named: NamedPart
+    run: MergeRun
+    section: Section
+
+
+def _section(one: NamedPart, found: PartBytes) -> Section:
+    """As it was, packed or not."""
+    packed = None
+    if one.part.section.is_packed:
+        packed = build_packed_section(found.log, found.items)
+    return packed or build_section([found.log], found.items)
 
 
 class Repairer:
@@ -115,13 +135,14 @@ class Repairer:
         )
         self._renew_at_s = 0.0
         self._uploader: Uploader | None = None
+        self._unnamed: list[Tabled] | None = None
         self._report = RepairReport()
 
-    def run(self, damaged: Iterable[str]) -> RepairReport:
+    def run(self, damaged: AbstractSet[Damage]) -> RepairReport:
         """Repair what can be repaired.
 
         Args:
-            damaged: Whole keys of damaged or missing objects.
+            damaged: What ``verify`` found.
 
         Raises:
             FencedError: A writer holds the lease, or took over.
@@ -130,12 +151,11 @@ class Repairer:
         """
         self._journal.catch_up()
         self._require_same_store()
-        repairs, self._report.unrepaired = plan_repairs(
-            self._journal.state, self._prefix, frozenset(damaged)
-        )
+        repairs, self._report.unrepaired = plan_repairs(self._journal.state, self._prefix, damaged)
         try:
-            for repair in repairs:
-                self._segment(repair)
+            for _, named in groupby(repairs, lambda one: one.part.bundle):
+                for some in self._recovered(named):
+                    self._write(some)
             if self._uploader is not None:
                 self._journal.write_checkpoint(force=True)
         finally:
@@ -151,30 +171,62 @@ class Repairer:
                 do="give the store that the tier was made from",
             )
 
-    def _segment(self, repair: SegmentRepair) -> None:
-        made: dict[Part, Part] = {}
-        for part in repair.damaged:
-            found = recover_bytes(self._store, self._prefix, self._local, repair.queue, part)
+    def _recovered(self, named: Iterator[NamedPart]) -> Iterator[list[_Recovered]]:
+        """The bytes of a bundle's parts, as far as they can be had, so many as make a bundle."""
+        some: list[_Recovered] = []
+        size = 0
+        for one in named:
+            found = recover_bytes(self._store, self._prefix, self._local, self._others, one)
             if isinstance(found, str):
-                self._report.unrepaired.append(Unrepaired(name_of(repair.queue, part), found))
+                self._report.unrepaired.append(Unrepaired(name_of(one), found))
                 continue
-            uploader = self._reigning()
-            made[part] = _upload(uploader, repair, part, found)
-        if not made:
-            return
-        segment = repair.segment
-        parts = [made.get(part, part) for part in segment.parts]
-        action = seal_action(repair.queue, repair.incarnation, segment.base_offset, parts)
-        self._journal.append([action])
-        life = self._journal.state.life(repair.queue)
-        named = set(life.parts()) if life else set()
-        for part, new in made.items():
-            if new in named:
+            run = MergeRun(
+                *(one.queue, one.number, one.life.incarnation, one.segment),
+                Parts.of([one.part]),
+                one.taken_back,
+            )
+            if some and size + run.size_bytes > BUNDLE_BYTES_MAX:
+                yield some
+                some, size = [], 0
+            some.append(_Recovered(one, run, _section(one, found)))
+            size += run.size_bytes
+        if some:
+            yield some
+
+    def _others(self) -> Sequence[Tabled]:
+        """The bundles that no entry names, as far as their tables can be read."""
+        if self._unnamed is None:
+            named = named_objects(self._journal.state)
+            self._unnamed = []
+            for info in self._store.list(self._prefix):
+                key = info.key[len(self._prefix) :]
+                said = parse_data_key("", key)
+                if said is None or said.kind == "quarantine" or key in named:
+                    continue
+                found = read_bundle_table(self._store, self._prefix, info)
+                self._unnamed += [found] if isinstance(found, Tabled) else []
+        return self._unnamed
+
+    def _write(self, some: list[_Recovered]) -> None:
+        """Put the sections into a bundle like the damaged one, and name them."""
+        uploader = self._reigning()
+        some.sort(key=lambda one: (one.run.queue, one.named.part.queue_offset))
+        bundle = some[0].named.part.bundle
+        said = parse_data_key("", bundle.key)
+        own = some[0].run.queue if said and said.kind == "queue" else None
+        level = max(1, bundle.level)  # so that a rebuild sees that nobody began to write here
+        topic = said.topic if said else ""
+        output = MergeOutput(level, tuple(one.run for one in some), topic, own)
+        stored = uploader.put_merged(output, [(row_of(one.run), one.section) for one in some])
+        self._journal.append([MergedBundle(output, stored).action()])
+        is_named = stored.bundle.key in named_objects(self._journal.state)
+        for one in some:
+            if is_named:
                 self._report.parts += 1
-                self._report.repaired_bytes += part.log.size_bytes + part.index.size_bytes
+                self._report.repaired_bytes += one.run.size_bytes
             else:
                 reason = "the tier has moved on meanwhile"
-                self._report.unrepaired.append(Unrepaired(name_of(repair.queue, part), reason))
+                self._report.unrepaired.append(Unrepaired(name_of(one.named), reason))
 
     def _reigning(self) -> Uploader:
         """Lease and reign, when there is something to write; prolongs the lease."""
@@ -192,6 +244,7 @@ class Repairer:
                 self._prefix,
                 generation=self._journal.generation,
                 writer=self._writer,
+                clock=self._clock,
                 escapes_case=not able.distinguishes_case,
             )
         elif self._clock.monotonic_s() >= self._renew_at_s:
@@ -200,33 +253,3 @@ class Repairer:
             return self._uploader
         self._renew_at_s = self._clock.monotonic_s() + self._lease.renewal_seconds
         return self._uploader
-
-
-def _upload(uploader: Uploader, repair: SegmentRepair, part: Part, found: PartBytes) -> Part:
-    queue, incarnation = repair.queue, repair.incarnation
-    description: dict[str, Any] = {
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "incarnation": incarnation,
-        "segment": repair.segment.base_offset,
-        "log_offset": part.log_offset,
-        "queue_offset": part.queue_offset,
-        "count": part.count,
-        "store_min_ms": part.store_min_ms,
-        "store_max_ms": part.store_max_ms,
-        "merged": 1,  # so that a rebuild does not take it for a reign that began to write here
-    }
-
-    if (segment := repair.segment).merged:
-        description["joined"] = [segment.base_queue_offset, segment.parts[-1].queue_end]
-
-    def put(key: str, data: Buffer, **more: object) -> ObjectRange:
-        buffers = [data] if memoryview(data).nbytes else []
-        return uploader.put_merged(key, buffers, {**description, **more})
-
-    log_key = uploader.next_log_key(queue, incarnation, part.log_offset)
-    log = put(log_key, found.log, kind="commitlog")
-    index_key = uploader.next_index_key(queue, incarnation, part.queue_offset)
-    more = {"log_key": log_key, "log_crc": log.crc, "holes": part.holes}
-    index = put(index_key, found.items, kind="consumequeue", **more)
-    return replace(part, log=log, index=index)

@@ -1,0 +1,200 @@
+"""Reads what bundles say of themselves: the tables of all bundles of a broker, some at a time.
+
+Ordering: results come in the order of the listing, whatever finishes first.
+
+Retries and errors: nothing is retried here (the store does). A bundle whose table or footer is damaged is read whole: its
+table may still be found in front of the footer, and then each section that proves itself, by the checksum in its row and
+by its records, is kept (``Tabled.salvaged`` says why it had to be). A bundle of which nothing proves itself, that is not
+what its key says, or that is gone, becomes a ``Refused``; other errors of the store end the reading.
+
+Memory: one tail a request in flight (``TAIL_BYTES_MAX`` at most, or one whole bundle that is damaged), and about 150 bytes a
+section.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from backends.base import ByteRange
+from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
+from tiered.errors import DataError, InvalidError
+from tiered.format.bundle import FOOTER_BYTES, find_table, read_table, tail_bytes
+from tiered.keys import parse_data_key
+from tiered.log.bundles import NamedSections, sections_of
+from tiered.log.merge import LAST_LEVEL
+from tiered.log.named import NamedPart
+from tiered.log.parts import Bundle, Parts, QueueLife
+from tiered.log.verify_bundle import check_sections
+from tiered.log.verify_report import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from concurrent.futures import Executor, Future
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from backends.base import ObjectInfo, ObjectStore
+    from tiered.format.bundle import SectionTable
+    from tiered.keys import DataKey
+
+IN_FLIGHT_MAX: Final = 64
+FIRST_BYTES: Final = 32 * 1024
+"""Of a first request: the tables of nearly all bundles are smaller."""
+TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A table that claims more is refused: it would be of millions of sections."""
+SALVAGED_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""No bundle that is larger is read whole for a damaged table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tabled:
+    """A bundle and its sections, as far as its table and its key agree.
+
+    Attributes:
+        said: Its key, parsed.
+        named: Its sections as parts.
+        taken_back: bool of each: a merge found it in what the broker had taken back.
+        modified_ms: When the store got it; -1 when it does not say.
+        salvaged: Why it had to be read whole, and what that gave; empty if its table is sound.
+    """
+
+    said: DataKey
+    named: NamedSections
+    taken_back: npt.NDArray[np.bool_]
+    modified_ms: int
+    salvaged: str = ""
+
+    @property
+    def bundle(self) -> Bundle:
+        """Which."""
+        return self.named.bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A bundle whose table is of no use, and why."""
+
+    key: str
+    reason: str
+
+
+def read_tables(
+    store: ObjectStore, prefix: str, infos: Iterable[ObjectInfo], executor: Executor
+) -> Iterator[Tabled | Refused]:
+    """What each of the bundles says of itself.
+
+    Args:
+        store: Where they lie (with retries).
+        prefix: Of the broker.
+        infos: As listed; all of them have keys of bundles.
+        executor: Makes the requests; at most ``IN_FLIGHT_MAX`` are under way.
+
+    Raises:
+        BackendError: The store does not answer.
+    """
+    flying: deque[Future[Tabled | Refused]] = deque()
+    for info in infos:
+        if len(flying) >= IN_FLIGHT_MAX:
+            yield flying.popleft().result()
+        flying.append(executor.submit(read_bundle_table, store, prefix, info))
+    for future in flying:
+        yield future.result()
+
+
+def read_bundle_table(store: ObjectStore, prefix: str, info: ObjectInfo) -> Tabled | Refused:
+    """What one bundle says of itself.
+
+    Raises:
+        BackendError: The store does not answer.
+    """
+    key = info.key[len(prefix) :]
+    said = parse_data_key("", key)
+    assert said is not None
+    try:
+        try:
+            table = _read(store, info)
+        except DataError as error:
+            return _salvaged(store, info, said, key, error.what)
+        return _checked(said, key, table, info)
+    except (DataError, InvalidError) as error:
+        return Refused(key, error.what)
+    except (ObjectNotFoundError, InvalidRangeError, ShortReadError) as error:
+        return Refused(key, f"it changed or went while it was read: {type(error).__name__}")
+    except ValueError as error:
+        return Refused(key, f"its table is no use: {error}")
+
+
+def _read(store: ObjectStore, info: ObjectInfo) -> SectionTable:
+    """One request nearly always; a second one when the table is longer than expected."""
+    size, where = info.size_bytes, info.key
+    if size < FOOTER_BYTES:
+        raise DataError("it is too short to be a bundle")
+    tail = store.get(info.key, ByteRange(max(0, size - FIRST_BYTES), size))
+    more = tail_bytes(tail, where=where)
+    if more > min(size, TAIL_BYTES_MAX):
+        raise DataError("its table claims to be larger than can be")
+    if more > len(tail):
+        tail = store.get(info.key, ByteRange(size - more, size))
+    return read_table(tail, size, where=where)
+
+
+def _checked(said: DataKey, key: str, table: SectionTable, info: ObjectInfo) -> Tabled:
+    named = sections_of(Bundle(key, info.size_bytes, table.level), table)
+    if not len(table):
+        raise ValueError("it has no section")
+    queues = {(queue, life) for queue, life in zip(named.queues, named.incarnations, strict=True)}
+    first = int(named.parts.rows["queue_offset"][0])
+    is_mine = {
+        "bundle": said.level == table.level,
+        "topic": said.level == table.level and {q.topic for q, _ in queues} == {said.topic},
+        "queue": queues == {(said.queue, said.incarnation)} and said.begins == first,
+    }
+    if not is_mine[said.kind]:
+        raise ValueError("it lies under a key that is not its own")
+    return Tabled(said, named, table.rows["taken_back"] != 0, info.modified_ms)
+
+
+# -- a table that is damaged ----------------------------------------------------------------------
+
+
+def _salvaged(
+    store: ObjectStore, info: ObjectInfo, said: DataKey, key: str, why: str
+) -> Tabled | Refused:
+    """What proves itself of a bundle whose table or footer does not.
+
+    Raises:
+        DataError: No table is found.
+        ValueError: It contradicts itself, or is of another bundle.
+    """
+    if info.size_bytes > SALVAGED_BYTES_MAX:
+        return Refused(key, f"{why}; it is too large to be read whole")
+    data = memoryview(store.get(info.key))
+    level = said.level if said.level >= 0 else LAST_LEVEL  # nobody goes on by what was merged
+    found = _checked(said, key, find_table(data, level, where=info.key), info)
+    sound = [number for number in range(len(found.named.parts)) if _is_sound(data, found, number)]
+    if not sound:
+        return Refused(key, f"{why}; none of its sections proves itself")
+    count = len(found.named.parts)
+    note = f"{why}; {len(sound)} of its {count} sections prove themselves"
+    named = found.named
+    kept = NamedSections(
+        named.bundle,
+        [named.queues[number] for number in sound],
+        [named.incarnations[number] for number in sound],
+        [named.segments[number] for number in sound],
+        Parts(named.parts.rows[sound], (named.bundle,) * len(sound)),
+    )
+    return Tabled(said, kept, found.taken_back[sound], info.modified_ms, note)
+
+
+def _is_sound(data: memoryview, found: Tabled, number: int) -> bool:
+    """Whether a section has the checksum of its row, and the records that the row speaks of."""
+    named, part = found.named, found.named.parts[number]
+    life = QueueLife(named.incarnations[number], part.queue_offset, part.queue_end)
+    one = NamedPart(named.queues[number], 0, life, named.segments[number], part, taken_back=False)
+    finding = Finding()
+    check_sections(data, found.bundle.key, [one], finding)
+    return not finding.problems
