@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bundles import made_part, merge_action, named_action
 from support.tiers import QUEUE, TierBuilder
 
 from tiered.errors import InvalidError
 from tiered.journal.entry import Entry, json_text
-from tiered.log.state import (
-    ObjectRange,
-    Part,
-    TierMachine,
-    TierState,
-    part_json,
-    part_of,
-    queue_action,
-)
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.log.parts import Part, Parts, decode_columns, queue_action
+from tiered.log.state import TierMachine, TierState
+from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,14 +27,11 @@ MACHINE = TierMachine()
 REIGN = {"do": "reign", "generation": 1, "holder": {"host": "h"}}
 
 
-def part(queue_offset: int, log_offset: int, count: int = 10, size: int = 1000) -> Part:
-    log = ObjectRange(f"l{queue_offset}", 0, size, size, 60, 7)
-    index = ObjectRange(f"i{queue_offset}", 0, 20 * count, 20 * count, 60, 8)
-    return Part(log, index, LogOffset(log_offset), QueueOffset(queue_offset), count, 0, 5, 6)
+part = made_part
 
 
 def add(piece: Part, segment: int, *, queue: MessageQueue = QUEUE, life: int = 0) -> Action:
-    return queue_action("part", queue, life, segment=segment, part=part_json(piece))
+    return named_action((queue, life, segment, piece))
 
 
 def replay(*entries: Sequence[Action], generations: Sequence[int] = ()) -> TierState:
@@ -89,8 +80,6 @@ def test_a_queue_may_begin_anywhere():
         add(part(10, 1000), 500),  # names a segment that is none
         add(part(10, 1000), 1001),
         add(part(10, 1000), 0, life=1),  # of a life that does not exist
-        add(part(10, 1000, count=0), 0),
-        add(replace(part(10, 1000), count=11), 0),  # items and count differ
         add(
             part(10, 1000), 0, queue=MessageQueue("new", 0)
         ),  # a new queue does not begin at log offset 1000
@@ -115,7 +104,8 @@ def test_i6_replay_refuses_what_is_not_of_the_reign(generation: int):
         queue_action("incarnation", QUEUE, 1, start=0, reason="r"),
         queue_action("quarantine", QUEUE, 0, count=3),
         {"do": "meta", "store": {"store_id": "x"}},
-        queue_action("seal", QUEUE, 0, segment=0, parts=[part_json(part(0, 0))]),
+        queue_action("seal", QUEUE, 0, segment=0),
+        merge([part(0, 0)], key="m") if generation else queue_action("seal", QUEUE, 0, segment=0),
     ]
     after = MACHINE.apply(before, Entry(3, generation, "ffffffff", 0, actions))
     assert after.queues == before.queues
@@ -206,49 +196,132 @@ def test_incarnations_are_numbered_without_a_hole(number: int):
     assert (len(state.queues[QUEUE]), state.refused_parts) == (1, 1)
 
 
-# -- sealing ------------------------------------------------------------------------------------
+# -- rolling and merging ------------------------------------------------------------------------
 
 
-def merged(queue_offset: int = 0, log_offset: int = 0, count: int = 20, size: int = 2000) -> Part:
-    return part(queue_offset, log_offset, count, size)
-
-
-def seal(*parts: Part, segment: int = 0) -> Action:
-    return queue_action("seal", QUEUE, 0, segment=segment, parts=[part_json(one) for one in parts])
+def merge(
+    run: Sequence[Part], *, segment: int = 0, life: int = 0, key: str = "m", **said: Any
+) -> Action:
+    """Have one part take the place of a run; ``said``: what it is to say instead of the truth."""
+    first, last = run[0], run[-1]
+    truth: dict[str, Any] = {
+        "queue_offset": first.queue_offset,
+        "log_offset": first.log_offset,
+        "count": last.queue_end - first.queue_offset,
+        "size": last.log_end - first.log_offset,
+        "holes": sum(one.holes for one in run),
+        "last": last.last,
+    }
+    made = part(**truth | said, key=key, level=1)
+    return merge_action((QUEUE, 0, segment, made, Parts.of(run)), life=life)
 
 
 TWO = ([REIGN], [add(part(0, 0), 0), add(part(10, 1000), 0)])
+BOTH = (part(0, 0), part(10, 1000))
+SEAL = queue_action("seal", QUEUE, 0, segment=0)
 
 
-def test_a_seal_replaces_parts_by_fewer_and_ends_the_segment():
-    now = life(replay(*TWO, [seal(merged())]))
-    assert (now.segments[0].parts, now.segments[0].sealed) == ((merged(),), True)
-    assert (now.commit_offset, now.log_end) == (20, 2000)
+def test_a_seal_ends_the_segment_and_what_follows_needs_a_new_one():
+    state = replay(*TWO, [SEAL], [add(part(20, 2000), 0)], [add(part(20, 2000), 2000)])
+    assert (state.refused_parts, life(state).commit_offset) == (1, 30)
+    assert [s.sealed for s in life(state).segments] == [True, False]
+
+
+@pytest.mark.parametrize("segment", [1, 1000])
+def test_a_seal_of_another_segment_changes_nothing(segment: int):
+    assert life(replay(*TWO, [{**SEAL, "segment": segment}])) == life(replay(*TWO))
+
+
+def test_a_merge_replaces_a_run_by_one_part_and_the_segment_stays_open():
+    now = life(replay(*TWO, [merge(BOTH)], [add(part(20, 2000), 0)]))
+    ((one, two),) = [segment.parts for segment in now.segments]
+    assert (one.bundle.key, one.count, one.log_bytes, one.bundle.level) == ("m", 20, 2000, 1)
+    assert two.queue_offset == 20
+    assert (now.commit_offset, now.log_end, now.segments[0].sealed) == (30, 3000, False)
+
+
+OLD = [part(at, 100 * at) for at in (0, 10, 20, 30)]
+FOUR = ([REIGN], [add(one, 0) for one in OLD])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3), (1, 3), (2, 4), (0, 4), (3, 4)])
+def test_any_run_of_neighbours_can_be_merged_and_the_others_stay(low: int, high: int):
+    state = replay(*FOUR, [merge(OLD[low:high])])
+    starts = [p.queue_offset for p in life(state).parts()]
+    assert starts == [0, 10, 20, 30][: low + 1] + [0, 10, 20, 30][high:]
+    assert (life(state).commit_offset, state.refused_parts) == (40, 0)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        [merged(count=19)], [merged(size=1999)], [merged(1)], [merged(0, 1)], [],
-        [part(0, 0), part(10, 1001, size=999)], [part(0, 0), part(11, 1000, count=9)],
+        merge(BOTH, segment=1000),
+        merge(BOTH, life=1),
+        merge(BOTH[:1], count=9),
+        merge(BOTH[:1], size=999),
+        merge(BOTH, holes=1),
+        merge(BOTH, queue_offset=1),
+        merge(BOTH, log_offset=1),
+        merge([part(0, 0, key="other"), part(10, 1000)]),  # of another bundle
+        merge([part(0, 0), replace(part(10, 1000), last=5)]),
+        merge([part(0, 0), part(10, 1000, level=1)], queue_offset=10, log_offset=1000),
+        merge([part(0, 0), part(10, 1000), part(20, 2000)]),  # more than there is
+        merge([part(0, 0, count=5, size=500)]),  # borders that are none
+        merge([part(5, 500, count=15, size=1500)]),
     ],
-)  # fmt: skip
-def test_a_seal_that_is_not_exactly_the_segment_changes_nothing(wrong: list[Part]):
-    assert life(replay(*TWO, [seal(*wrong)])) == life(replay(*TWO))
+)
+def test_a_merge_that_is_not_exactly_a_run_of_old_parts_changes_nothing_and_is_not_counted(
+    wrong: Action,
+):
+    state = replay(*TWO, [wrong])
+    assert (life(state), state.refused_parts) == (life(replay(*TWO)), 0)
 
 
-def test_others_may_seal_only_what_the_writer_has_left():
+def test_a_merge_that_was_overtaken_does_not_bring_back_parts_that_nobody_names():
+    """Another has merged all four, and the bundles of the old may be deleted."""
+    state = replay(*FOUR, [merge(OLD)], [merge(OLD[:3], key="late")], [merge(OLD, key="late")])
+    assert [p.bundle.key for p in life(state).parts()] == ["m"]
+
+
+def test_others_may_merge_only_what_the_writer_has_left():
     before = replay(*TWO)
-    other = MACHINE.apply(before, Entry(3, 0, "cccccccc", 0, [seal(merged())]))
-    assert other.queues == before.queues
-    rolled = MACHINE.apply(before, Entry(3, 1, "0badcafe", 0, [add(part(20, 2000), 2000)]))
-    sealed = MACHINE.apply(rolled, Entry(4, 0, "cccccccc", 0, [seal(merged())]))
-    assert life(sealed).segments[0].parts == (merged(),)
+    theirs = Entry(3, 0, "cccccccc", 0, [merge(BOTH)])
+    assert MACHINE.apply(before, theirs).queues == before.queues, "the segment is open"
+    rolled = MACHINE.apply(before, Entry(3, 1, "0badcafe", 0, [SEAL]))
+    assert len(life(MACHINE.apply(rolled, theirs)).parts()) == 1
+    older = MACHINE.apply(rolled, Entry(3, 2, "cccccccc", 0, [merge(BOTH)]))
+    assert older.queues == rolled.queues, "of a reign that is none"
 
 
-def test_a_part_behind_a_seal_needs_a_new_segment():
-    state = replay(*TWO, [seal(merged())], [add(part(20, 2000), 0)], [add(part(20, 2000), 2000)])
-    assert (state.refused_parts, life(state).commit_offset) == (1, 30)
+def test_a_run_over_the_border_of_rolled_segments_makes_one_of_them():
+    state = replay([REIGN], *[[add(one, one.log_offset)] for one in OLD])
+    assert len(life(state).segments) == 4
+    joined = MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(OLD[:3])]))
+    assert [(s.base_offset, len(s.parts), s.sealed) for s in life(joined).segments] == [
+        (0, 1, True),
+        (3000, 1, False),
+    ]
+    with_open = MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(OLD)]))
+    assert with_open.queues == state.queues, "an open segment is not sealed by the way"
+
+
+def test_a_run_over_a_gap_is_none():
+    parts = [part(0, 0), part(20, 1000)]
+    state = replay([REIGN], [add(parts[0], 0)], [gap(10, 20)], [add(parts[1], 1000)], [
+        {**SEAL, "segment": 1000},
+    ])  # fmt: skip
+    assert all(segment.sealed for segment in life(state).segments)
+    assert MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(parts)])).queues == state.queues
+
+
+def test_of_two_segments_with_one_base_the_right_one_is_merged():
+    parts = [part(0, 0, size=0), part(10, 0, size=0), part(20, 0), part(30, 1000)]
+    steps = [[add(parts[0], 0), add(parts[1], 0), SEAL], [add(parts[2], 0), add(parts[3], 0)]]
+    state = replay([REIGN], *steps)
+    assert [(s.base_offset, len(s.parts)) for s in life(state).segments] == [(0, 2), (0, 2)]
+    for run, expected in ((parts[:2], [1, 2]), (parts[2:], [2, 1])):
+        after = MACHINE.apply(state, Entry(9, 1, "0badcafe", 9, [merge(run)]))
+        assert [len(s.parts) for s in life(after).segments] == expected
 
 
 def test_an_unknown_action_stops_everything():
@@ -288,8 +361,6 @@ def test_i5_a_checkpoint_at_any_number_gives_the_same_state(steps: list[str], dr
     for one in states:
         assert MACHINE.load(json.loads(json.dumps(MACHINE.dump(one)))) == one
         assert b"".join(MACHINE.dump_pieces(one)) == json_text(MACHINE.dump(one))
-    parts = [piece for lives in state.queues.values() for one in lives for piece in one.parts()]
-    assert all(part_of(json.loads(json.dumps(part_json(piece)))) == piece for piece in parts)
 
 
 def test_a_state_of_real_parts_survives_its_checkpoint():
@@ -321,7 +392,9 @@ def test_the_form_of_a_checkpoint_is_fixed():
     state = replay(
         [REIGN], [add(part(0, 0), 0)], [gap(10, 50), {"do": "meta", "store": {"kind": "k"}}]
     )
-    assert MACHINE.dump(state) == {
+    dumped = MACHINE.dump(state)
+    columns = dumped.pop("parts")
+    assert dumped == {
         "generation": 1,
         "history": "0badcafe-1001",
         "writer": "0badcafe",
@@ -330,11 +403,8 @@ def test_the_form_of_a_checkpoint_is_fixed():
         "refused_parts": 0,
         "updated_ms": 1003,
         "queues": [
-            ["topic-ä", 3, [
-                [0, 0, 50, 1000,
-                 [[0, 0, 1002, False,
-                   [["l0", 0, 1000, 1000, 60, 7, "i0", 0, 200, 200, 60, 8, 0, 0, 10, 0, 5, 6]]]],
-                 [[10, 50, "why"]], 0, ""],
-            ]],
+            ["topic-ä", 3, [[0, 0, 50, 1000, [[0, 0, 1002, False, 1]], [[10, 50, "why"]], 0, ""]]],
         ],
     }  # fmt: skip
+    assert (columns["bundles"], columns["count"]) == ([["b0", 1308, 0]], 1)
+    assert list(decode_columns(columns)) == [part(0, 0)]

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bundles import merge_action
 
 from tests.log.test_state import MACHINE, QUEUE, REIGN, add, gap, life, part, replay
 from tiered.journal.entry import Entry
 from tiered.log.divergence import first_difference
-from tiered.log.parts import part_json, queue_action
-from tiered.log.takeback import head_of, is_tail, rest_of
+from tiered.log.parts import Parts, queue_action
+from tiered.log.takeback import Head, head_of, is_tail, rest_of
 from tiered.log.verify_state import check_state
+from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     from tiered.journal.entry import Action
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
     from tiered.log.state import TierState
 
 
-def take_back(end: int, was: int, head: Part | None = None) -> Action:
-    row = part_json(head) if head else None
-    return queue_action("take_back", QUEUE, 0, end=end, was=was, part=row, reason="why")
+def take_back(end: int, was: int, head: Head | None = None) -> Action:
+    row = head.row() if head else None
+    return queue_action("take_back", QUEUE, 0, end=end, was=was, head=row, reason="why")
 
 
-def head(whole: Part, count: int) -> Part:
-    return head_of(whole, count, log_bytes=100 * count, holes=0, last=9)
+def head(whole: Part, count: int) -> Head:
+    return Head(whole.queue_offset, whole.log_offset, 100 * count, 0, 9)
 
 
 def then(state: TierState, *actions: Action, generation: int = 1) -> TierState:
@@ -59,7 +61,7 @@ def test_inside_a_part_both_keep_their_range_of_the_same_objects(three: TierStat
     whole = life(three).parts()[1]
     tail, now = then(three, take_back(13, 30, head(whole, 3))).queues[QUEUE]
     kept, gone = now.parts()[-1], tail.parts()[0]
-    assert (kept.log.key, kept.index.key) == (gone.log.key, gone.index.key)
+    assert (kept.bundle, kept.section) == (gone.bundle, gone.section)
     assert (kept.log.start, kept.log.end, gone.log.start, gone.log.end) == (0, 300, 300, 1000)
     assert (kept.index.end, gone.index.start) == (60, 60)
     assert (kept.count, gone.count, gone.queue_offset, gone.log_offset) == (3, 7, 13, 1300)
@@ -82,7 +84,7 @@ def test_the_queue_goes_on_where_it_was_cut(three: TierState):
         take_back(0, 30),  # nothing would be left: that is a new incarnation
         take_back(13, 30),  # inside a part, and nobody says where
         take_back(13, 30, head(part(0, 0), 3)),  # of another part
-        take_back(13, 30, head(part(10, 1000), 4)),  # another end
+        take_back(13, 30, replace(head(part(10, 1000), 3), log_bytes=1001)),
         take_back(13, 30, replace(head(part(10, 1000), 3), holes=4)),
         take_back(10, 30, head(part(10, 1000), 3)),  # a part that the end does not lie in
     ],
@@ -98,11 +100,32 @@ def test_i6_only_the_reigning_writer_takes_back(three: TierState, generation: in
     assert (after.queues, after.refused_parts) == (three.queues, 1)
 
 
-def test_a_seal_that_was_planned_before_changes_nothing(three: TierState):
+def test_a_merge_that_was_planned_before_changes_nothing(three: TierState):
+    """Neither of what is left, nor, under its old number, of the tail; least of all in the new history."""
     cut = then(three, take_back(15, 30, head(part(10, 1000), 5)))
-    merged = replace(part(0, 0, count=20, size=2000), store_min_ms=5)
-    late = queue_action("seal", QUEUE, 0, segment=0, parts=[part_json(merged)])
-    assert then(cut, late).queues == cut.queues
+    again = then(cut, add(part(15, 1500, key="new"), 0), add(part(25, 2500, key="new"), 0))
+    old = [part(0, 0), part(10, 1000), part(20, 2000)]
+    for run in ([old[0], old[1]], [old[1]], old[2:]):
+        made = part(run[0].queue_offset, run[0].log_offset, 10 * len(run), 1000 * len(run), key="m")
+        segment = 2000 if run == old[2:] else 0
+        for number in (0, 1):
+            late = merge_action((QUEUE, 0, segment, made, Parts.of(run)), life=number)
+            assert then(again, late).queues == again.queues
+
+
+def test_what_was_taken_back_is_merged_as_such_and_stays_apart(three: TierState):
+    cut = then(three, take_back(15, 30, head(part(10, 1000), 5)))
+    tail, now = cut.queues[QUEUE]
+    rolled = [segment.parts for segment in tail.segments]
+    assert [len(parts) for parts in rolled] == [1, 1]
+    made = part(15, 1500, 15, 1500, key="m")
+    run = Parts.joined(rolled)
+    action = merge_action((QUEUE, 0, 0, made, run), life=0, taken_back=True)
+    after = then(cut, action)
+    assert [p.bundle.key for p in after.queues[QUEUE][0].parts()] == ["m"]
+    assert after.queues[QUEUE][1] == now
+    assert contradictions(after) == []
+    assert then(cut, merge_action((QUEUE, 0, 0, made, run), life=0)).queues == cut.queues
 
 
 def test_in_a_gap():
@@ -127,8 +150,8 @@ def test_i1_after_any_cuts_state_is_sound_and_nothing_is_lost(ends: list[int], p
             state = then(state, take_back(end, now.commit_offset, cut))
         at, log = (life(state).commit_offset, life(state).log_end) if state.queues else (0, 0)
         fresh = part(at, log, count=count, size=100 * count)
-        key = replace(fresh.log, key=f"l{number}"), replace(fresh.index, key=f"i{number}")
-        state = then(state, add(replace(fresh, log=key[0], index=key[1]), log))
+        fresh = replace(fresh, bundle=replace(fresh.bundle, key=f"b{number}"))
+        state = then(state, add(fresh, log))
         total += count
     lives = state.queues[QUEUE]
     assert sum(p.count for one in lives for p in one.parts()) == total
@@ -141,7 +164,8 @@ def test_i1_after_any_cuts_state_is_sound_and_nothing_is_lost(ends: list[int], p
 
 def test_head_and_rest_are_the_whole():
     whole = replace(part(0, 0), holes=3)
-    first = head_of(whole, 4, log_bytes=400, holes=1, last=7)
+    first = head_of(whole, QueueOffset(4), Head(0, 0, 400, 1, 7))
+    assert first
     rest = rest_of(whole, first)
     assert (first.count + rest.count, first.holes + rest.holes) == (10, 3)
     assert (first.log.end, first.index.end) == (rest.log.start, rest.index.start)
@@ -170,8 +194,3 @@ def test_the_first_difference_is_found_over_whatever_cannot_be_compared(
     assert found == expected
     if expected < high:
         assert is_common == any(offset < differs for offset in real)
-
-
-def test_i6_a_part_without_a_mark_has_18_values_as_before():
-    assert len(part_json(part(0, 0))) == 18
-    assert len(part_json(replace(part(0, 0), last=5))) == 19

@@ -87,19 +87,19 @@ Placed = tuple[MessageQueue, int, int, Part]
 """A part, and whose it is: queue, incarnation, base log offset of the segment."""
 
 
-def rows_of(named: Sequence[Placed]) -> list[list[object]]:
+def rows_of(named: Sequence[Placed], *, taken_back: bool = False) -> list[list[object]]:
     """Rows of an entry that name these parts, each a whole section; those of one bundle must be neighbours."""
     rows: list[list[object]] = []
     some: list[Placed] = []
     for one in named:
         if some and some[-1][3].bundle != one[3].bundle:
-            rows.append(_row_of(some))
+            rows.append(_row_of(some, taken_back))
             some = []
         some.append(one)
-    return [*rows, _row_of(some)] if some else rows
+    return [*rows, _row_of(some, taken_back)] if some else rows
 
 
-def _row_of(some: Sequence[Placed]) -> list[object]:
+def _row_of(some: Sequence[Placed], taken_back: bool) -> list[object]:
     pairs = [
         (
             SectionRow(
@@ -112,6 +112,7 @@ def _row_of(some: Sequence[Placed]) -> list[object]:
                 part.store_min_ms,
                 part.store_max_ms,
                 part.last,
+                taken_back,
             ),
             part.section,
         )
@@ -128,11 +129,13 @@ def named_action(*named: Placed) -> Action:
     return {"do": "part", "bundles": rows_of(named)}
 
 
-def merge_action(*merged: tuple[MessageQueue, int, int, Part, Parts], life: int = 0) -> Action:
+def merge_action(
+    *merged: tuple[MessageQueue, int, int, Part, Parts], life: int = 0, taken_back: bool = False
+) -> Action:
     """A ``merge``: queue, incarnation, segment, the part that was made, and what it takes the place of."""
     return {
         "do": "merge",
-        "bundles": rows_of([one[:4] for one in merged]),
+        "bundles": rows_of([one[:4] for one in merged], taken_back=taken_back),
         "lives": encode_numbers([life] * len(merged)),
         "runs": encode_numbers([fingerprint(run) for *_, run in merged]),
     }
