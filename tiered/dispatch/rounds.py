@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tiered.crashpoints import reached
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from tiered.dispatch.uploads import Durable
     from tiered.journal.entry import Action
     from tiered.journal.writer import JournalWriter
+    from tiered.model import MessageQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,27 @@ class RoundBuilder:
             )
 
 
+def plan_groups(durable: Sequence[Durable]) -> list[list[Durable]]:
+    """Divide what is durable into groups of one bundle each, as few as the order of every queue allows."""
+    groups: list[list[Durable]] = []
+    of_bundle: dict[int, int] = {}
+    of_queue: dict[MessageQueue, int] = {}
+    for one in durable:
+        bundle, queue = id(one.stored), one.commit.queue
+        at = of_bundle.get(bundle, -1)
+        if at < of_queue.get(queue, 0):  # this queue has something behind that group already
+            at = of_bundle[bundle] = len(groups)
+            groups.append([])
+        groups[at].append(one)
+        of_queue[queue] = at
+    return groups
+
+
 def _actions(durable: Sequence[Durable]) -> Iterator[Action]:
-    """One ``part`` for all bundles, in the order in which their sections came; and what went into quarantine."""
+    """One ``part`` for all bundles; and what went into quarantine."""
     rows = []
-    for _, some in groupby(durable, key=lambda one: id(one.stored)):
-        named = list(some)
-        stored, numbers = named[0].stored, [one.number for one in named]
+    for group in plan_groups(durable):
+        stored, numbers = group[0].stored, [one.number for one in group]
         is_whole = numbers == list(range(len(stored.table)))
         packed = stored.packed if is_whole else some_of(stored.table, numbers)
         rows.append(bundle_row(stored.bundle, packed))

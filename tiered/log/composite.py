@@ -25,9 +25,10 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import Buffer
 
 from tiered.local.face import MISSING_REASONS
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tiered.local.face import Quarantined, RecordBatch
     from tiered.log.parts import Part, QueueLife
 
+_T = TypeVar("_T", bound=np.generic)
 _CLOCK_SET_BACK_MS = 60_000
 """A segment that was begun so long after now was begun by another clock, or before ours was set back: it rolls."""
 ITEM_MEMORY_BYTES = 40
@@ -122,16 +124,17 @@ class GroupCommit:
         ]
         return encode_items(
             self.log_offset,
-            np.concatenate(positions),
-            np.concatenate([batch.sizes for batch in self.batches]),
-            np.concatenate([batch.tag_codes for batch in self.batches]),
+            _joined(positions),
+            _joined([batch.sizes for batch in self.batches]),
+            _joined([batch.tag_codes for batch in self.batches]),
         )
 
     def times(self) -> tuple[int, int]:
         """Smallest and greatest store time; (-1, -1) when there is none."""
-        times = np.concatenate([batch.store_timestamps_ms for batch in self.batches])
-        real = times[np.concatenate([batch.sizes for batch in self.batches]) > 0]
-        return (int(real.min()), int(real.max())) if len(real) else (-1, -1)
+        times = _joined([batch.store_timestamps_ms for batch in self.batches])
+        if self.holes():
+            times = times[_joined([batch.sizes for batch in self.batches]) > 0]
+        return (int(times.min()), int(times.max())) if len(times) else (-1, -1)
 
     def holes(self) -> int:
         """Items without a message."""
@@ -139,10 +142,16 @@ class GroupCommit:
 
     def missing(self) -> int:
         """Holes where the local store should have a record, and has none that can be read."""
+        if not self.holes():
+            return 0
         return sum(
             int(np.count_nonzero((batch.sizes == 0) & np.isin(batch.tag_codes, MISSING_REASONS)))
             for batch in self.batches
         )
+
+
+def _joined(several: list[npt.NDArray[_T]]) -> npt.NDArray[_T]:
+    return several[0] if len(several) == 1 else np.concatenate(several)
 
 
 @dataclass(slots=True)

@@ -241,8 +241,9 @@ class Parts(Sequence[Part]):
             return known[0]
         if not known:
             return NO_PARTS
-        rows = np.concatenate([parts.rows for parts in known])
-        return cls(rows, tuple(chain.from_iterable(parts.bundles for parts in known)))
+        # As bytes: of structured rows NumPy would hold every field against every other first.
+        data = np.concatenate([parts.rows.view(np.uint8) for parts in known])
+        return cls(data.view(PART), tuple(chain.from_iterable(parts.bundles for parts in known)))
 
     def __len__(self) -> int:
         return len(self.bundles)
