@@ -20,7 +20,7 @@ PREFIX = "probe-"
 _TRIES = 6
 
 
-def probe(store: ObjectStore, probe_id: str) -> Capabilities:
+def probe(store: ObjectStore, probe_id: str, *, below: str = "") -> Capabilities:
     """Write, write again, look for it under another spelling, replace with a stale version, and clean up.
 
     About ten requests.
@@ -30,6 +30,7 @@ def probe(store: ObjectStore, probe_id: str) -> Capabilities:
     Args:
         store: The store.
         probe_id: Makes the keys ``probe-<id>-...``; random, so that no two probes meet.
+        below: Prefix of the keys, ending in a slash, for who may write only there.
 
     Raises:
         BackendError: The store cannot be reached or refuses us; it stays open what it can do.
@@ -38,16 +39,17 @@ def probe(store: ObjectStore, probe_id: str) -> Capabilities:
         with suppress(
             UnknownOutcomeError
         ):  # what became of it is not worth asking: the next has other keys
-            return _probe(store, f"{probe_id}-{tried}")
-    return _probe(store, probe_id)
+            return _probe(store, f"{probe_id}-{tried}", below)
+    return _probe(store, probe_id, below)
 
 
-def _probe(store: ObjectStore, probe_id: str) -> Capabilities:
-    created, replaced = f"{PREFIX}{probe_id}-put", f"{PREFIX}{probe_id}-set"
+def _probe(store: ObjectStore, probe_id: str, below: str) -> Capabilities:
+    name = f"{PREFIX}{probe_id}-put"
+    created, replaced = below + name, f"{below}{PREFIX}{probe_id}-set"
     try:
         return Capabilities(
             put_if_absent=_creates_once(store, created),
-            distinguishes_case=not _is_there(store, created.upper()),
+            distinguishes_case=not _is_there(store, below + name.upper()),
             compare_and_set=_replaces_only_the_expected(store, replaced),
         )
     finally:

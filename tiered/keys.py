@@ -10,6 +10,7 @@ Layout, relative to the URL of the tier::
         topic/<topic>/<level>/<time_ms>-<generation>-<writer>-<sequence>    of the queues of one topic
         queue/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>   of one queue
         ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
+        meta/mount/<name>/                            of mounts: a journal and a lease of their own (docs/formats/mount.md)
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
         index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
 
@@ -49,6 +50,7 @@ QUEUE = "queue/"
 QUARANTINE = "quarantine/"
 LEDGER = "ledger/"
 INDEX = "index/"
+MOUNT = "meta/mount/"
 DATA_ROOTS = (BUNDLE, TOPIC, QUEUE, INDEX, QUARANTINE)
 """Where the objects lie that a writer makes; it makes none before its journal has an entry."""
 _CHECKPOINT = ".checkpoint"
@@ -182,6 +184,11 @@ def parse_journal_key(prefix: str, key: str) -> tuple[int, bool] | None:
 def ledger_key(prefix: str, time_ms: int, run: str, step: int) -> str:
     """Key of a record of what a run did; ``run`` is a random id of 8 hex digits, ``step`` counts its records."""
     return f"{prefix}{LEDGER}{time_ms:0{OFFSET_DIGITS}d}-{run}-{step:0{NUMBER_DIGITS}d}"
+
+
+def mount_prefix(prefix: str, name: str) -> str:
+    """Prefix of what the mount that serves a broker's tier as ``name`` writes, ending in a slash."""
+    return f"{prefix}{MOUNT}{escape_name(name)}/"
 
 
 def queue_prefix(prefix: str, queue: MessageQueue, *, escapes_case: bool = False) -> str:

@@ -203,6 +203,71 @@ METRICS: tuple[Metric, ...] = (
     Metric("tiered_resident_bytes", _G, "Memory of the whole process."),
 )
 
+MOUNT_METRICS: tuple[Metric, ...] = (
+    Metric("tiered_mount_up", _G, "1 while clients are served and the tier can be looked at."),
+    Metric("tiered_mount_connections", _G, "Connections of clients."),
+    Metric(
+        "tiered_mount_refused_connections_total", _C, "Connections refused: there were too many."
+    ),
+    Metric(
+        "tiered_mount_dropped_connections_total",
+        _C,
+        "Connections ended for what the client did: `frame` (no frame of this protocol), `silence`, `cut` (within a"
+        " frame), `network`.",
+        ("reason",),
+    ),
+    Metric("tiered_mount_requests_total", _C, "Requests of clients, by name.", ("request",)),
+    Metric(
+        "tiered_mount_request_seconds_total",
+        _C,
+        "From a request to its answer; the time that a request is held counts.",
+        ("request",),
+    ),
+    Metric("tiered_mount_answers_total", _C, "Answers, by the name of their code.", ("code",)),
+    Metric("tiered_mount_sent_bytes_total", _C, "Bytes of answers."),
+    Metric(
+        "tiered_mount_pulls_total",
+        _C,
+        "Pulls by how the read ended. `TRY_AGAIN`: the tier did not answer; `OFFSET_FOUND_NULL`: it is damaged there.",
+        ("status",),
+    ),
+    Metric(
+        "tiered_mount_skipped_messages_total",
+        _C,
+        "Queue offsets passed over since they hold no message: recorded gaps and damaged records.",
+    ),
+    Metric("tiered_mount_held_requests", _G, "Requests held at the end of a queue (long polling)."),
+    Metric("tiered_mount_in_flight_bytes", _G, "Bytes of requests and answers under way."),
+    Metric("tiered_mount_groups", _G, "Groups with consumers here."),
+    Metric("tiered_mount_consumers", _G, "Consumers, one for each group that a client is in."),
+    Metric("tiered_mount_topics", _G, "Topics that are served."),
+    Metric(
+        "tiered_mount_snapshots_total",
+        _C,
+        "Snapshots of consumers' offsets that are kept in the tier.",
+    ),
+    Metric(
+        "tiered_mount_name_servers",
+        _G,
+        "1 while registered with a name server, 0 while it does not answer or refuses.",
+        ("address",),
+    ),
+    *(
+        metric
+        for metric in METRICS
+        if metric.name
+        in {
+            "tiered_requests_total",
+            "tiered_request_errors_total",
+            "tiered_transfer_bytes_total",
+            "tiered_request_dollars_total",
+            "tiered_request_retries_total",
+            "tiered_resident_bytes",
+        }
+    ),
+)
+"""Of a mount; what it asks of the object store has the names that it has everywhere."""
+
 
 def render(samples: Iterable[Sample], metrics: Iterable[Metric] = METRICS) -> str:
     """The text that Prometheus reads. Metrics come in the table's order; those without a sample are left out.

@@ -60,6 +60,7 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "rebuild": Entry("tiered.cli.rebuild", "Makes a lost journal again, from the objects."),
     "doctor": Entry("tiered.cli.doctor", "Looks for what is set up wrong, and says what to do."),
+    "mount": Entry("tiered.cli.mount", "Serves a tier read-only to RocketMQ's clients."),
     "store": Entry("tiered.cli.store", "Makes and writes local stores without a broker."),
     "policy": Entry("tiered.cli.policy", "Prints the S3 policy that a role needs."),
     "bench": Entry("tiered.cli.bench", "Measures this machine against plain copying."),
@@ -320,7 +321,7 @@ def _run(run: Run, call: Call) -> int:
 
     from tiered.cli.logs import logging_to_stderr
 
-    level = logging.INFO if call.section == "attach" else logging.WARNING
+    level = logging.INFO if call.section in {"attach", "mount"} else logging.WARNING
     level = logging.DEBUG if call.flag("debug") else level
     with logging_to_stderr(call.words("log-format"), level, call.clock.now_ms):
         return run(call)

@@ -102,3 +102,21 @@ def address(text: str) -> str:
     """``HOST:PORT``, as it stands."""
     split_address(text)
     return text
+
+
+def addresses(text: str) -> str:
+    """One or more ``HOST:PORT``, between semicolons, as they stand."""
+    split_addresses(text)
+    return text
+
+
+def split_addresses(text: str) -> list[tuple[str, int]]:
+    """Hosts and ports of ``HOST:PORT;...``.
+
+    Raises:
+        ValueError: One has no host or no port, or there is none.
+    """
+    found = [split_address(one.strip()) for one in text.split(";") if one.strip()]
+    if not found or not all(host and port for host, port in found):
+        raise ValueError(f"{text!r} is no HOST:PORT;...")
+    return found

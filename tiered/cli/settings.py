@@ -18,6 +18,7 @@ from tiered.cli.settings_archive import ARCHIVES
 from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, BENCH_STORE, DEMO, MAKE_STORE
 from tiered.cli.settings_index import ATTACH_INDEX, QUERY, REBUILD_INDEX
 from tiered.cli.settings_mend import MEND
+from tiered.cli.settings_mount import MOUNT
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.settings_store import STORE
 from tiered.cli.sizes import parse_size
@@ -375,6 +376,7 @@ def all_settings() -> tuple[Setting, ...]:
         *REBUILD_INDEX,
         *ARCHIVES,
         *MEND,
+        *MOUNT,
         *RECLAIM,
         *STORE,
         *DEMO,

@@ -16,14 +16,22 @@ if TYPE_CHECKING:
     from tiered.plugin.place import Place
 
 
-def require_conditional_writes(store: ObjectStore, rng: random.Random, where: str) -> Capabilities:
+def require_conditional_writes(
+    store: ObjectStore, rng: random.Random, where: str, *, below: str = ""
+) -> Capabilities:
     """Refuse an object store on which two writers could not be kept apart; what the store can do.
+
+    Args:
+        store: Which.
+        rng: For the names of the objects that it is tried with.
+        where: The store, for people.
+        below: Prefix of these objects, for who may write only there.
 
     Raises:
         InvalidError: It does not write conditionally.
         BackendError: It does not answer, or refuses us.
     """
-    found = probe(store, f"{rng.getrandbits(64):016x}")
+    found = probe(store, f"{rng.getrandbits(64):016x}", below=below)
     if not (found.put_if_absent and found.compare_and_set):
         raise InvalidError(
             "this store does not write conditionally, so two writers could not be kept apart",

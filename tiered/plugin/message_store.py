@@ -38,10 +38,14 @@ from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
     from types import TracebackType
 
     from backends.base import ObjectStore
+    from backends.metered import MeteredStore
     from fetcher.policies import Policy
+    from tiered.model import MessageQueue
+    from tiered.plugin.place import Place
 
 _LOG = logging.getLogger("tiered.read")
 REFRESH_SECONDS = 5.0
@@ -49,9 +53,29 @@ REFRESH_SECONDS = 5.0
 
 
 class OpenMessageStore(TieredMessageStore):
-    """A ``TieredMessageStore`` that owns its sides. Use it in a ``with`` statement, or ``close`` it."""
+    """A ``TieredMessageStore`` that owns its sides. Use it in a ``with`` statement, or ``close`` it.
 
+    Attributes:
+        place: Which broker.
+        meter: The tier's store; counts the requests.
+        objects: The same with retries.
+    """
+
+    place: Place
+    meter: MeteredStore
+    objects: ObjectStore
+    _reader: TierReader
+    _upkeep: _Upkeep
     _closing: ExitStack
+
+    def tiered_queues(self) -> Iterable[MessageQueue]:
+        """The queues that the tier has, as last seen."""
+        return self._reader.state.queues
+
+    @property
+    def trouble(self) -> str:
+        """Why what is new could not be looked for the last time; empty when it could."""
+        return self._upkeep.trouble
 
     def close(self) -> None:
         """Give back threads, files and connections. Harmless when repeated."""
@@ -116,7 +140,7 @@ def open_message_store(
         opened.callback(meter.close)
         store = with_retries(meter, clock, random.Random(), stop)  # noqa: S311 (jitter)
         with backend_errors():
-            reader = _open_reader(store, local, cluster, broker)
+            reader, place = _open_reader(store, local, cluster, broker)
         tier, fetcher = _start(opened, reader, fetch, clock)
         share_bytes = fetch.cache_bytes // 2
         keys = TierKeys(reader, clock, memory_bytes=share_bytes, tell=fetcher.lend)
@@ -131,14 +155,16 @@ def open_message_store(
         )
         upkeep = _Upkeep(fetcher, local, clock, stop, refresh_s)
         opened.callback(upkeep.close)
+        found.place, found.meter, found.objects = place, meter, store
+        found._reader, found._upkeep = reader, upkeep  # noqa: SLF001 (ours)
         found._closing = opened.pop_all()  # noqa: SLF001 (ours)
         return found
 
 
 def _open_reader(
     store: ObjectStore, local: RocketMQStore | None, cluster: str | None, broker: str | None
-) -> TierReader:
-    """The tier of this broker, replayed.
+) -> tuple[TierReader, Place]:
+    """The tier of this broker, replayed; and whose it is.
 
     Raises:
         InvalidError: There is none, or it is of another store.
@@ -151,7 +177,7 @@ def _open_reader(
     if local is not None:
         mine = store_document(local.identity, place)
         require_same_store(reader.state.store, mine, f"{store.url}/{place.prefix}")
-    return reader
+    return reader, place
 
 
 def _start(
@@ -193,7 +219,7 @@ class _Upkeep:
         self._clock = clock
         self._stop = stop
         self._seconds = seconds
-        self._is_failing = False
+        self.trouble = ""
         self._thread = threading.Thread(target=self._run, name="tiered-refresh", daemon=True)
         self._thread.start()
 
@@ -204,11 +230,11 @@ class _Upkeep:
                     self._local.refresh()
                 self._fetcher.refresh()
             except (TieredStoreError, BackendError) as error:
-                if not self._is_failing and not self._stop.is_set():
+                if not self.trouble and not self._stop.is_set():
                     _LOG.warning("could not look for what is new, trying again: %s", error)
-                self._is_failing = True
+                self.trouble = str(error)
             else:
-                self._is_failing = False
+                self.trouble = ""
 
     def close(self) -> None:
         self._stop.set()

@@ -1,4 +1,4 @@
-"""Serves ``/metrics`` and ``/healthz`` over HTTP, in threads of its own.
+"""Serves ``/metrics``, ``/healthz`` and, for who asks for it, ``/readyz`` over HTTP, in threads of its own.
 
 Contract: ``start`` binds the address and returns; requests are answered one at a time, so that a scraper cannot take more
 than one look at the local store at once; ``close`` ends the thread. Nothing is kept between requests.
@@ -15,16 +15,22 @@ from tiered.errors import InvalidError
 from tiered.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _REQUEST_S = 10.0
 
 
 class MetricsServer:
-    """One address with two pages."""
+    """One address with two pages, or three."""
 
     def __init__(
-        self, host: str, port: int, *, metrics: Callable[[], str], health: Callable[[], str]
+        self,
+        host: str,
+        port: int,
+        *,
+        metrics: Callable[[], str],
+        health: Callable[[], str],
+        readiness: Callable[[], str] | None = None,
     ) -> None:
         """Bind and serve.
 
@@ -33,12 +39,14 @@ class MetricsServer:
             port: Port; 0: any free one.
             metrics: Makes the text for Prometheus.
             health: What is wrong, in one clause; empty when nothing is.
+            readiness: Why nobody should come yet, or any more; likewise. None: there is no such page.
 
         Raises:
             InvalidError: The address cannot be listened at.
         """
+        pages = {"/healthz": health} | ({"/readyz": readiness} if readiness else {})
         try:
-            self._server = HTTPServer((host, port), _handler(metrics, health))
+            self._server = HTTPServer((host, port), _handler(metrics, pages))
         except OSError as error:
             raise InvalidError(
                 f"cannot listen at {host or '*'}:{port}: {error.strerror or error}",
@@ -63,19 +71,22 @@ class MetricsServer:
         self._server.server_close()
 
 
-def _handler(metrics: Callable[[], str], health: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    metrics: Callable[[], str], pages: Mapping[str, Callable[[], str]]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _REQUEST_S  # a client that says nothing must not hold the server
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            if path == "/healthz":
-                wrong = health()
+            if path in pages:
+                wrong = pages[path]()
                 self._answer(503 if wrong else 200, wrong or "ok", "text/plain; charset=utf-8")
             elif path == "/metrics":
                 self._metrics()
             else:
-                self._answer(404, "there are /metrics and /healthz", "text/plain; charset=utf-8")
+                there = " and ".join(["/metrics", *pages])
+                self._answer(404, f"there are {there}", "text/plain; charset=utf-8")
 
         def _metrics(self) -> None:
             try:

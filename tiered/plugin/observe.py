@@ -11,6 +11,7 @@ from tiered.plugin.lag import measure_lag
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from backends.metered import MeteredStore
     from tiered.clock import Clock
     from tiered.dispatch.dispatcher import TieredDispatcher
     from tiered.plugin.attach import Attachment
@@ -28,7 +29,8 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
         *_lag(attachment, dispatcher, clock),
         *_counters(dispatcher),
         *_index(attachment),
-        *_requests(attachment),
+        *request_samples(attachment.meter),
+        Sample("tiered_generation", attachment.generation),
         Sample("tiered_buffer_bytes", dispatcher.budget.used_bytes),
         Sample("tiered_buffer_bytes_max", dispatcher.budget.bytes_max),
         Sample("tiered_silent_seconds", dispatcher.seconds_without_success()),
@@ -36,7 +38,7 @@ def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
             Sample("tiered_store_trouble_seconds", seconds, {"reason": reason})
             for reason, seconds in attachment.patient.seconds_waiting().items()
         ),
-        Sample("tiered_resident_bytes", _resident_bytes()),
+        Sample("tiered_resident_bytes", resident_bytes()),
     ]
 
 
@@ -105,8 +107,9 @@ def _index(attachment: Attachment) -> Iterator[Sample]:
         yield Sample("tiered_index_failures_total", index.failures)
 
 
-def _requests(attachment: Attachment) -> Iterator[Sample]:
-    snapshot = attachment.meter.snapshot()
+def request_samples(meter: MeteredStore) -> Iterator[Sample]:
+    """What was asked of the object store."""
+    snapshot = meter.snapshot()
     for kind, count in sorted(snapshot.kinds.items()):
         yield Sample("tiered_requests_total", count.requests, {"kind": kind})
         for error, errors in sorted(count.errors.items()):
@@ -115,10 +118,10 @@ def _requests(attachment: Attachment) -> Iterator[Sample]:
     yield Sample("tiered_transfer_bytes_total", snapshot.bytes_up, {"direction": "up"})
     yield Sample("tiered_transfer_bytes_total", snapshot.bytes_down, {"direction": "down"})
     yield Sample("tiered_request_dollars_total", snapshot.dollars)
-    yield Sample("tiered_generation", attachment.generation)
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):

@@ -1,0 +1,136 @@
+"""``tiered mount`` as operators run it: signals, exit codes, metrics, and files that are none."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.harness import here, program, until
+from tests.mount.harness import Client, MountProcess, tier_of
+from tiered.metrics import MOUNT_METRICS
+from tiered.mount import codes
+from tiered.mount.codes import Code
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ANY = ("--listen", "127.0.0.1:0")
+PLACE = {"consumerGroup": "g", "topic": "orders", "queueId": 1}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return tier_of("s01-basic", tmp_path)[1]
+
+
+def page(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def test_it_serves_until_it_is_told_to_stop_and_keeps_where_consumers_are(url: str, tmp_path: Path):
+    metrics = f"127.0.0.1:{free_port()}"
+    options = (*ANY, "--metrics-listen", metrics, "--snapshot-seconds", "3600")
+    with MountProcess(url, tmp_path / "log", *options) as mount:
+        with Client(mount.address) as client:
+            assert client.pull("orders", 1, 0).code == Code.SUCCESS
+            assert client.ask(310, b"message", a="g", b="orders").code == Code.NO_PERMISSION
+            assert client.ask(12_345).code == Code.REQUEST_CODE_NOT_SUPPORTED
+            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+            client.heartbeat("c", "g", "orders")
+            assert page(metrics, "/healthz") == (200, "ok")
+            assert page(metrics, "/readyz") == (200, "ok")
+            assert page(metrics, "/else")[0] == 404
+            text = page(metrics, "/metrics")[1]
+        assert 'tiered_mount_requests_total{request="PULL_MESSAGE"} 1' in text
+        assert 'tiered_mount_answers_total{code="NO_PERMISSION"} 1' in text
+        assert 'tiered_mount_pulls_total{status="FOUND"} 1' in text
+        assert "tiered_mount_consumers 1" in text
+        names = {metric.name for metric in MOUNT_METRICS}
+        told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+        rare = {
+            name
+            for name in names
+            if "errors" in name or "dropped" in name or "name_servers" in name
+        }
+        assert names - rare <= told
+        code, document = mount.end(signal.SIGTERM)
+    assert code == 0
+    assert document["is_drained"]
+    assert (document["name"], document["groups"], document["snapshots"]) == ("broker-a", 1, 1)
+    with MountProcess(url, tmp_path / "log2", *ANY) as mount, Client(mount.address) as client:
+        found = client.ask(codes.QUERY_CONSUMER_OFFSET, **PLACE)
+        assert found.fields == {"offset": "17"}
+
+
+def test_after_a_crash_another_begins_at_the_last_snapshot(url: str, tmp_path: Path):
+    options = (*ANY, "--snapshot-seconds", "0.1")
+    with MountProcess(url, tmp_path / "log", *options) as mount:
+        with Client(mount.address) as client:
+            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+            until(
+                lambda: len(list(tmp_path.rglob("meta/mount/broker-a/journal/*"))) == 2,
+                "a snapshot",
+            )
+        mount.end(signal.SIGKILL)
+    with MountProcess(url, tmp_path / "log2", *ANY) as mount, Client(mount.address) as client:
+        found = client.ask(codes.QUERY_CONSUMER_OFFSET, **PLACE)
+        assert found.fields == {"offset": "17"}
+
+
+def test_a_second_one_of_the_same_name_waits_or_goes_and_another_name_is_free(
+    url: str, tmp_path: Path
+):
+    with MountProcess(url, tmp_path / "log", *ANY):
+        away = program("mount", url, *ANY, "--no-wait")
+        assert away.code == 4
+        assert "another mount serves under this name" in away.error
+        with MountProcess(url, tmp_path / "log2", *ANY, "--name", "broker-z") as other:
+            assert "as cluster-a/broker-z at" in other.text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--listen", "nowhere"), 2, "no HOST:PORT"),
+        (("--namesrv", "127.0.0.1"), 2, "no HOST:PORT"),
+        (("--consumer-offsets", "/nonexistent"), 2, "cannot be read"),
+        (("--consumer-offsets", "/dev/null"), 2, "no consumer offsets of a broker"),
+        (("--tls-key", "/nonexistent"), 2, "goes with --tls-cert"),
+        (("--tls-cert", "/nonexistent"), 2, "TLS cannot be served"),
+        (("--broker", "other"), 2, "there is no tier here"),
+        (("--listen", "192.0.2.1:1"), 2, "cannot listen at 192.0.2.1:1"),
+        (("--namesrv", "127.0.0.1:1"), 3, "name server 127.0.0.1:1 does not answer"),
+    ],
+)
+def test_what_cannot_be_is_told(options: tuple[str, ...], code: int, said: str, url: str):
+    found = here("mount", url, *(() if options[0] == "--listen" else ANY), *options, "--no-state")
+    assert (found.code, said in found.err) == (code, True), found
+
+
+def test_consumers_go_on_where_the_broker_had_them(tmp_path: Path):
+    store, url = tier_of("s10-consumers", tmp_path)
+    known = store / "config" / "consumerOffset.json"
+    place = {"consumerGroup": "filtered", "topic": "work", "queueId": 0}
+    with MountProcess(url, tmp_path / "log", *ANY, "--consumer-offsets", known) as mount:
+        assert "by --consumer-offsets" in mount.text
+        with Client(mount.address) as client:
+            found = client.ask(codes.QUERY_CONSUMER_OFFSET, **place)
+            assert int(found.fields["offset"]) > 0
+        assert mount.end(signal.SIGTERM)[0] == 0
+    with MountProcess(url, tmp_path / "log2", *ANY) as mount, Client(mount.address) as client:
+        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == found.fields

@@ -1,0 +1,154 @@
+"""Real Java clients and a real name server, a mount in the broker's place: every message of a capture, field by field."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import oracle
+
+from tests.e2e import harness
+from tests.mount.harness import MountProcess, tier_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.java, oracle.needs_java]
+NAMES = (
+    "s01-basic", "s04-batch-compress", "s06-expired", "s09-big-offsets", "s10-consumers",
+    "s11-lmq-batchcq",
+)  # fmt: skip
+OF_THE_DUMP = {"stored_sys_flag", "size", "physical_offset", "tag_hash"}
+"""Fields that a client does not give."""
+Message = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    address = f"127.0.0.1:{next(oracle.free_ports())}"
+    log = tmp_path_factory.mktemp("names") / "namesrv.log"
+    server = oracle.Server(log, "namesrv", "--port", address.split(":")[1])
+    server.wait_ready()
+    yield address
+    server.end(signal.SIGKILL)
+
+
+def at(name_server: str) -> tuple[str, ...]:
+    return "--listen", "127.0.0.1:0", "--namesrv", name_server, "--refresh", "1"
+
+
+def expected(name: str, topic: str) -> list[Message]:
+    """What Java's own store gave of a topic."""
+    messages = harness.captured(name).messages.get(topic, [])
+    return [{k: v for k, v in one.items() if k not in OF_THE_DUMP} for one in messages]
+
+
+def place(message: Message) -> tuple[int, int]:
+    return message["queue_id"], message["queue_offset"]
+
+
+def consume(command: str, name_server: str, topic: str, *options: str) -> list[Message]:
+    found = oracle.run(command, "--namesrv", name_server, "--topic", topic, *options)
+    return [{k: v for k, v in one.items() if k != "consumed"} for one in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pull_consumer_gets_what_java_read_from_the_store(
+    name: str, name_server: str, tmp_path: Path
+):
+    _, url = tier_of(name, tmp_path)
+    with MountProcess(url, tmp_path / "log", *at(name_server)) as mount:
+        for topic in harness.captured(name).messages:
+            found = consume("pull", name_server, topic)
+            assert sorted(found, key=place) == expected(name, topic), topic
+        assert mount.end(signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [(), ("--orderly",), ("--model", "broadcasting")],
+    ids=["clustering", "orderly", "broadcasting"],
+)
+def test_a_push_consumer_gets_each_message(how: tuple[str, ...], name_server: str, tmp_path: Path):
+    _, url = tier_of("s01-basic", tmp_path)
+    wanted = expected("s01-basic", "orders")
+    options = ("--group", "g", "--max", str(len(wanted)), "--seconds", "60", *how)
+    with MountProcess(url, tmp_path / "log", *at(name_server)):
+        found = consume("push", name_server, "orders", *options)
+    assert sorted(found, key=place) == wanted
+    if "--orderly" in how:
+        offsets: Counter[int] = Counter()
+        for message in found:
+            assert message["queue_offset"] == offsets[message["queue_id"]]
+            offsets[message["queue_id"]] += 1
+
+
+def test_filters_and_times(name_server: str, tmp_path: Path):
+    _, url = tier_of("s01-basic", tmp_path)
+    everything = expected("s01-basic", "orders")
+    time_ms = everything[50]["store_timestamp_ms"]
+    with MountProcess(url, tmp_path / "log", *at(name_server)):
+        paid = consume("pull", name_server, "orders", "--tag", "paid||none")
+        by_sql = consume("pull", name_server, "orders", "--sql", "TAGS = 'paid'")
+        late = consume("pull", name_server, "orders", "--from-time", str(time_ms))
+    assert paid == by_sql == [one for one in everything if one["tags"] == "paid"]
+    assert late == [one for one in everything if one["store_timestamp_ms"] >= time_ms]
+
+
+def test_a_group_goes_on_where_it_was_after_a_restart_of_the_mount(
+    name_server: str, tmp_path: Path
+):
+    """A clean end loses and repeats nothing: the first consumer commits all that it took when it ends."""
+    _, url = tier_of("s01-basic", tmp_path)
+    wanted = expected("s01-basic", "orders")
+    found: list[Message] = []
+    for number in range(2):
+        with MountProcess(url, tmp_path / f"log{number}", *at(name_server)) as mount:
+            options = ("--group", "g", "--threads", "1", "--seconds", "8", "--max", "500000")
+            found += consume("push", name_server, "orders", *options)
+            assert mount.end(signal.SIGTERM)[0] == 0
+    assert sorted(found, key=place) == wanted
+
+
+def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_gone(tmp_path: Path):
+    """Consumers of the broker and of the mount in its place see the same messages and offsets."""
+    with oracle.Broker(tmp_path, tmp_path / "store") as broker:
+        broker.start()
+        broker.produce("t", 200, queues=2, seed=7)
+        half = consume(
+            "push", broker.address, "t", "--group", "g", "--seconds", "60", "--max", "200"
+        )
+        broker.produce("t", 100, queues=2, seed=8)
+        real = consume("pull", broker.address, "t")
+        url = f"file://{tmp_path}/tier"
+        refused = harness.program("mount", url, *at(broker.address), "--no-state")
+        assert refused.code == 2  # there is no tier yet
+        harness.here("attach", broker.store, "--to", url, "--once").good()
+        refused = harness.program("mount", url, *at(broker.address))
+        assert refused.code == 4
+        assert "a broker of this name is registered: broker-a" in refused.error
+        broker.stop()
+        harness.here("attach", broker.store, "--to", url, "--once").good()
+        known = broker.store / "config" / "consumerOffset.json"
+        options = (*at(broker.address), "--consumer-offsets", known)
+        with MountProcess(url, tmp_path / "log", *options):
+            assert consume("pull", broker.address, "t") == real
+            rest = consume(
+                "push", broker.address, "t", "--group", "g", "--seconds", "60", "--max", "100"
+            )
+    assert sorted(half + rest, key=place) == sorted(real, key=place)
+
+
+def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):
+    _, url = tier_of("s01-basic", tmp_path)
+    words = ("produce", "--namesrv", name_server, "--topic", "orders", "--count", "1")
+    with MountProcess(url, tmp_path / "log", *at(name_server)):
+        done = subprocess.run(
+            [oracle.ORACLE, *words], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode != 0
+    assert not done.stdout

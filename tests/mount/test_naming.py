@@ -1,0 +1,213 @@
+"""Registration, against a small name server of the test's; the real one has its own tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from zlib_ng import zlib_ng
+
+from tiered.clock import ManualClock, SystemClock
+from tiered.errors import FencedError, StoreUnavailableError
+from tiered.format.remoting import Command
+from tiered.model import MessageQueue
+from tiered.mount import codes
+from tiered.mount.naming import Identity, NameServers
+from tiered.mount.server import Exchange, RemotingServer
+from tiered.mount.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+ME = Identity("c", "b", "127.0.0.1:10911")
+
+
+class Names:
+    """A name server: brokers by name, each with the connection that it is registered over."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[str, dict[str, Any]] = {}
+        self.registrations: list[dict[str, Any]] = []
+        self.refuses = False
+        self.port = 0
+        self.server = RemotingServer(
+            {
+                codes.REGISTER_BROKER: self.register,
+                codes.UNREGISTER_BROKER: self.unregister,
+                codes.GET_BROKER_CLUSTER_INFO: self.cluster,
+            },
+            SystemClock(),
+            on_gone=self.gone,
+        )
+
+    async def listen(self) -> int:
+        self.port = await self.server.listen("127.0.0.1", self.port)
+        return self.port
+
+    def register(self, asked: Exchange) -> Command:
+        if self.refuses:
+            return Command(1, remark="no")
+        fields, body = asked.request.fields, asked.request.text()
+        assert int(fields["bodyCrc32"]) == zlib_ng.crc32(body) & 0x7FFFFFFF
+        assert fields["haServerAddr"]
+        assert (fields["brokerId"], fields["compressed"]) == ("0", "false")
+        self.brokers[fields["brokerName"]] = {"at": fields["brokerAddr"], "over": asked.connection}
+        self.registrations.append(json.loads(body)["topicConfigSerializeWrapper"])
+        return Command(0)
+
+    def unregister(self, asked: Exchange) -> Command:
+        self.brokers.pop(asked.request.fields["brokerName"], None)
+        return Command(0)
+
+    def cluster(self, _asked: Exchange) -> Command:
+        table = {
+            name: {"cluster": "c", "brokerName": name, "brokerAddrs": {0: known["at"]}}
+            for name, known in self.brokers.items()
+        }
+        text = json.dumps({"brokerAddrTable": table}).replace('"0":', "0:")  # as fastjson writes it
+        return Command(0, body=(text.encode(),))
+
+    def gone(self, connection: object) -> None:
+        self.brokers = {
+            n: known for n, known in self.brokers.items() if known["over"] is not connection
+        }
+
+
+def run(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await work()
+
+    asyncio.run(limited())
+
+
+def topics(*names: str) -> Topics:
+    found = Topics("c", "b", ManualClock())
+    found.update(MessageQueue(name, 1) for name in names)
+    return found
+
+
+async def until(what: Callable[[], object]) -> None:
+    while not what():  # noqa: ASYNC110 (many things are waited for)
+        await asyncio.sleep(0.01)
+
+
+def test_registers_with_all_read_only_and_leaves_with_its_end():
+    async def work() -> None:
+        one, other = Names(), Names()
+        addresses = [("127.0.0.1", await name_server.listen()) for name_server in (one, other)]
+        names = NameServers(addresses, ME, topics("t"))
+        await names.begin()
+        for name_server in (one, other):
+            assert name_server.brokers["b"]["at"] == ME.address
+            table = name_server.registrations[0]["topicConfigTable"]
+            assert {name: row["readQueueNums"] for name, row in table.items()} == {
+                "b": 1,
+                "c": 1,
+                "t": 2,
+            }
+            assert {row["perm"] for row in table.values()} == {4}
+        await names.unregister()
+        assert not one.brokers
+        assert not other.brokers
+        for name_server in (one, other):
+            await name_server.server.close(1)
+
+    run(work)
+
+
+def test_registers_again_at_the_interval_and_when_topics_change():
+    async def work() -> None:
+        name_server, known = Names(), topics("t")
+        names = NameServers([("127.0.0.1", await name_server.listen())], ME, known, interval_s=0.1)
+        await names.begin()
+        running = asyncio.create_task(names.run())
+        await until(lambda: len(name_server.registrations) >= 3)
+        versions = {row["dataVersion"]["counter"] for row in name_server.registrations}
+        assert len(versions) == 1
+        known.add_retry("g")
+        names.change()
+        await until(lambda: "%RETRY%g" in name_server.registrations[-1]["topicConfigTable"])
+        assert name_server.registrations[-1]["dataVersion"]["counter"] > max(versions)
+        running.cancel()
+        await names.unregister()
+        await name_server.server.close(1)
+
+    run(work)
+
+
+def test_a_name_server_that_comes_back_is_registered_with_again(caplog: pytest.LogCaptureFixture):
+    async def work() -> None:
+        name_server = Names()
+        names = NameServers(
+            [("127.0.0.1", await name_server.listen())], ME, topics(), interval_s=0.1
+        )
+        await names.begin()
+        running = asyncio.create_task(names.run())
+        await name_server.server.close(0)
+        await until(lambda: names.servers[0].error)
+        again = Names()
+        again.port = name_server.port
+        await again.listen()
+        await until(lambda: "b" in again.brokers)
+        running.cancel()
+        await names.unregister()
+        await again.server.close(1)
+
+    run(work)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+def test_beside_a_live_broker_of_the_same_name_it_is_refused_before_anything_is_said():
+    async def work() -> None:
+        name_server = Names()
+        name_server.brokers["b"] = {"at": "10.0.0.1:10911", "over": None}
+        names = NameServers([("127.0.0.1", await name_server.listen())], ME, topics())
+        with pytest.raises(FencedError, match=r"b at 10\.0\.0\.1:10911"):
+            await names.begin()
+        assert not name_server.registrations
+        assert name_server.brokers["b"]["at"] == "10.0.0.1:10911"
+        await name_server.server.close(1)
+
+    run(work)
+
+
+def test_a_broker_of_the_same_name_that_comes_later_has_its_place():
+    async def work() -> None:
+        name_server, other = Names(), Names()
+        addresses = [("127.0.0.1", await one.listen()) for one in (name_server, other)]
+        names = NameServers(addresses, ME, topics(), interval_s=0.1)
+        await names.begin()
+        running = asyncio.create_task(names.run())
+        name_server.brokers["b"] = {"at": "10.0.0.1:10911", "over": None}
+        with pytest.raises(FencedError):
+            await running
+        assert not other.brokers
+        assert name_server.brokers["b"]["at"] == "10.0.0.1:10911"
+        for one in (name_server, other):
+            await one.server.close(1)
+
+    run(work)
+
+
+def test_one_of_several_name_servers_is_enough_at_the_start_and_none_is_not():
+    async def work() -> None:
+        refusing, good = Names(), Names()
+        refusing.refuses = True
+        addresses = [("127.0.0.1", await one.listen()) for one in (refusing, good)]
+        names = NameServers(addresses, ME, topics())
+        await names.begin()
+        assert "refused with code 1: no" in names.servers[0].error
+        assert not names.servers[1].error
+        await names.unregister()
+        for one in (refusing, good):
+            await one.server.close(1)
+        gone = NameServers(addresses, ME, topics())
+        with pytest.raises(StoreUnavailableError, match="does not answer"):
+            await gone.begin()
+        await gone.unregister()
+        await NameServers([], ME, topics()).begin()
+
+    run(work)

@@ -1,0 +1,182 @@
+"""Long polling over a tier that grows, gathering of records, and the answer to each way in which a read ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from fetcher.policies import Side
+from fetcher.statuses import GetResult, GetStatus, Piece
+from tests.e2e.harness import here
+from tests.mount.harness import mounted, records
+from tiered.errors import StoreUnavailableError
+from tiered.local.face import RecordBatch
+from tiered.model import MessageQueue, QueueOffset
+from tiered.mount.codes import Code, RefusalError
+from tiered.mount.pulling import PullLimits, answer, gather
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD = bytes(100)
+Is = GetStatus
+
+
+class Growing:
+    """A store of our own and its tier."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self._lines = folder / "store", folder / "lines"
+        self.url = f"file://{folder}/tier"
+        here("store", "create", self.store).good()
+
+    def put(self, topic: str, *bodies: str) -> None:
+        """Append messages, and tier them."""
+        rows = [
+            {"topic": topic, "queue_id": 0, "body_base64": base64.b64encode(body.encode()).decode()}
+            for body in bodies
+        ]
+        self._lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        here("store", "put", self.store, self._lines).good()
+        here("attach", self.store, "--to", self.url, "--once").good()
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Growing:
+    found = Growing(tmp_path)
+    found.put("t", "a", "b")
+    return found
+
+
+HOLD = {"sysFlag": 4 | 2}
+
+
+def test_a_reader_at_the_end_is_held_until_there_is_more(growing: Growing):
+    with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
+        held = client.send_pull("t", 0, 2, **HOLD)
+        while not served.mount.puller.held:  # type: ignore[union-attr]
+            pass
+        with served.client() as other:
+            assert other.pull("t", 0, 0).code == Code.SUCCESS
+        growing.put("t", "c")
+        found = client.answer(held)
+        assert found.code == Code.SUCCESS
+        assert [record.body for record in records(found.text())] == [b"c"]
+        assert found.fields["nextBeginOffset"] == "3"
+
+
+def test_a_topic_that_comes_later_is_served(growing: Growing):
+    with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
+        assert client.pull("late", 0, 0).code == Code.TOPIC_NOT_EXIST
+        growing.put("late", "x")
+        until_s = time.monotonic() + 30
+        while client.pull("late", 0, 0).code != Code.SUCCESS:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+
+
+def test_a_held_request_is_answered_when_its_time_is_over(growing: Growing):
+    with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
+        began_s = time.monotonic()
+        found = client.pull("t", 0, 2, suspendTimeoutMillis=300, **HOLD)
+        assert time.monotonic() - began_s >= 0.3
+        assert (found.code, found.fields["nextBeginOffset"]) == (Code.PULL_NOT_FOUND, "2")
+        assert not served.mount.puller.held  # type: ignore[union-attr]
+
+
+def test_no_more_are_held_than_may_be(growing: Growing):
+    limits = PullLimits(held_max=1)
+    with mounted(growing.url, keeps_offsets=False, pulls=limits) as served:
+        with served.client() as one, served.client() as other:
+            one.send_pull("t", 0, 2, **HOLD)
+            while not served.mount.puller.held:  # type: ignore[union-attr]
+                pass
+            assert other.pull("t", 0, 2, **HOLD).code == Code.PULL_NOT_FOUND
+        while served.mount.puller.held:  # type: ignore[union-attr]
+            pass  # it goes with its connection
+        assert not served.mount.puller._held  # type: ignore[union-attr]
+
+
+def test_at_the_end_of_the_mount_held_requests_are_answered(growing: Growing):
+    with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
+        held = client.send_pull("t", 0, 2, **HOLD)
+        while not served.mount.puller.held:  # type: ignore[union-attr]
+            pass
+        served.mount.stop()
+        assert client.answer(held).code == Code.PULL_NOT_FOUND
+        assert client.is_ended()
+        served.stop()
+        assert served.mount.is_drained
+
+
+# -- pure -----------------------------------------------------------------------------------------
+
+
+def batch(positions: list[int], sizes: list[int], data: bytes, first_place: int = 0) -> RecordBatch:
+    count = len(positions)
+    return RecordBatch(
+        MessageQueue("t", 0),
+        QueueOffset(10),
+        data,
+        np.array(positions, np.int64),
+        np.array(sizes, np.int32),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.array([first_place + position for position in positions], np.int64),
+    )
+
+
+def test_neighbours_go_in_one_piece_and_records_once():
+    data = bytes(range(60))
+    records = batch([0, 10, 10, 20, 40], [10, 10, 10, 10, 20], data)
+    everything = Piece(records, np.arange(5), Side.TIER)
+    assert [bytes(part) for part in gather((everything,))] == [data[:30], data[40:]]
+    some = Piece(records, np.array([0, 3, 4]), Side.TIER)
+    assert [bytes(part) for part in gather((some,))] == [data[:10], data[20:30], data[40:]]
+
+
+def test_a_record_whose_items_came_in_two_pieces_goes_once():
+    one = Piece(batch([0, 10], [10, 10], bytes(range(20))), np.arange(2), Side.TIER)
+    other = Piece(
+        batch([0, 0, 10], [10, 10, 10], bytes(range(10, 30)), 10), np.arange(3), Side.TIER
+    )
+    assert b"".join(gather((one, other))) == bytes(range(30))
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "code", "next_begin"),
+    [
+        (Is.NO_MATCHED_MESSAGE, 5, Code.PULL_RETRY_IMMEDIATELY, 7),
+        (Is.MESSAGE_WAS_REMOVING, 5, Code.PULL_RETRY_IMMEDIATELY, 7),
+        (Is.OFFSET_OVERFLOW_ONE, 7, Code.PULL_NOT_FOUND, 7),
+        (Is.OFFSET_OVERFLOW_BADLY, 9, Code.PULL_OFFSET_MOVED, 7),
+        (Is.OFFSET_TOO_SMALL, 1, Code.PULL_OFFSET_MOVED, 7),
+        (Is.NO_MATCHED_LOGIC_QUEUE, 0, Code.PULL_NOT_FOUND, 0),
+        (Is.NO_MATCHED_LOGIC_QUEUE, 3, Code.PULL_OFFSET_MOVED, 0),
+        (Is.NO_MESSAGE_IN_QUEUE, 3, Code.PULL_OFFSET_MOVED, 0),
+    ],
+)
+def test_each_status_has_a_brokers_code(status: GetStatus, asked: int, code: Code, next_begin: int):
+    found = answer(GetResult(status, QueueOffset(7), QueueOffset(-1), QueueOffset(9)), asked)
+    assert (found.code, found.remark) == (code, status.name)
+    assert found.fields["nextBeginOffset"] == str(next_begin)
+    assert (found.fields["minOffset"], found.fields["maxOffset"]) == ("0", "9")
+
+
+@pytest.mark.parametrize("status", [Is.TRY_AGAIN, Is.OFFSET_FOUND_NULL])
+def test_what_cannot_be_read_is_told_and_skips_nothing(status: GetStatus):
+    error = StoreUnavailableError("the store is away")
+    found = GetResult(status, QueueOffset(7), QueueOffset(0), QueueOffset(9), error=error)
+    with pytest.raises(RefusalError, match="offset 7 cannot be read: the store is away") as refused:
+        answer(found, 7)
+    assert refused.value.code == Code.SYSTEM_ERROR
+
+
+def test_every_status_is_answered():
+    for status in set(GetStatus) - {Is.TRY_AGAIN, Is.OFFSET_FOUND_NULL}:
+        answer(GetResult(status, QueueOffset(0), QueueOffset(0), QueueOffset(0)), 0)

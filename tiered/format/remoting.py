@@ -1,0 +1,303 @@
+"""One command of RocketMQ's remoting protocol: a request or its answer, in either form of the header.
+
+All integers are big-endian. A frame:
+
+====== ============ ===========================================================
+offset bytes        field
+====== ============ ===========================================================
+0      4            size: bytes behind this field
+4      1            form of the header: 0 JSON, 1 ROCKETMQ
+5      3            bytes of the header
+8      header       see below
+..     rest         body
+====== ============ ===========================================================
+
+Header of form 1; that of form 0 is a JSON object with the same fields by name, and ``extFields`` an object of texts:
+
+========= ================ ====================================================
+bytes     field            notes
+========= ================ ====================================================
+2         code             signed, so that larger ones need JSON
+1         language         number; see ``LANGUAGES``
+2         version          ordinal of the sender's version, signed
+4         opaque           the asker's number of the request; signed
+4         flag             bit 0: an answer; bit 1: no answer is wanted
+4 + n     remark           UTF-8; empty: none
+4         size of fields   bytes that follow
+2+n, 4+n  name, value      UTF-8, repeated
+========= ================ ====================================================
+
+What is decoded is bounded before anything is allocated for it; whatever the bytes, the outcome is a ``Command`` or a
+``FrameError``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SIZE_BYTES: Final = 4
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of the size field, as on both sides of RocketMQ."""
+HEADER_BYTES_MAX: Final = 1024 * 1024
+FIELDS_MAX: Final = 1024
+VERSION: Final = 479
+"""Ordinal of the protocol's version 5.3.3."""
+ANSWER: Final = 1
+ONEWAY: Final = 2
+LANGUAGES: Final = (
+    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO"),
+    *("PHP", "OMS", "RUST", "NODE_JS"),
+)
+"""Names by number."""
+_OTHER: Final = LANGUAGES.index("OTHER")
+_LENGTHS = Struct(">II")
+_LENGTH = Struct(">I")
+_NAME = Struct(">H")
+_FIXED = Struct(">hBhiii")
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+_SHORT_MAX = (1 << 15) - 1
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame of this protocol. The connection that they came over is of no use any more."""
+
+
+class Form(IntEnum):
+    """How a header is written; the number is that of the wire."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A request or an answer.
+
+    Attributes:
+        code: What is asked, or how it went.
+        opaque: Number of the request among its connection's.
+        flag: ``ANSWER``, ``ONEWAY``.
+        remark: For people; empty: none.
+        fields: The named values, all as text.
+        body: Pieces that follow one another; what was decoded has one or none.
+        language: Of the sender; what is not in ``LANGUAGES`` is ``OTHER``.
+        version: Ordinal of the sender's version.
+        form: Of the header.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    remark: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    body: Sequence[Buffer] = ()
+    language: str = "JAVA"
+    version: int = VERSION
+    form: Form = Form.JSON
+
+    @property
+    def is_answer(self) -> bool:
+        """It answers a request with the same ``opaque``."""
+        return bool(self.flag & ANSWER)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Nobody waits for an answer."""
+        return bool(self.flag & ONEWAY)
+
+    @property
+    def body_bytes(self) -> int:
+        """Size of the body."""
+        return sum(memoryview(piece).nbytes for piece in self.body)
+
+    def text(self) -> bytes:
+        """The body in one piece."""
+        return b"".join(self.body)
+
+
+def encode(command: Command) -> list[Buffer]:
+    """The frame in pieces, the body's as they are.
+
+    Raises:
+        FrameError: It exceeds ``FRAME_BYTES_MAX``, or a number does not fit.
+    """
+    header = _json_header(command) if command.form is Form.JSON else _binary_header(command)
+    size = SIZE_BYTES + len(header) + command.body_bytes
+    if size > FRAME_BYTES_MAX or len(header) > HEADER_BYTES_MAX:
+        raise FrameError(f"a frame of {size} bytes with a header of {len(header)}")
+    lengths = _LENGTHS.pack(size, command.form << 24 | len(header))
+    return [lengths + header, *command.body]
+
+
+def frame_size(prefix: bytes) -> int:
+    """Bytes that follow the first four.
+
+    Raises:
+        FrameError: Too few or too many.
+    """
+    size: int = _LENGTH.unpack(prefix)[0]
+    if not SIZE_BYTES <= size <= FRAME_BYTES_MAX:
+        raise FrameError(f"a frame of {size} bytes; there are 4 at least and {FRAME_BYTES_MAX} at most")  # fmt: skip
+    return size
+
+
+def decode(frame: bytes) -> Command:
+    """Undo ``encode``.
+
+    Args:
+        frame: What follows the size.
+
+    Raises:
+        FrameError: The bytes are no frame.
+    """
+    if len(frame) < SIZE_BYTES:
+        raise FrameError(f"a frame of {len(frame)} bytes")
+    word: int = _LENGTH.unpack_from(frame)[0]
+    form, size = word >> 24, word & 0xFF_FFFF
+    end = SIZE_BYTES + size
+    if form not in {Form.JSON, Form.ROCKETMQ}:
+        raise FrameError(f"a header of form {form}; there are 0 and 1")
+    if end > len(frame) or size > HEADER_BYTES_MAX:
+        raise FrameError(f"a header of {size} bytes in a frame of {len(frame)}")
+    body = (memoryview(frame)[end:],) if end < len(frame) else ()
+    header = frame[SIZE_BYTES:end]
+    return _of_json(header, body) if form == Form.JSON else _of_binary(header, body)
+
+
+# -- JSON -----------------------------------------------------------------------------------------
+
+
+def _json_header(command: Command) -> bytes:
+    document: dict[str, Any] = {
+        "code": command.code,
+        "language": command.language,
+        "version": command.version,
+        "opaque": command.opaque,
+        "flag": command.flag,
+    }
+    if command.remark:
+        document["remark"] = command.remark
+    if command.fields:
+        document["extFields"] = dict(command.fields)
+    document["serializeTypeCurrentRPC"] = "JSON"
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _of_json(header: bytes, body: Sequence[Buffer]) -> Command:
+    try:
+        document = json.loads(header.decode())
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a header that is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FrameError("a header that is no JSON object")
+    fields = document.get("extFields") or {}
+    if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
+        raise FrameError(f"extFields is no object of {FIELDS_MAX} values at most")
+    texts = {name: _text(value) for name, value in fields.items() if value is not None}
+    language, remark = document.get("language"), document.get("remark")
+    return Command(
+        code=_whole(document, "code"),
+        opaque=_whole(document, "opaque", 0),
+        flag=_whole(document, "flag", 0),
+        remark=remark if isinstance(remark, str) else "",
+        fields=texts,
+        body=body,
+        language=language if language in LANGUAGES else "OTHER",
+        version=_whole(document, "version", 0),
+        form=Form.JSON,
+    )
+
+
+def _whole(document: dict[str, Any], name: str, otherwise: int | None = None) -> int:
+    value = document.get(name, otherwise)
+    if not isinstance(value, int) or not _INT_MIN <= value <= _INT_MAX:
+        raise FrameError(f"a header whose {name} is no number of 32 bits")
+    return int(value)
+
+
+def _text(value: object) -> str:
+    """A value of ``extFields``: text, or what other clients than Java write as it is."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int):
+        return str(value)
+    raise FrameError("extFields has a value that is neither a text nor a whole number")
+
+
+# -- ROCKETMQ -------------------------------------------------------------------------------------
+
+
+def _binary_header(command: Command) -> bytes:
+    if not -_SHORT_MAX <= command.code <= _SHORT_MAX:
+        raise FrameError(f"code {command.code} does not fit into a header of form 1")
+    fixed = _FIXED.pack(
+        command.code,
+        LANGUAGES.index(command.language),
+        command.version,
+        command.opaque,
+        command.flag,
+        len(remark := command.remark.encode()),
+    )
+    pairs = b"".join(
+        _NAME.pack(len(key := name.encode())) + key + _LENGTH.pack(len(text := value.encode())) + text
+        for name, value in command.fields.items()
+    )  # fmt: skip
+    return fixed + remark + _LENGTH.pack(len(pairs)) + pairs
+
+
+def _of_binary(header: bytes, body: Sequence[Buffer]) -> Command:
+    if len(header) < _FIXED.size:
+        raise FrameError(f"a header of {len(header)} bytes; there are {_FIXED.size} at least")
+    code, language, version, opaque, flag, size = _FIXED.unpack_from(header)
+    remark, at = _cut(header, _FIXED.size, size)
+    fields = _fields(header, at) if at < len(header) else {}
+    return Command(
+        code=code,
+        opaque=opaque,
+        flag=flag,
+        remark=remark,
+        fields=fields,
+        body=body,
+        language=LANGUAGES[language if language < len(LANGUAGES) else _OTHER],
+        version=version,
+        form=Form.ROCKETMQ,
+    )
+
+
+def _fields(header: bytes, at: int) -> dict[str, str]:
+    size, at = _unpack(header, at, _LENGTH)
+    if at + size != len(header):
+        raise FrameError(f"fields of {size} bytes where {len(header) - at} follow")
+    found: dict[str, str] = {}
+    while at < len(header):
+        size, at = _unpack(header, at, _NAME)
+        name, at = _cut(header, at, size)
+        size, at = _unpack(header, at, _LENGTH)
+        found[name], at = _cut(header, at, size)
+        if len(found) > FIELDS_MAX:
+            raise FrameError(f"more than {FIELDS_MAX} fields")
+    return found
+
+
+def _unpack(header: bytes, at: int, number: Struct) -> tuple[int, int]:
+    if at + number.size > len(header):
+        raise FrameError(f"a header that ends within a number, at byte {at}")
+    return number.unpack_from(header, at)[0], at + number.size
+
+
+def _cut(header: bytes, at: int, size: int) -> tuple[str, int]:
+    if not 0 <= size <= len(header) - at:
+        raise FrameError(f"a text of {size} bytes at byte {at} of a header of {len(header)}")
+    try:
+        return header[at : at + size].decode(), at + size
+    except UnicodeDecodeError as error:
+        raise FrameError(f"a text that is no UTF-8, at byte {at} of a header") from error

@@ -1,0 +1,418 @@
+"""A mount: the composition of a read-only broker over a tier, from opening to drain.
+
+Overview: ``Mount.open`` opens the tier and takes the mount's place in it (lease and offsets of consumers); ``run`` listens,
+registers with name servers, and serves until it is stopped or fenced; then it drains, and everything is given back.
+
+Ordering: the tier is opened before the lease is taken, the lease before anything is served, and a port is listened at
+before a name server hears of it. Draining goes the other way: name servers first, so that clients leave; then held requests
+are answered, what is under way is finished, and the offsets of consumers are saved; the lease last.
+
+Threads: one loop, in the thread of ``run``; reads of the tier in a pool; snapshots and the lease in one each. ``stop`` may
+come from any thread.
+
+After a crash: name servers forget the mount with its connections; the lease is taken over at once on the same host, and
+elsewhere when it has expired; offsets of consumers are those of the last snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from backends.s3_options import S3Options
+from fetcher.settings import MEMORY_BYTES, FetchSettings
+from tiered.clock import Clock, SystemClock
+from tiered.errors import InvalidError, TieredStoreError
+from tiered.keys import mount_prefix
+from tiered.mount.answers import Answers
+from tiered.mount.consumers import Consumers, Locks
+from tiered.mount.naming import Identity, NameServers
+from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
+from tiered.mount.pulling import Puller, PullLimits
+from tiered.mount.server import RemotingServer, ServerLimits
+from tiered.mount.topics import Topics
+from tiered.plugin.ends import require_conditional_writes
+from tiered.plugin.message_store import open_message_store
+from tiered.plugin.stores import backend_errors
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from tiered.journal.lease import LeaseState
+    from tiered.mount.offsets import Name
+    from tiered.plugin.message_store import OpenMessageStore
+
+_LOG = logging.getLogger("tiered.mount")
+LOOK_S: Final = 0.25
+"""How often held requests are held against what has been seen of the tier."""
+TIDY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class MountSettings:
+    """How a tier is mounted.
+
+    Attributes:
+        listen: Host (empty: all) and port (0: any).
+        advertise: Host and port at which clients reach us; None: as they stand to name servers and ``listen``.
+        namesrv: Host and port of each name server.
+        cluster: Of the tier's place, where it has several brokers.
+        broker: Likewise.
+        name: Broker's name under which it is served; None: its own.
+        keeps_offsets: Offsets of consumers are kept in the tier; else in memory alone, and nothing is written.
+        known_offsets: Offsets for groups that have none there.
+        snapshot_s: How often they are kept.
+        refresh_s: How often the tier is looked at for what is new.
+        lease_s: How long the lease lasts.
+        wait: Wait for another mount of this name to end.
+        drain_s: For what is under way when it is stopped.
+        memory_bytes: For reading the tier.
+        readers: Threads that read.
+        tls: For connections of clients.
+        server: Limits of clients.
+        pulls: Limits of pulling.
+    """
+
+    listen: tuple[str, int]
+    advertise: tuple[str, int] | None = None
+    namesrv: Sequence[tuple[str, int]] = ()
+    cluster: str | None = None
+    broker: str | None = None
+    name: str | None = None
+    keeps_offsets: bool = True
+    known_offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
+    snapshot_s: float = 5.0
+    refresh_s: float = 5.0
+    lease_s: float = 10.0
+    wait: bool = True
+    drain_s: float = 10.0
+    memory_bytes: int = MEMORY_BYTES
+    readers: int = 16
+    tls: ssl.SSLContext | None = None
+    server: ServerLimits = field(default_factory=ServerLimits)
+    pulls: PullLimits = field(default_factory=PullLimits)
+
+
+class Mount:
+    """A tier being served by this process. See the module's contract.
+
+    Attributes:
+        store: The tier.
+        name: Broker's name under which it is served.
+        offsets: Where groups of consumers are.
+        adopted: Queues whose offsets came from ``known_offsets``.
+        is_serving: Clients can come.
+        is_drained: All that was under way was answered, and all offsets are kept.
+    """
+
+    def __init__(
+        self,
+        store: OpenMessageStore,
+        keeper: OffsetsKeeper | None,
+        settings: MountSettings,
+        clock: Clock,
+        stopping: threading.Event,
+    ) -> None:
+        """Wire it; ``open`` does that."""
+        self.store = store
+        self.name = settings.name or store.place.broker
+        self.offsets = ConsumerOffsets()
+        self.adopted = 0
+        self.is_serving = False
+        self.is_drained = False
+        self.consumers = Consumers(clock, self._on_group)
+        self.locks = Locks(clock)
+        self.topics = Topics(store.place.cluster, self.name, clock)
+        self.topics.update(store.tiered_queues())
+        self.keeper = keeper
+        self.address = ""
+        self.names: NameServers | None = None
+        self.server: RemotingServer | None = None
+        self.puller: Puller | None = None
+        self._settings = settings
+        self._clock = clock
+        self._stopping = stopping
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_now: asyncio.Event | None = None
+        self._closing = ExitStack()
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        settings: MountSettings,
+        *,
+        options: S3Options | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        announce: Callable[[LeaseState], None] = lambda _state: None,
+        stopping: threading.Event | None = None,
+    ) -> Mount:
+        """Open a tier, and take the mount's place in it.
+
+        Args:
+            url: Of the tier.
+            settings: How.
+            options: For S3.
+            clock: For tests.
+            rng: For tests.
+            announce: Told of another mount whose lease is waited for.
+            stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
+
+        Raises:
+            InvalidError: No such tier; or offsets are to be kept where conditional writing is not to be had.
+            StoreUnavailableError: The tier cannot be reached or refuses us.
+            FencedError: Another mount serves under this name.
+        """
+        clock, rng = clock or SystemClock(), rng or random.SystemRandom()
+        stopping = stopping or threading.Event()
+        with ExitStack() as opened:
+            store = open_message_store(
+                None,
+                url,
+                cluster=settings.cluster,
+                broker=settings.broker,
+                options=options or S3Options(),
+                fetch=FetchSettings.of_memory(settings.memory_bytes),
+                refresh_s=settings.refresh_s,
+                clock=clock,
+            )
+            opened.callback(store.close)
+            keeper = _keeper(store, settings, clock, rng) if settings.keeps_offsets else None
+            mount = cls(store, keeper, settings, clock, stopping)
+            known: Mapping[Name, Mapping[int, int]] = {}
+            if keeper is not None:
+                opened.callback(keeper.end)
+                with backend_errors():
+                    known = keeper.begin(
+                        wait=settings.wait,
+                        announce=announce,
+                        stop=lambda seconds: clock.wait(stopping, seconds),
+                    )
+            mount.offsets = ConsumerOffsets(known)
+            mount.adopted = mount.offsets.adopt(settings.known_offsets)
+            mount._closing = opened.pop_all()
+        return mount
+
+    def stop(self) -> None:
+        """Take no new work, and drain. From any thread; not from a signal's handler."""
+        self._stopping.set()
+        loop, stop_now = self._loop, self._stop_now
+        if loop is not None and stop_now is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stop_now.set)
+
+    def close(self) -> None:
+        """Give everything back. Harmless when repeated."""
+        self._closing.close()
+
+    # -- serving ----------------------------------------------------------------------------------
+
+    def run(self, ready: Callable[[Mount], None] = lambda _mount: None) -> None:
+        """Serve until ``stop`` is called, and drain.
+
+        Args:
+            ready: Called when clients can come.
+
+        Raises:
+            FencedError: Another mount, or a broker of this name, has come.
+            InvalidError: The address cannot be listened at.
+            StoreUnavailableError: No name server has taken the registration at the start.
+        """
+        with (
+            ThreadPoolExecutor(self._settings.readers, "tiered-mount-read") as readers,
+            ThreadPoolExecutor(1, "tiered-mount-save") as saver,
+            ThreadPoolExecutor(1, "tiered-mount-lease") as leaser,
+        ):
+            asyncio.run(self._serve(ready, readers, saver, leaser))
+
+    async def _serve(
+        self,
+        ready: Callable[[Mount], None],
+        readers: ThreadPoolExecutor,
+        saver: ThreadPoolExecutor,
+        leaser: ThreadPoolExecutor,
+    ) -> None:
+        self._loop, self._stop_now = asyncio.get_running_loop(), asyncio.Event()
+        if self._stopping.is_set():
+            self._stop_now.set()
+        duties: list[Coroutine[None, None, object]] = []
+        try:
+            names = await self._begin(readers)
+            self.is_serving = True
+            ready(self)
+            duties = [self._stop_now.wait(), names.run(), self._look(), self._tidy()]
+            if self.keeper is not None:
+                duties += [self._save_now_and_then(saver), self._renew(leaser, self.keeper)]
+            await _until_first(duties)
+        finally:
+            await self._drain(saver)
+
+    async def _begin(self, readers: ThreadPoolExecutor) -> NameServers:
+        """Listen, and tell name servers."""
+        settings = self._settings
+        self.puller = Puller(
+            self.store,
+            self.topics,
+            self.consumers,
+            self.offsets,
+            executor=readers,
+            clock=self._clock,
+            limits=settings.pulls,
+        )
+        self.server = RemotingServer({}, self._clock, settings.server, on_gone=self.consumers.gone)
+        port = await self.server.listen(*settings.listen, settings.tls)
+        host, port = settings.advertise or (_own_host(settings), port)
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        identity = Identity(self.store.place.cluster, self.name, self.address)
+        answers = Answers(
+            self.store,
+            identity,
+            self.topics,
+            self.consumers,
+            self.locks,
+            self.offsets,
+            self.puller,
+            readers,
+            self._clock,
+            self._clock.now_ms(),
+        )
+        self.server.handlers = answers.handlers()
+        self.names = NameServers(settings.namesrv, identity, self.topics)
+        await self.names.begin()
+        return self.names
+
+    async def _drain(self, saver: ThreadPoolExecutor) -> None:
+        """Leave in order; see the module."""
+        self.is_serving = False
+        until_s = self._clock.monotonic_s() + self._settings.drain_s
+        if self.names is not None:
+            await self.names.unregister()
+        is_answered = True
+        if self.puller is not None and self.server is not None:
+            self.puller.close()
+            is_answered = await self.server.close(max(until_s - self._clock.monotonic_s(), 0.0))
+        self.is_drained = await self._save_at_last(saver, until_s) and is_answered
+
+    # -- duties -----------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """See what the tier has got since."""
+        assert self.puller is not None
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.puller.look()
+
+    async def _tidy(self) -> None:
+        """Topics that have come, clients that have gone."""
+        while True:
+            await asyncio.sleep(min(TIDY_S, self._settings.refresh_s))
+            self.consumers.expire()
+            self.locks.expire()
+            if self.topics.update(self.store.tiered_queues()) and self.names is not None:
+                self.names.change()
+
+    def _on_group(self, group: str) -> None:
+        if self.topics.add_retry(group) and self.names is not None:
+            self.names.change()
+
+    async def _renew(self, leaser: ThreadPoolExecutor, keeper: OffsetsKeeper) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(keeper.renewal_s)
+            await loop.run_in_executor(leaser, keeper.renew)
+
+    async def _save_now_and_then(self, saver: ThreadPoolExecutor) -> None:
+        while True:
+            await asyncio.sleep(self._settings.snapshot_s)
+            await self._save(saver)
+
+    async def _save(self, saver: ThreadPoolExecutor) -> None:
+        """Write what has changed; it is taken out only when that is done.
+
+        Raises:
+            FencedError: Another mount has taken over.
+            StoreUnavailableError: We were told to stop, and the store did not take it.
+        """
+        assert self.keeper is not None
+        rows = self.offsets.take_changes()
+        if not rows:
+            return
+        try:
+            save = partial(self.keeper.save, rows)
+            await asyncio.get_running_loop().run_in_executor(saver, save)
+        except BaseException:
+            self.offsets.put_back(rows)
+            raise
+
+    async def _save_at_last(self, saver: ThreadPoolExecutor, until_s: float) -> bool:
+        """Whether all offsets are kept."""
+        if self.keeper is None:
+            return True
+        saving = asyncio.ensure_future(self._save(saver))
+        await asyncio.wait([saving], timeout=max(until_s - self._clock.monotonic_s(), 1.0))
+        self.keeper.abandon()
+        try:
+            await saving
+        except TieredStoreError as error:
+            _LOG.error("the last offsets of consumers are not kept: %s", error)
+            return False
+        return True
+
+
+async def _until_first(duties: Sequence[Coroutine[None, None, object]]) -> None:
+    """Run until one ends, or fails; then cancel the others."""
+    tasks = [asyncio.ensure_future(duty) for duty in duties]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
+            raise error
+
+
+def _keeper(
+    store: OpenMessageStore, settings: MountSettings, clock: Clock, rng: random.Random
+) -> OffsetsKeeper:
+    """What keeps offsets.
+
+    Raises:
+        InvalidError: The store does not write conditionally.
+    """
+    prefix = mount_prefix(store.place.prefix, settings.name or store.place.broker)
+    try:
+        with backend_errors():
+            require_conditional_writes(store.objects, rng, store.meter.url, below=prefix)
+    except InvalidError as error:
+        raise InvalidError(
+            f"offsets of consumers cannot be kept here: {error.what}",
+            where=error.where,
+            do="serve with --no-state, so that they are in memory alone",
+        ) from error
+    return OffsetsKeeper(store.meter, store.objects, prefix, clock, rng, lease_s=settings.lease_s)
+
+
+def _own_host(settings: MountSettings) -> str:
+    """The host that clients are told: as listened at, else as this machine stands to the first name server."""
+    host = settings.listen[0]
+    if host not in {"", "0.0.0.0", "::"}:  # noqa: S104 (compared, not bound)
+        return host
+    peer = settings.namesrv[0] if settings.namesrv else ("192.0.2.1", 9)
+    try:
+        found = socket.getaddrinfo(*peer, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(found[4])  # of UDP: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

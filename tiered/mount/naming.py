@@ -1,0 +1,286 @@
+"""Names: a mount tells name servers of itself as a broker does, with permission read-only.
+
+Overview: one connection for each name server, held, since a name server forgets a broker with its connection. Over it the
+mount registers under its broker's name, again every ``interval_s`` and whenever its topics change, and unregisters when it
+stops. Before each registration it asks who has the name: another address under it is a broker that lives (a name server
+forgets a dead one), and the mount does not take its place: it raises ``FencedError``, at the start and at any time later.
+
+Retries: a name server that does not answer is asked again at the next interval, over a new connection; of several each is
+by itself. At the start one at least has to take the registration. Each question has a deadline of ``ASK_S``.
+
+After a crash name servers forget the mount at once with its connections. Of one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from zlib_ng import zlib_ng
+
+from tiered.errors import FencedError, StoreUnavailableError
+from tiered.format.fastjson import JsonError, loads
+from tiered.format.record import CRC_MASK
+from tiered.format.remoting import SIZE_BYTES, Command, FrameError, decode, encode, frame_size
+from tiered.mount import codes
+from tiered.mount.topics import READ
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.mount.topics import Topics
+
+_LOG = logging.getLogger("tiered.mount")
+ASK_S: Final = 3.0
+MASTER: Final = "0"
+"""Id of a broker that clients prefer, and the only one that tells of topics."""
+
+
+class NameServerError(Exception):
+    """A name server did not answer, or refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """As what a mount is known.
+
+    Attributes:
+        cluster: Name of the cluster.
+        broker: Name of the broker.
+        address: ``host:port`` at which clients reach it.
+    """
+
+    cluster: str
+    broker: str
+    address: str
+
+    def fields(self) -> dict[str, str]:
+        """As requests to a name server name a broker."""
+        return {
+            "brokerName": self.broker,
+            "brokerAddr": self.address,
+            "clusterName": self.cluster,
+            "brokerId": MASTER,
+        }
+
+
+class NameServer:
+    """One name server, and the connection to it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Not connected yet."""
+        self.address = f"{host}:{port}"
+        self.error = "not asked yet"
+        """Why the last registration failed; empty: it did not."""
+        self._host, self._port = host, port
+        self._opaque = count(1)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, code: int, fields: dict[str, str], body: bytes = b"") -> Command:
+        """One question.
+
+        Raises:
+            NameServerError: It did not answer in time, or refused.
+        """
+        request = Command(code, next(self._opaque), fields=fields, body=(body,) if body else ())
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await self._ask(request)
+        except (OSError, TimeoutError, FrameError, asyncio.IncompleteReadError) as error:
+            self.close()
+            why = str(error) or type(error).__name__
+            raise NameServerError(f"name server {self.address} does not answer: {why}") from error
+        except asyncio.CancelledError:
+            self.close()  # an answer may come that nobody waits for
+            raise
+        if answer.code:
+            raise NameServerError(
+                f"name server {self.address} refused with code {answer.code}: {answer.remark}"
+            )
+        return answer
+
+    async def _ask(self, request: Command) -> Command:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        writer.write(b"".join(encode(request)))
+        await writer.drain()
+        while True:
+            size = frame_size(await reader.readexactly(SIZE_BYTES))
+            answer = decode(await reader.readexactly(size))
+            if answer.is_answer and answer.opaque == request.opaque:
+                return answer
+
+    def close(self) -> None:
+        """End the connection; the name server forgets what was registered over it."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+
+class NameServers:
+    """See the module's contract.
+
+    Attributes:
+        servers: All of them.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        identity: Identity,
+        topics: Topics,
+        *,
+        interval_s: float = 30.0,
+    ) -> None:
+        """Tell nobody yet.
+
+        Args:
+            addresses: Host and port of each name server; none: it is told to nobody.
+            identity: As what we are known.
+            topics: What we have.
+            interval_s: How often we register again.
+        """
+        self.servers = [NameServer(host, port) for host, port in addresses]
+        self._identity = identity
+        self._topics = topics
+        self._interval_s = interval_s
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Register for the first time.
+
+        Raises:
+            FencedError: A broker of this name lives.
+            StoreUnavailableError: No name server has taken it.
+        """
+        await self.register()
+        if self.servers and all(server.error for server in self.servers):
+            raise StoreUnavailableError(
+                self.servers[0].error, where="--namesrv", do="check the addresses"
+            )
+
+    async def run(self) -> None:
+        """Register again and again, until cancelled.
+
+        Raises:
+            FencedError: A broker of this name has come.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self.register()
+
+    def change(self) -> None:
+        """The topics are others now: have name servers know soon."""
+        self._changed.set()
+
+    async def register(self) -> None:
+        """Register with each name server now.
+
+        Raises:
+            FencedError: A broker of this name lives. We are registered nowhere any more.
+        """
+        async with self._turn:
+            told = await asyncio.gather(*map(self._register, self.servers), return_exceptions=True)
+        fenced = [error for error in told if isinstance(error, FencedError)]
+        others = [error for error in told if isinstance(error, BaseException)]
+        if fenced:
+            await self.unregister()
+        for error in (*fenced, *others):
+            raise error
+
+    async def _register(self, server: NameServer) -> None:
+        try:
+            await self._require_free(server)
+            body = self._topics.registration()
+            fields = {
+                **self._identity.fields(),
+                "haServerAddr": self._identity.address,
+                "compressed": "false",
+                "bodyCrc32": str(zlib_ng.crc32(body) & CRC_MASK),
+            }
+            await server.ask(codes.REGISTER_BROKER, fields, body)
+        except FencedError as error:
+            server.error = str(error)  # so that we do not unregister there: older ones go by name
+            raise
+        except NameServerError as error:
+            if not server.error or server.error == "not asked yet":
+                _LOG.warning("%s", error)
+            server.error = str(error)
+        else:
+            if server.error:
+                _LOG.info("registered with name server %s", server.address)
+            server.error = ""
+
+    async def _require_free(self, server: NameServer) -> None:
+        """Find out that nobody else has our name.
+
+        Raises:
+            FencedError: Somebody has.
+            NameServerError: It cannot be found out.
+        """
+        answer = await server.ask(codes.GET_BROKER_CLUSTER_INFO, {})
+        try:
+            table = loads(answer.text()).get("brokerAddrTable") or {}
+            known = table.get(self._identity.broker) or {}
+            others = sorted(
+                set((known.get("brokerAddrs") or {}).values()) - {self._identity.address}
+            )
+        except (JsonError, AttributeError, TypeError) as error:
+            raise NameServerError(f"name server {server.address} answered nonsense") from error
+        if others:
+            raise FencedError(
+                f"a broker of this name is registered: {self._identity.broker} at {others[0]}",
+                where=f"name server {server.address}",
+                do="stop it and its replicas, or serve under another --name",
+            )
+
+    async def unregister(self) -> None:
+        """Have all name servers forget us; those that do not answer forget us with the connection."""
+
+        async def leave(server: NameServer) -> None:
+            with contextlib.suppress(NameServerError):
+                if not server.error:
+                    await server.ask(codes.UNREGISTER_BROKER, self._identity.fields())
+            server.close()
+            server.error = "unregistered"
+
+        async with self._turn:
+            await asyncio.gather(*map(leave, self.servers))
+
+
+def route(identity: Identity, topics: Topics, topic: str) -> dict[str, Any]:
+    """``TopicRouteData``: what a name server says of a topic that only we have."""
+    count_of_queues = topics.require(topic)
+    queues = {
+        "brokerName": identity.broker,
+        "readQueueNums": count_of_queues,
+        "writeQueueNums": count_of_queues,
+        "perm": READ,
+        "topicSysFlag": 0,
+    }
+    return {"queueDatas": [queues], "brokerDatas": [_broker(identity)], "filterServerTable": {}}
+
+
+def cluster(identity: Identity) -> dict[str, Any]:
+    """``ClusterInfo`` of a cluster that has only us."""
+    return {
+        "brokerAddrTable": {identity.broker: _broker(identity)},
+        "clusterAddrTable": {identity.cluster: [identity.broker]},
+    }
+
+
+def _broker(identity: Identity) -> dict[str, Any]:
+    return {
+        "cluster": identity.cluster,
+        "brokerName": identity.broker,
+        "brokerAddrs": {MASTER: identity.address},
+    }

@@ -1,0 +1,319 @@
+"""Where each group of consumers is: in memory, and now and then in the tier.
+
+Overview
+    ``ConsumerOffsets`` is the table that requests read and write, of one thread. ``OffsetsKeeper`` holds its place in the
+    tier: ``meta/mount/<name>/`` below the broker's prefix, with a lease and a journal of its own (docs/formats/mount.md).
+    What has changed since the last snapshot becomes one entry; nothing has changed, nothing is written.
+
+What can be lost
+    After a crash: what was committed since the last snapshot, at most one interval (and while the store did not take one).
+    Its messages come again. After a stop: nothing.
+
+Ordering and fencing
+    The lease keeps a second mount of the same name waiting, or sends it away; the journal fences a mount that was taken
+    over: it ends with ``FencedError``, and its later offsets are nobody's.
+
+Retries: an entry is tried until the store takes it or ``stop`` is set. Limit: ``QUEUES_MAX`` of all groups together.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from backends.errors import BackendError
+from tiered.errors import DataError, FencedError, InvalidError
+from tiered.journal.entry import REIGN, json_text
+from tiered.journal.lease import Holder, Lease, LeaseState
+from tiered.journal.trimming import is_trimmed, trim_bound
+from tiered.journal.writer import JournalWriter
+from tiered.keys import JOURNAL, parse_journal_key
+from tiered.mount.codes import Code, RefusalError
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from backends.base import ObjectStore
+    from tiered.clock import Clock
+    from tiered.journal.entry import Action, Entry
+
+_LOG = logging.getLogger("tiered.mount")
+OFFSETS: Final = "offsets"
+QUEUES_MAX: Final = 1_000_000
+_END: Final = 1 << 62
+Name = tuple[str, str]
+"""Group and topic."""
+
+
+class ConsumerOffsets:
+    """The next queue offset that each group wants of each queue. For one thread."""
+
+    def __init__(self, known: Mapping[Name, Mapping[int, int]] | None = None) -> None:
+        """Begin with what was known."""
+        self._table = {name: dict(row) for name, row in (known or {}).items()}
+        self._count = sum(map(len, self._table.values()))
+        self._changed: set[Name] = set()
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where a group is; None: it never said."""
+        return self._table.get((group, topic), {}).get(queue_id)
+
+    def set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A group says where it is.
+
+        Raises:
+            RefusalError: There are too many, or it is no offset.
+        """
+        if not 0 <= offset < _END or not 0 <= queue_id < _END:
+            raise RefusalError(Code.SYSTEM_ERROR, f"{offset} is no offset of queue {queue_id}")
+        row = self._table.get((group, topic), {})
+        if row.get(queue_id) == offset:
+            return
+        if queue_id not in row:
+            if self._count >= QUEUES_MAX:
+                raise RefusalError(Code.SYSTEM_BUSY, f"more than {QUEUES_MAX} consumer offsets")
+            self._count += 1
+            self._table[group, topic] = row
+        row[queue_id] = offset
+        self._changed.add((group, topic))
+
+    def adopt(self, known: Mapping[Name, Mapping[int, int]]) -> int:
+        """Take over offsets of elsewhere where there are none; how many queues that were."""
+        before = self._count
+        for (group, topic), row in known.items():
+            for queue_id, offset in row.items():
+                if self.get(group, topic, queue_id) is None:
+                    self.set(group, topic, queue_id, offset)
+        return self._count - before
+
+    @property
+    def group_count(self) -> int:
+        """Groups that have an offset."""
+        return len({group for group, _ in self._table})
+
+    def topics(self, group: str) -> list[str]:
+        """Topics of which a group has offsets."""
+        return [topic for name, topic in self._table if name == group]
+
+    def groups(self, topic: str) -> list[str]:
+        """Groups that have offsets of a topic."""
+        return [group for group, name in self._table if name == topic]
+
+    def row(self, group: str, topic: str) -> Mapping[int, int]:
+        """A group's offsets by queue id."""
+        return self._table.get((group, topic), {})
+
+    def take_changes(self) -> list[list[Any]]:
+        """Rows of an ``offsets`` action: what has changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return [row_of(name, self._table[name]) for name in sorted(changed)]
+
+    def put_back(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Rows that were taken were not written."""
+        self._changed.update((str(row[0]), str(row[1])) for row in rows)
+
+
+def row_of(name: Name, row: Mapping[int, int]) -> list[Any]:
+    """Group, topic, queue ids, offsets."""
+    ids = sorted(row)
+    return [*name, ids, [row[queue_id] for queue_id in ids]]
+
+
+# -- in the tier ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MountState:
+    """Everything that a mount's journal says.
+
+    Attributes:
+        generation: The newest reign.
+        offsets: By group and topic, then by queue id.
+    """
+
+    generation: int = 0
+    offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
+
+
+class MountMachine:
+    """What the actions mean: ``reign``, and ``offsets`` with rows of ``row_of``. See ``tiered.journal.reader.Machine``."""
+
+    def initial(self) -> MountState:
+        """Nobody was here."""
+        return MountState()
+
+    def generation(self, state: MountState) -> int:
+        """The reign."""
+        return state.generation
+
+    def apply(self, state: MountState, entry: Entry) -> MountState:
+        """One step of history; what is written under an older reign is none.
+
+        Raises:
+            InvalidError: An action of a newer version.
+            DataError: An action that no mount of ours can have made.
+        """
+        for action in entry.actions:
+            if action.get("do") == REIGN:
+                state = MountState(int(action["generation"]), state.offsets)
+            elif action.get("do") != OFFSETS:
+                raise InvalidError(
+                    f"entry {entry.number} of the mount's journal says {action.get('do')!r}",
+                    do="use a newer version of this program",
+                )
+            elif entry.generation == state.generation:
+                state = MountState(state.generation, {**state.offsets, **_rows(action["rows"])})
+        return state
+
+    def dump(self, state: MountState) -> Any:  # noqa: ANN401 (JSON values)
+        """For a checkpoint."""
+        rows = [row_of(name, row) for name, row in sorted(state.offsets.items())]
+        return {"generation": state.generation, "rows": rows}
+
+    def dump_pieces(self, state: MountState) -> Iterator[bytes]:
+        """The same as text."""
+        yield json_text(self.dump(state))
+
+    def load(self, document: Any) -> MountState:  # noqa: ANN401 (JSON values)
+        """Undo ``dump``."""
+        return MountState(int(document["generation"]), _rows(document["rows"]))
+
+
+def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values)
+    """Undo ``row_of``.
+
+    Raises:
+        DataError: They are none.
+    """
+    found: dict[Name, dict[int, int]] = {}
+    try:
+        for group, topic, ids, offsets in rows:
+            found[str(group), str(topic)] = {
+                int(queue_id): int(offset) for queue_id, offset in zip(ids, offsets, strict=True)
+            }
+    except (TypeError, ValueError) as error:
+        raise DataError(f"rows of consumer offsets that are none: {error}") from error
+    return found
+
+
+class OffsetsKeeper:
+    """Lease and journal of a mount. ``begin``, then ``save`` and ``renew`` (each of one thread at a time), then ``end``."""
+
+    def __init__(
+        self,
+        bare: ObjectStore,
+        store: ObjectStore,
+        prefix: str,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        lease_s: float,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            bare: The tier's store, which does not retry by itself.
+            store: The same with retries.
+            prefix: The mount's own.
+            clock: Time.
+            rng: For ids and pauses.
+            lease_s: How long the lease lasts.
+        """
+        self._stop = threading.Event()
+        self._store = store
+        self._prefix = prefix
+        self._journal: JournalWriter[MountState] = JournalWriter(
+            bare,
+            prefix,
+            MountMachine(),
+            writer=f"{rng.getrandbits(32):08x}",
+            clock=clock,
+            rng=rng,
+            stop=self._stop,
+        )
+        self._lease = Lease(
+            store,
+            prefix,
+            writer=self._journal.writer,
+            holder=Holder.present(),
+            seconds=lease_s,
+            clock=clock,
+            known=lambda: self._journal.end,
+        )
+        self.renewal_s = self._lease.renewal_seconds
+        self.saved = 0
+        """Snapshots written."""
+
+    def begin(
+        self, *, wait: bool, announce: Callable[[LeaseState], None], stop: Callable[[float], bool]
+    ) -> Mapping[Name, Mapping[int, int]]:
+        """Take lease and reign; the offsets that the last mount left.
+
+        Args:
+            wait: Wait for another mount's lease to end.
+            announce: Told whose.
+            stop: Waits so many seconds; True when we were told to stop.
+
+        Raises:
+            FencedError: Another mount serves under this name.
+            BackendError: The store does not answer.
+        """
+        self._journal.catch_up()
+        try:
+            self._lease.acquire(wait=wait, announce=announce, stop=stop)
+        except FencedError as error:
+            raise FencedError(
+                f"another mount serves under this name: {error.what}",
+                where=error.where,
+                do="stop it, or serve under another --name",
+            ) from error
+        self._journal.take_reign(asdict(Holder.present()), remembered=self._lease.remembered)
+        return self._journal.state.offsets
+
+    def save(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Make rows durable.
+
+        Raises:
+            FencedError: Another mount has taken over.
+            StoreUnavailableError: We were told to stop, and the store did not take them.
+        """
+        action: Action = {"do": OFFSETS, "rows": rows}
+        self._journal.append([action])
+        self.saved += 1
+        if self._journal.write_checkpoint():
+            self._trim()
+
+    def renew(self) -> None:
+        """Prolong the lease.
+
+        Raises:
+            FencedError: Another mount has it.
+        """
+        try:
+            self._lease.renew()
+        except BackendError as error:
+            _LOG.warning("the mount's lease could not be renewed, trying again: %s", error)
+
+    def abandon(self) -> None:
+        """End tries that are under way. From any thread."""
+        self._stop.set()
+
+    def end(self) -> None:
+        """Free the lease."""
+        self._lease.release()
+
+    def _trim(self) -> None:
+        """Delete entries of our own journal that two checkpoints cover. What stays costs nothing but room."""
+        try:
+            keys = [info.key for info in self._store.list(self._prefix + JOURNAL)]
+            parsed = {key: found for key in keys if (found := parse_journal_key(self._prefix, key))}
+            checkpoints = [number for number, is_checkpoint in parsed.values() if is_checkpoint]
+            bound = trim_bound(checkpoints, self._journal.number)
+            for key, (number, _) in sorted(parsed.items()):
+                if is_trimmed(number, bound):
+                    self._store.delete(key)
+        except BackendError as error:
+            _LOG.info("old entries of the mount's journal stay: %s", error)

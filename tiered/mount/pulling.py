@@ -1,0 +1,367 @@
+"""Pulling: a request becomes a read of the message store, and its outcome an answer as a broker gives it.
+
+Overview: checks in a broker's order, then a read in a thread of the pool, then the records to the socket as they are
+stored. A reader at the end of a queue is held when it asks for that (long polling), until the queue has more, its time is
+over, or the mount ends; then it is read once more, and answered as it is.
+
+Where this differs from a broker, and why:
+    * What cannot be read now (the tier does not answer), or is damaged, is ``SYSTEM_ERROR`` with the reason: the client
+      says so and tries again, and nothing is skipped in silence.
+    * A filter's expression that is none is refused, also where a broker would give out everything.
+    * SQL92 filters work without being switched on.
+
+Limits: ``PullLimits``; what is read takes of the connection's and the server's room until it is sent. A read ends at its
+deadline; its thread may end later, when the connection is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from fetcher.filters import FilterError, TagFilter, compile_filter
+from fetcher.statuses import GetResult, GetStatus
+from tiered.errors import DataError
+from tiered.format import properties
+from tiered.format.record import RecordError, decode_record
+from tiered.format.remoting import Command
+from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
+from tiered.model import MessageQueue
+from tiered.mount import fields
+from tiered.mount.codes import Code, RefusalError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from concurrent.futures import Executor
+
+    from fetcher.filters import Filter
+    from fetcher.message_store import TieredMessageStore
+    from fetcher.statuses import Piece
+    from tiered.clock import Clock
+    from tiered.mount.consumers import Consumers
+    from tiered.mount.offsets import ConsumerOffsets
+    from tiered.mount.server import Exchange
+    from tiered.mount.topics import Topics
+
+COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
+"""Bits of a pull request's ``sysFlag``."""
+FILTERS_MAX: Final = 1024
+"""Compiled filters that are kept."""
+_SYS_FLAG_AT: Final = 36
+_AT_END: Final = frozenset({GetStatus.OFFSET_OVERFLOW_ONE})
+_CODES: Final = {
+    GetStatus.FOUND: Code.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: Code.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_OVERFLOW_ONE: Code.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: Code.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: Code.PULL_OFFSET_MOVED,
+}
+_EMPTY: Final = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
+
+
+@dataclass(frozen=True, slots=True)
+class PullLimits:
+    """Limits of pulling.
+
+    Attributes:
+        count_max: Messages of one answer.
+        bytes_max: Bytes of its records, but for the first one.
+        held_max: Requests held at the end of a queue; further ones are answered at once.
+        hold_s_max: How long one is held at most.
+        read_s: Deadline of a read; clients wait for 10 s.
+    """
+
+    count_max: int = 1024
+    bytes_max: int = 256 * 1024
+    held_max: int = 20_000
+    hold_s_max: float = 30.0
+    read_s: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """What is asked.
+
+    Attributes:
+        group: Who asks.
+        queue: Of which queue.
+        offset: From which queue offset on.
+        count: Messages at most.
+        size_bytes: Bytes of their records at most.
+        hold_s: How long it may be held at the queue's end; 0: not.
+        wanted: Which messages; None: all.
+    """
+
+    group: str
+    queue: MessageQueue
+    offset: int
+    count: int
+    size_bytes: int
+    hold_s: float
+    wanted: Filter | None
+
+
+class Puller:
+    """See the module's contract. Of one loop.
+
+    Attributes:
+        found: How many reads ended how, by status.
+        skipped: Queue offsets that were passed over since they hold no message.
+    """
+
+    def __init__(
+        self,
+        store: TieredMessageStore,
+        topics: Topics,
+        consumers: Consumers,
+        offsets: ConsumerOffsets,
+        *,
+        executor: Executor,
+        clock: Clock,
+        limits: PullLimits | None = None,
+    ) -> None:
+        """Nobody pulls yet.
+
+        Args:
+            store: The tier, for any thread.
+            topics: What there is.
+            consumers: Subscriptions.
+            offsets: Where groups are; a pull may say so, too.
+            executor: For reads.
+            clock: For holding.
+            limits: Of what one may ask for.
+        """
+        self.limits = limits or PullLimits()
+        self.found: Counter[GetStatus] = Counter()
+        self.skipped = 0
+        self._store = store
+        self._topics = topics
+        self._consumers = consumers
+        self._offsets = offsets
+        self._executor = executor
+        self._clock = clock
+        self._held: dict[MessageQueue, set[asyncio.Future[None]]] = {}
+        self._held_ends: dict[MessageQueue, int] = {}
+        self._held_count = 0
+        self._is_closing = False
+
+    @property
+    def held(self) -> int:
+        """Requests that are held now."""
+        return self._held_count
+
+    def pull(self, asked: Exchange) -> Coroutine[None, None, Command]:
+        """PULL_MESSAGE and LITE_PULL_MESSAGE.
+
+        Raises:
+            RefusalError: It asks for what there is not.
+        """
+        return self._pull(asked, self._parse(asked.request))
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    def _parse(self, request: Command) -> Pull:
+        group, topic = fields.name(request, "consumerGroup"), fields.name(request, "topic")
+        queue_id, offset = fields.whole(request, "queueId"), fields.whole(request, "queueOffset")
+        flags = fields.whole(request, "sysFlag", 0)
+        count = fields.whole(request, "maxMsgNums", 32)
+        size_bytes = fields.whole(request, "maxMsgBytes", self.limits.bytes_max)
+        hold_s = fields.whole(request, "suspendTimeoutMillis", 0) / 1000
+        self._topics.require(topic, queue_id)
+        wanted = self._filter(request, group, topic, flags)
+        committed = fields.whole(request, "commitOffset", -1)
+        if flags & COMMITS and committed >= 0:
+            self._offsets.set(group, topic, queue_id, committed)
+        return Pull(
+            group,
+            MessageQueue(topic, queue_id),
+            offset,
+            min(max(count, 1), self.limits.count_max),
+            min(max(size_bytes, 1), self.limits.bytes_max),
+            min(hold_s, self.limits.hold_s_max) if flags & SUSPENDS else 0.0,
+            wanted,
+        )
+
+    def _filter(self, request: Command, group: str, topic: str, flags: int) -> Filter | None:
+        if flags & SUBSCRIBES:
+            expression = request.fields.get("subscription") or "*"
+            kind = request.fields.get("expressionType") or "TAG"
+        else:
+            version = fields.whole(request, "subVersion", 0)
+            found = self._consumers.subscription(group, topic, version)
+            expression, kind = found.expression, found.kind
+        return None if flags & HAS_CLASS_FILTER else make_filter(expression, kind)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def _pull(self, asked: Exchange, wanted: Pull) -> Command:
+        result = await self._read(asked, wanted)
+        if result.status in _AT_END and wanted.hold_s > 0:
+            result = await self._hold(asked, wanted, result)
+        self.found[result.status] += 1
+        self.skipped += sum(gap.end - gap.start for gap in result.missing)
+        return answer(result, wanted.offset)
+
+    async def _read(self, asked: Exchange, wanted: Pull) -> GetResult:
+        """Read, with room for what comes."""
+        await asked.make_room(wanted.size_bytes)
+        read = partial(
+            self._store.get_message,
+            wanted.group,
+            wanted.queue.topic,
+            wanted.queue.queue_id,
+            wanted.offset,
+            max_count=wanted.count,
+            max_bytes=wanted.size_bytes,
+            filter=wanted.wanted,
+            timeout_s=self.limits.read_s,
+        )
+        result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        asked.resize(result.size_bytes)
+        return result
+
+    async def _hold(self, asked: Exchange, wanted: Pull, result: GetResult) -> GetResult:
+        """Wait at the end of a queue until there is more."""
+        until_s = self._clock.monotonic_s() + wanted.hold_s
+        while result.status in _AT_END and self._may_hold(until_s):
+            await self._wait(wanted.queue, int(result.max_offset), until_s)
+            result = await self._read(asked, wanted)
+        return result
+
+    def _may_hold(self, until_s: float) -> bool:
+        is_time = self._clock.monotonic_s() < until_s
+        return is_time and not self._is_closing and self._held_count < self.limits.held_max
+
+    async def _wait(self, queue: MessageQueue, end: int, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        waiting = self._held.setdefault(queue, set())
+        waiting.add(turn)
+        self._held_ends[queue] = min(end, self._held_ends.get(queue, end))
+        self._held_count += 1
+        timer = loop.call_later(until_s - self._clock.monotonic_s(), wake, turn)
+        try:
+            await turn
+        finally:
+            timer.cancel()
+            self._held_count -= 1
+            waiting.discard(turn)
+            if not waiting and self._held.get(queue) is waiting:
+                del self._held[queue], self._held_ends[queue]
+
+    def look(self) -> None:
+        """Wake who waits at the end of a queue that has moved. No request."""
+        for queue, end in list(self._held_ends.items()):
+            if self._store.max_offset(queue.topic, queue.queue_id) != end:
+                self._wake(queue)
+
+    def close(self) -> None:
+        """Hold nobody any more."""
+        self._is_closing = True
+        for queue in list(self._held):
+            self._wake(queue)
+
+    def _wake(self, queue: MessageQueue) -> None:
+        self._held_ends.pop(queue)
+        for turn in self._held.pop(queue):
+            wake(turn)
+
+
+def wake(turn: asyncio.Future[None]) -> None:
+    """Let one go on."""
+    if not turn.done():
+        turn.set_result(None)
+
+
+def make_filter(expression: str, kind: str) -> Filter | None:
+    """The filter; None: every message.
+
+    Raises:
+        RefusalError: The expression is none.
+    """
+    try:
+        found = _compiled(expression, kind)
+    except FilterError as error:
+        raise RefusalError(Code.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+    except ValueError as error:
+        raise RefusalError(Code.SUBSCRIPTION_PARSE_FAILED, f"no such filter: {kind}") from error
+    return None if isinstance(found, TagFilter) and found.names is None else found
+
+
+@lru_cache(FILTERS_MAX)
+def _compiled(expression: str, kind: str) -> Filter:
+    return compile_filter(expression, kind, strict=False)  # type: ignore[arg-type] # it refuses others
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+def answer(result: GetResult, asked: int) -> Command:
+    """What a broker answers to a read that ended so.
+
+    Raises:
+        RefusalError: It could not be read.
+    """
+    if result.status in {GetStatus.TRY_AGAIN, GetStatus.OFFSET_FOUND_NULL}:
+        why = f"offset {result.next_begin} cannot be read: {result.error}"
+        raise RefusalError(Code.SYSTEM_ERROR, why)
+    next_begin, code = int(result.next_begin), _CODES.get(result.status)
+    if result.status in _EMPTY:
+        next_begin, code = 0, Code.PULL_OFFSET_MOVED if asked else Code.PULL_NOT_FOUND
+    assert code is not None
+    if result.pieces:
+        next_begin = max(next_begin, _end_of_record(result.pieces[-1]))
+    told = {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(next_begin),
+        "minOffset": str(max(int(result.min_offset), 0)),
+        "maxOffset": str(max(int(result.max_offset), 0)),
+    }
+    return Command(code, remark=result.status.name, fields=told, body=gather(result.pieces))
+
+
+def gather(pieces: tuple[Piece, ...]) -> list[memoryview]:
+    """The stored bytes of what was found, neighbours in one piece, each record once."""
+    found: list[memoryview] = []
+    last = -1
+    for piece in pieces:
+        records, items = piece.records, piece.items
+        starts, sizes = records.positions[items], records.sizes[items].astype(np.int64)
+        is_new = np.ones(len(items), np.bool_)
+        is_new[1:] = starts[1:] != starts[:-1]
+        places = records.physical_offsets[items]
+        is_new[0] = int(places[0]) < 0 or int(places[0]) != last
+        last = int(places[-1])
+        starts, ends = starts[is_new], (starts + sizes)[is_new]
+        firsts = np.flatnonzero(np.append(True, starts[1:] != ends[:-1]))
+        view = memoryview(records.data).cast("B")
+        for begin, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(starts)], strict=True):
+            if end > begin:
+                found.append(view[int(starts[begin]) : int(ends[end - 1])])
+    return found
+
+
+def _end_of_record(piece: Piece) -> int:
+    """One past the last message of the last record: clients are given inner batches whole.
+
+    Raises:
+        DataError: The record is damaged.
+    """
+    item = int(piece.items[-1])
+    data, begin = piece.records.data, int(piece.records.positions[item])
+    view = memoryview(data).cast("B")
+    flags = int.from_bytes(view[begin + _SYS_FLAG_AT : begin + _SYS_FLAG_AT + 4], "big")
+    end = int(piece.records.base_offset) + item + 1
+    if not flags & (INNER_BATCH | NEED_UNWRAP):
+        return end
+    try:
+        record = decode_record(data, begin)
+        return record.queue_offset + int(record.properties.get(properties.INNER_NUM, "1"))
+    except (RecordError, ValueError) as error:
+        raise DataError(f"an inner batch that cannot be read: {error}") from error
