@@ -71,8 +71,8 @@ class FetchSettings:
         However little it is, each read gets on: what one needs is made room for, by dropping what others have read ahead.
 
         Args:
-            memory_bytes: For what is cached, read ahead, on its way or kept free, block tables, and filters of the key index;
-                but for one record, one index of a part, or one filter that is larger, while it is read.
+            memory_bytes: For what is cached, read ahead, on its way or kept free, block tables, and filters of the key
+                index; but for one record, one index of a part, or one filter that is larger, while it is read.
             transfers: Bounds of what goes over the wire; what may be under way is cut to the memory.
 
         Raises:

@@ -28,7 +28,7 @@ STORES = Path(__file__).parent.parent / "data" / "stores"
 NAMES = tuple(sorted(path.name.removesuffix(".tar.gz") for path in STORES.glob("*.tar.gz")))
 END_SECONDS_MAX = 120.0
 Message = dict[str, Any]
-SMALL = ("--part-size", "16KiB", "--buffer-size", "64KiB", "--segment-size", "64KiB")
+SMALL = ("--bundle-size", "16KiB", "--buffer-size", "64KiB", "--segment-size", "64KiB")
 """Options of ``attach`` that make many parts and segments of a little data."""
 
 

@@ -1,4 +1,4 @@
-"""Reading ahead in compressed segments: the same messages, few requests, and bounds that hold."""
+"""Reading ahead in compressed sections: the same messages, few requests, and bounds that hold."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fetching import batches, expected, fetcher_of, read_all, rows
 from support.journals import PREFIX
-from support.packing import noise, pack, parts_of, text
+from support.merging import gather, merge, noise, parts_of, text
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
+from fetcher.asking import AskingStore
 from fetcher.window import WindowLimits
-from fetcher.wire_ranges import WireRanges
 from tiered.clock import ManualClock, SystemClock
-from tiered.dispatch.packing import Compression
 from tiered.errors import DataError, StoreUnavailableError
-from tiered.log.by_time import find_by_time
+from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.decode import TierBatch
+from tiered.log.merge import MergePolicy
 from tiered.log.reader import TierReader
-from tiered.log.seal import SealPolicy
 from tiered.log.view import LifeView
 from tiered.model import QueueOffset
 
@@ -43,7 +42,7 @@ SMALL: dict[str, Any] = {
     "read_timeout_s": 3.0,
     "window": WindowLimits(bytes_min=64 * KIB, bytes_max=256 * KIB),
 }
-MERGING = SealPolicy(1 << 20, 8 << 20, packs=True)
+MERGING = MergePolicy(fan_in=2, own_bytes=1 << 20)
 
 
 class Noting(WrappingStore):
@@ -69,8 +68,10 @@ class Large(NamedTuple):
     part: Part
 
     @property
-    def trailer(self) -> tuple[int, int]:
-        return self.part.log.stored_bytes, self.part.log.object_bytes
+    def behind(self) -> tuple[int, int]:
+        """Dictionary, items and block table, in the bundle."""
+        place = self.part.section
+        return place.start + place.stored_bytes, place.start + place.size_bytes
 
 
 @cache
@@ -78,10 +79,10 @@ def made() -> Large:
     builder = TierBuilder()
     items = [noise(n, 5 * KIB) + text(n, 5 * KIB) for n in range(120)]
     builder.add(items)
-    pack(builder, compression=Compression(block_bytes=64 * KIB))
+    gather(builder)
     (part,) = parts_of(builder)
-    assert part.log.is_packed
-    assert part.log.object_bytes > 256 * KIB
+    assert part.section.is_packed
+    assert part.section.size_bytes > 256 * KIB
     assert isinstance(builder.store, MemoryStore)
     return Large(builder.store, expected(0, items), part)
 
@@ -106,18 +107,21 @@ ITEM = st.one_of(
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.lists(ITEM, min_size=1, max_size=8), min_size=1, max_size=4),
-    st.sampled_from([2 * KIB, 64 * KIB]),
+    st.booleans(),
     st.integers(1, 200 * KIB),
     st.integers(1, 9),
 )
 def test_i1_i3_every_message_once_in_order_byte_for_byte(
-    parts: list[list[Any]], block_bytes: int, bytes_max: int, count_max: int
+    parts: list[list[Any]], in_one: bool, bytes_max: int, count_max: int
 ):
     builder, wanted = TierBuilder(), dict[int, bytes]()
     for items in parts:
         wanted |= expected(builder.file(QUEUE).append_offset, items)
         builder.add(items)
-    pack(builder, MERGING, compression=Compression(block_bytes=block_bytes))
+    if in_one:
+        gather(builder)
+    else:
+        merge(builder, MERGING)
     fetcher = fetcher_of(builder.store, **SMALL)
     found, _ = read_all(fetcher, bytes_max=bytes_max, count_max=count_max)
     assert found == wanted
@@ -125,51 +129,51 @@ def test_i1_i3_every_message_once_in_order_byte_for_byte(
     fetcher.close()
 
 
-def test_the_trailer_comes_once_with_the_index_and_no_byte_comes_twice(large: Large):
+def test_the_block_table_comes_once_with_the_index_and_no_byte_comes_twice(large: Large):
     part, store = large.part, Noting(large.store)
     fetcher = fetcher_of(store, **SMALL)
     assert read_all(fetcher, count_max=5)[0] == large.wanted
-    mine = [(start, end) for key, start, end in store.asked if key == part.log.key]
-    assert mine.count(large.trailer) == 1
-    assert store.asked.index((part.log.key, *large.trailer)) <= 1, "beside the index"
+    mine = [(start, end) for key, start, end in store.asked if key == part.bundle.key]
+    assert mine[0] == large.behind, "index and block table with one request"
+    assert mine.count(large.behind) == 1
     # A piece of messages begins and ends within a packed block, which then belongs to two pieces.
     pieces = len(mine) - 1
-    assert pieces <= part.log.payload_bytes // (64 * KIB) + 2
-    assert sum(end - start for start, end in mine) <= part.log.object_bytes + pieces * 64 * KIB
+    assert pieces <= part.log_bytes // (64 * KIB) + 2
+    assert sum(end - start for start, end in mine) <= part.section.size_bytes + pieces * 128 * KIB
     fetcher.close()
 
 
-def test_a_part_that_fits_into_the_window_takes_one_request_for_its_records(large: Large):
+def test_a_part_that_fits_into_the_window_takes_one_request(large: Large):
     part, store = large.part, Noting(large.store)
     more = {"piece_bytes": 8 << 20, "window": WindowLimits(bytes_min=8 << 20)}
     assert read_all(fetcher_of(store, **more))[0] == large.wanted
-    mine = [(start, end) for key, start, end in store.asked if key == part.log.key]
-    assert mine == [(part.log.trailer_bytes, part.log.object_bytes)]
+    mine = [(start, end) for key, start, end in store.asked if key == part.bundle.key]
+    assert mine == [(part.section.start, part.section.start + part.section.size_bytes)]
 
 
-def test_a_trailer_that_was_forgotten_is_asked_for_again(large: Large):
+def test_a_block_table_that_was_forgotten_is_asked_for_again(large: Large):
     part, store = large.part, Noting(large.store)
-    assert read_all(fetcher_of(store, **SMALL, trailer_bytes=0), count_max=7)[0] == large.wanted
-    assert store.asked.count((part.log.key, *large.trailer)) > 3
+    assert read_all(fetcher_of(store, **SMALL, table_bytes=0), count_max=7)[0] == large.wanted
+    assert store.asked.count((part.bundle.key, *large.behind)) > 3
 
 
-def test_i8_trailers_take_a_bounded_room():
+def test_i8_block_tables_take_a_bounded_room():
     builder = TierBuilder()
     items = [noise(n, 5 * KIB) + text(n, 5 * KIB) for n in range(60)]
     wanted: dict[int, bytes] = {}
     for _ in range(5):
         wanted |= expected(builder.file(QUEUE).append_offset, items)
         builder.add(items, roll=True)
-    pack(builder)
-    fetcher = fetcher_of(builder.store, **SMALL, trailer_bytes=3000)
+    gather(builder)
+    fetcher = fetcher_of(builder.store, **SMALL, table_bytes=1500)
     assert read_all(fetcher)[0] == wanted
     loader = fetcher._stock._loader
-    assert 0 < len(loader._trailers) < 5
-    assert loader._memory_bytes == sum(one.memory_bytes for one in loader._trailers.values())
-    assert loader._memory_bytes <= 3000
+    assert 0 < len(loader._open) < 5
+    assert loader._memory_bytes == sum(one.memory_bytes for one in loader._open.values())
+    assert loader._memory_bytes <= 1500
 
 
-def test_by_time_as_a_plain_segment(large: Large):
+def test_by_time_as_a_plain_section(large: Large):
     store, clock = Noting(large.store), ManualClock()
     fetcher = fetcher_of(store, **SMALL)
     reader = TierReader(store, PREFIX)
@@ -177,9 +181,10 @@ def test_by_time_as_a_plain_segment(large: Large):
     life = reader.queue(QUEUE).life
     for offset in (0, 60, 119):
         store.asked.clear()
-        ranges = WireRanges(fetcher.transfers, store, PREFIX, "s", clock, clock.monotonic_s() + 9)
+        asking = AskingStore(fetcher.transfers, store, "s", clock, clock.monotonic_s() + 9)
+        ranges = StoreRanges(asking, PREFIX)
         assert find_by_time(LifeView.of(QUEUE, life), ranges, TIME_MS + offset) == offset
-        assert store.asked.count((large.part.log.key, *large.trailer)) == (offset > 0)
+        assert store.asked.count((large.part.bundle.key, *large.behind)) == (offset > 0)
 
 
 def test_many_groups_in_threads_get_what_is_there(large: Large):
@@ -206,7 +211,7 @@ def test_many_groups_in_threads_get_what_is_there(large: Large):
 # -- trouble --------------------------------------------------------------------------------------
 
 
-def test_a_read_that_waits_for_a_trailer_ends_at_its_deadline(large: Large):
+def test_a_read_that_waits_for_a_block_table_ends_at_its_deadline(large: Large):
     executor = HeldExecutor()
     fetcher = fetcher_of(large.store, executor=executor, clock=SystemClock(), **SMALL)
     with pytest.raises(StoreUnavailableError, match="deadline"):
@@ -217,13 +222,13 @@ def test_a_read_that_waits_for_a_trailer_ends_at_its_deadline(large: Large):
 
 
 def change(large: Large, data: bytes) -> None:
-    key = PREFIX + large.part.log.key
+    key = PREFIX + large.part.bundle.key
     large.store.delete(key)
     large.store.put_if_absent(key, data)
 
 
 def damage(large: Large, position: int) -> None:
-    data = bytearray(large.store.get(PREFIX + large.part.log.key))
+    data = bytearray(large.store.get(PREFIX + large.part.bundle.key))
     data[position] ^= 1
     change(large, bytes(data))
 
@@ -240,34 +245,37 @@ def test_a_damaged_block_costs_only_what_lies_in_it(large: Large):
             continue
         assert isinstance(batch, TierBatch)
         assert rows(batch)[offset] == large.wanted[offset]
-    assert 6 <= len(lost) <= 9, "64 KiB of records of 10 KiB"
+    assert 12 <= len(lost) <= 15, "128 KiB of records of 10 KiB"
     fetcher.close()
 
 
-@pytest.mark.parametrize("from_end", [5, 20, 60, 150])
-def test_a_damaged_trailer_costs_no_message(large: Large, from_end: int):
-    damage(large, large.part.log.object_bytes - from_end)
+@pytest.mark.parametrize("from_end", [1, 20, 60])
+def test_a_damaged_block_table_costs_no_message(large: Large, from_end: int):
+    damage(large, large.behind[1] - from_end)
     fetcher = fetcher_of(large.store, **SMALL)
     assert read_all(fetcher)[0] == large.wanted
     fetcher.close()
 
 
-def test_without_both_trailers_the_object_is_lost(large: Large):
-    damage(large, 10)
-    damage(large, large.part.log.object_bytes - 10)
-    fetcher = fetcher_of(large.store, **SMALL)
-    with pytest.raises(DataError):
-        fetcher.read("g", QUEUE, QueueOffset(0))
-    fetcher.close()
-
-
-def test_of_a_truncated_object_the_rest_is_damage(large: Large):
-    data = large.store.get(PREFIX + large.part.log.key)
-    change(large, data[: len(data) // 2])
-    fetcher = fetcher_of(large.store, **SMALL)
-    batch = fetcher.read("g", QUEUE, QueueOffset(0), count_max=1)
-    assert isinstance(batch, TierBatch)
-    assert rows(batch)[0] == large.wanted[0]
-    with pytest.raises(DataError, match="cut short"):
-        fetcher.read("g", QUEUE, QueueOffset(len(large.wanted) - 1))
+def test_of_a_truncated_bundle_the_sections_before_are_sound():
+    builder = TierBuilder()
+    items = [noise(n, 5 * KIB) + text(n, 5 * KIB) for n in range(60)]
+    builder.add(items)
+    builder.add(items, roll=True)
+    gather(builder)
+    first, second = parts_of(builder)
+    key = PREFIX + first.bundle.key
+    data = builder.store.get(key)
+    builder.store.delete(key)
+    builder.store.put_if_absent(key, data[: second.section.start + second.section.size_bytes // 2])
+    fetcher = fetcher_of(builder.store, **SMALL)
+    found = {}
+    for batch in batches(fetcher, count_max=1):
+        assert isinstance(batch, TierBatch)
+        found |= rows(batch)
+        if batch.end_offset == second.queue_offset:
+            break
+    assert found == expected(0, items)
+    with pytest.raises(DataError, match="the bundle has"):
+        fetcher.read("g", QUEUE, second.queue_offset)
     fetcher.close()

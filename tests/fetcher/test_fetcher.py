@@ -26,6 +26,7 @@ from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from fetcher.fetcher import TieredMessageFetcher
+    from tiered.log.parts import Part
 
 KIB = 1024
 SMALL = {
@@ -286,8 +287,9 @@ def test_a_queue_that_is_not_there_is_an_error():
         fetcher_of(big().store).read("g", MessageQueue("other", 0), QueueOffset(0))
 
 
-def damage(builder: TierBuilder, kind: str, position: int) -> None:
-    key = next(i.key for i in builder.store.list(PREFIX + "queue/") if f"/{kind}/" in i.key)
+def damage(builder: TierBuilder, part: Part, position: int) -> None:
+    """Flip a bit of its section."""
+    key, position = PREFIX + part.bundle.key, part.section.start + position
     data = bytearray(builder.store.get(key))
     data[position] ^= 1
     builder.store.delete(key)
@@ -297,8 +299,7 @@ def damage(builder: TierBuilder, kind: str, position: int) -> None:
 def test_a_damaged_block_costs_only_what_lies_in_it():
     builder = TierBuilder()
     items = [bytes([65 + n]) * (64 * KIB) for n in range(8)]
-    builder.add(items)
-    damage(builder, "commitlog", 4 * 64 * KIB + 5000)
+    damage(builder, builder.add(items), 4 * 64 * KIB + 5000)
     fetcher = fetcher_of(builder.store)
     for offset in range(8):
         if offset in {3, 4}:  # records are a little larger than blocks: block 4 holds parts of both
@@ -310,28 +311,45 @@ def test_a_damaged_block_costs_only_what_lies_in_it():
             assert rows(batch)[offset] == expected(offset, [items[offset]])[offset]
 
 
-@pytest.mark.parametrize("kind", ["commitlog", "consumequeue"])
-def test_a_damaged_trailer_costs_no_message(kind: str):
+def test_a_damaged_block_of_a_small_section_costs_only_what_lies_in_it():
     builder = TierBuilder()
-    items = [bytes([65 + n]) * (64 * KIB) for n in range(8)]
+    items = [bytes([65 + n]) * (16 * KIB) for n in range(12)]
     part = builder.add(items)
-    place = part.log if kind == "commitlog" else part.index
-    damage(builder, kind, place.object_bytes - 20)
+    assert part.section.size_bytes < 256 * KIB
+    damage(builder, part, 64 * KIB + 5000)
+    fetcher = fetcher_of(builder.store)
+    lost = set()
+    for offset in range(12):
+        try:
+            batch = fetcher.read("g", QUEUE, QueueOffset(offset), bytes_max=1)
+        except DataError:
+            lost.add(offset)
+            continue
+        assert isinstance(batch, TierBatch)
+        assert rows(batch) == expected(offset, [items[offset]])
+    assert lost == {3, 4, 5, 6, 7}, "what lies in the second block of 64 KiB"
+
+
+@pytest.mark.parametrize("each", [1, 64])
+def test_a_damaged_block_table_costs_no_message(each: int):
+    builder = TierBuilder()
+    items = [bytes([65 + n]) * (each * KIB) for n in range(8)]
+    part = builder.add(items)
+    damage(builder, part, part.section.size_bytes - 2)
     assert read_all(fetcher_of(builder.store, **SMALL))[0] == expected(0, items)
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.sampled_from(["commitlog", "consumequeue"]), st.data())
-def test_i3_one_flipped_bit_gives_an_error_or_the_true_bytes(kind: str, draw: st.DataObject):
+@given(st.data())
+def test_i3_one_flipped_bit_gives_an_error_or_the_true_bytes(draw: st.DataObject):
     builder = TierBuilder()
     items = [b"hello", None, (3, b"inner"), b"world" * 20]
-    builder.add(items)
-    size = next(i.size_bytes for i in builder.store.list(PREFIX) if f"/{kind}/" in i.key)
-    damage(builder, kind, draw.draw(st.integers(0, size - 1)))
+    part = builder.add(items)
+    damage(builder, part, draw.draw(st.integers(0, part.bundle.size_bytes - 1)))
     try:
         found, _ = read_all(fetcher_of(builder.store))
     except DataError as error:
-        is_right = f"/{kind}/" in error.where
+        is_right = part.bundle.key in error.where
     else:
         is_right = found == expected(0, items)
     assert is_right
@@ -345,7 +363,7 @@ def gone(builder: TierBuilder) -> TieredMessageFetcher:
 def test_an_object_that_is_gone_is_damage_only_after_a_look_at_the_journal():
     builder = TierBuilder()
     part = builder.add([b"one"])
-    builder.store.delete(PREFIX + part.log.key)
+    builder.store.delete(PREFIX + part.bundle.key)
     with pytest.raises(DataError, match="is gone"):
         gone(builder).read("g", QUEUE, QueueOffset(0))
 
@@ -363,8 +381,7 @@ def test_what_has_expired_meanwhile_is_called_so():
             "min_from": 0, "min_to": 1, "life": 0,
         }
     )  # fmt: skip
-    for place in (part.log, part.index):
-        builder.store.delete(PREFIX + place.key)
+    builder.store.delete(PREFIX + part.bundle.key)
     with pytest.raises(ExpiredError):
         fetcher.read("g", QUEUE, QueueOffset(0))
     batch = fetcher.read("g", QUEUE, QueueOffset(1))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.fetching import batches, expected, fetcher_of, read_all, rows, view_of
 from support.journals import PREFIX
+from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
@@ -21,12 +22,9 @@ from fetcher.claims import PARTS_MAX
 from fetcher.runs import Run
 from fetcher.window import WindowLimits
 from tiered.clock import ManualClock, SystemClock
-from tiered.dispatch.sealer import Sealer, SealJob
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.log.decode import TierBatch
-from tiered.log.parts import part_json, queue_action
-from tiered.log.seal import SealPolicy, plan_seals
-from tiered.log.takeback import head_of
+from tiered.log.parts import queue_action
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -35,19 +33,13 @@ if TYPE_CHECKING:
 KIB = 1024
 
 
-def take_back(builder: TierBuilder, end: int, was: int, head: Any) -> None:
-    fields = {"end": end, "was": was, "part": part_json(head), "reason": "cut"}
-    builder.say(queue_action("take_back", QUEUE, 0, **fields))
-
-
 def test_what_was_taken_back_is_not_given_out_of_the_cache():
     builder = TierBuilder()
     items = [bytes([65 + n]) * 100 for n in range(10)]
-    whole = builder.add(items)
+    builder.add(items)
     fetcher = fetcher_of(builder.store)
     assert read_all(fetcher)[0] == expected(0, items)
-    size = sum(len(row) for row in expected(0, items[:4]).values())
-    take_back(builder, 4, 10, head_of(whole, 4, log_bytes=size, holes=0, last=0))
+    builder.take_back(4)
     fetcher.refresh()
     assert read_all(fetcher)[0] == expected(0, items[:4])
     assert read_all(fetcher, group="other")[0] == expected(0, items[:4])
@@ -55,10 +47,10 @@ def test_what_was_taken_back_is_not_given_out_of_the_cache():
 
 def test_holes_that_were_cut_in_two_are_told_apart():
     builder = TierBuilder()
-    whole = builder.add([None, None, None, b"x"])
+    builder.add([None, None, None, b"x"])
     fetcher = fetcher_of(builder.store)
     read_all(fetcher)
-    take_back(builder, 2, 4, head_of(whole, 2, log_bytes=0, holes=2, last=0))
+    builder.take_back(2)
     fetcher.refresh()
     assert read_all(fetcher)[0] == {0: b"", 1: b""}
 
@@ -112,27 +104,6 @@ def batch_at(fetcher: Any, start: int, **more: Any) -> TierBatch:
     return batch
 
 
-def seal(builder: TierBuilder) -> None:
-    """Merge all parts of rolled segments, and delete what was merged."""
-    before = {x.key for x in builder.store.list(PREFIX + "queue/")}
-    policy = SealPolicy(small_bytes=1 << 20, merged_bytes_max=2 << 20)
-    for plan in plan_seals(builder.journal.state, policy):
-        job = SealJob(plan)
-        assert Sealer(builder.uploader, builder.store, PREFIX).advance(job)
-        parts = [part_json(part) for part in job.parts]
-        base = plan.segment.base_offset
-        builder.say(queue_action("seal", QUEUE, 0, segment=base, parts=parts))
-    named = {
-        PREFIX + key
-        for lives in builder.journal.state.queues.values()
-        for life in lives
-        for part in life.parts()
-        for key in (part.log.key, part.index.key)
-    }
-    for key in before - named:
-        builder.store.delete(key)
-
-
 def test_a_start_below_the_minimum_has_not_expired_again_when_objects_were_merged():
     builder = TierBuilder()
     builder.add([b"zero"])
@@ -142,7 +113,9 @@ def test_a_start_below_the_minimum_has_not_expired_again_when_objects_were_merge
     fields = {"min_from": 0, "min_to": 1, "life": 0}
     builder.say(queue_action("expire", QUEUE, 0, **fields))
     fetcher = fetcher_of(builder.store)
-    seal(builder)
+    before = named_bundles(builder)
+    gather(builder)
+    delete_unnamed(builder, before)
     assert rows(batch_at(fetcher, 0))[1] == expected(1, [b"one"])[1]
 
 
@@ -213,13 +186,14 @@ def test_tiny_parts_are_planned_and_asked_for_in_small_numbers():
 
 
 class Failing(WrappingStore):
-    """Reads fail while ``fails``; counts them."""
+    """Reads fail while ``fails``; counts them, and those that reach position ``items_at`` of an object."""
 
     fails = False
     failed = indexes = 0
+    items_at = 1 << 60
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        self.indexes += "/consumequeue/" in key
+        self.indexes += byte_range is not None and byte_range.end > self.items_at
         if self.fails:
             self.failed += 1
             raise UnavailableError("down")
@@ -323,10 +297,10 @@ def test_near_damage_little_is_read_again_and_again():
     builder = TierBuilder()
     items = [bytes([65 + n % 20]) * (8 * KIB) for n in range(512)]
     part = builder.add(items)
-    data = bytearray(builder.store.get(PREFIX + part.log.key))
+    data = bytearray(builder.store.get(PREFIX + part.bundle.key))
     data[2 << 20] ^= 1
-    builder.store.delete(PREFIX + part.log.key)
-    builder.store.put_if_absent(PREFIX + part.log.key, bytes(data))
+    builder.store.delete(PREFIX + part.bundle.key)
+    builder.store.put_if_absent(PREFIX + part.bundle.key, bytes(data))
     fetcher = fetcher_of(builder.store)
     got = 0
     at = 0
@@ -358,8 +332,9 @@ def test_a_queue_that_did_not_change_keeps_its_view():
 
 def test_an_index_in_use_is_not_dropped_first():
     builder, clock = TierBuilder(), ManualClock()
-    builder.add([bytes(20 * KIB)] * 200)
+    part = builder.add([bytes(20 * KIB)] * 200)
     store = Failing(builder.store)
+    store.items_at = part.section.items_at
     fetcher = fetcher_of(
         store, clock=clock, block_bytes=64 * KIB, piece_bytes=128 * KIB, cache_bytes=600 * KIB
     )
@@ -372,10 +347,10 @@ def test_an_index_in_use_is_not_dropped_first():
 def test_near_damage_a_read_keeps_to_its_deadline():
     builder = TierBuilder()
     part = builder.add([bytes([65 + n % 20]) * (8 * KIB) for n in range(64)])
-    data = bytearray(builder.store.get(PREFIX + part.log.key))
+    data = bytearray(builder.store.get(PREFIX + part.bundle.key))
     data[300 * KIB] ^= 1
-    builder.store.delete(PREFIX + part.log.key)
-    builder.store.put_if_absent(PREFIX + part.log.key, bytes(data))
+    builder.store.delete(PREFIX + part.bundle.key)
+    builder.store.put_if_absent(PREFIX + part.bundle.key, bytes(data))
 
     class Hanging(WrappingStore):
         hangs = threading.Event()

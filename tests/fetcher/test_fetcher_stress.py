@@ -1,4 +1,4 @@
-"""Readers in threads over a failing store while the queue grows, is sealed, expires and is taken back: only the truth.
+"""Readers in threads over a failing store while the queue grows, is merged, expires and is taken back: only the truth.
 
 Every record's body says its queue offset and, since what was taken back is written anew, the version of it. A reader may
 see a version as long as the journal that it has seen says so; which it is at an offset is known for each state.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.fetching import fetcher_of, rows, view_of
-from support.journals import PREFIX
+from support.merging import delete_unnamed, merge, named_bundles
 from support.tiers import QUEUE, TierBuilder, record_of
 
 from backends.errors import BackendError, ShortReadError, UnavailableError
@@ -24,12 +24,10 @@ from fetcher.limits import TransferLimits
 from fetcher.ticker import Ticker
 from fetcher.window import WindowLimits
 from tiered.clock import SystemClock
-from tiered.dispatch.sealer import Sealer, SealJob
 from tiered.errors import ExpiredError, StoreUnavailableError
 from tiered.log.expiry import segment_end
-from tiered.log.parts import Gap, part_json, queue_action
-from tiered.log.seal import SealPolicy, plan_seals
-from tiered.log.takeback import head_of
+from tiered.log.merge import MergePolicy
+from tiered.log.parts import Gap, queue_action
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ class Unlucky(WrappingStore):
             luck = 1.0 if self.is_calm else self._rng.random()
             spot = self._rng.random()
         data = super().get(key, byte_range)
-        if "/queue/" not in f"/{key}":
+        if "/journal/" in key:
             return data
         if luck < 0.02:
             time.sleep(0.05)
@@ -108,20 +106,14 @@ class World:
     def gap(self) -> None:
         self.builder.gap(self.rng.randrange(1, 9))
 
-    def seal(self) -> None:
-        before = self._named()
-        policy = SealPolicy(small_bytes=1 << 20, merged_bytes_max=4 << 20)
-        for plan in plan_seals(self.builder.journal.state, policy)[:2]:
-            job = SealJob(plan)
-            assert Sealer(self.builder.uploader, self.store, PREFIX).advance(job)
-            parts = [part_json(part) for part in job.parts]
-            base = plan.segment.base_offset
-            self.builder.say(queue_action("seal", QUEUE, 0, segment=base, parts=parts))
-        self._delete(before - self._named())
+    def merge(self) -> None:
+        before = named_bundles(self.builder)
+        merge(self.builder, MergePolicy(fan_in=4, bundle_bytes_max=4 << 20, own_bytes=1 << 20))
+        delete_unnamed(self.builder, before)
 
     def expire(self) -> None:
         lives = self.builder.journal.state.queues[QUEUE]
-        life, before = self.life, self._named()
+        life, before = self.life, named_bundles(self.builder)
         if len(life.segments) < 4:
             return
         low = segment_end(life.segments[0])
@@ -129,7 +121,7 @@ class World:
             return
         fields = {"min_from": life.min_offset, "min_to": low, "life": len(lives) - 1}
         self.builder.say(queue_action("expire", QUEUE, 0, **fields))
-        self._delete(before - self._named())
+        delete_unnamed(self.builder, before)
 
     def take_back(self) -> None:
         """Cut the last part in two, and go on with other messages."""
@@ -140,22 +132,8 @@ class World:
         keep = self.rng.randrange(1, part.count)
         if part.queue_offset + keep <= life.min_offset:
             return
-        end = part.queue_offset + keep
-        size = sum(len(self.now[at]) for at in range(part.queue_offset, end))
-        head = head_of(part, keep, log_bytes=size, holes=0, last=0)
-        fields = {"end": end, "was": life.commit_offset, "part": part_json(head), "reason": "cut"}
-        self.builder.say(queue_action("take_back", QUEUE, 0, **fields))
-        self.builder._files.clear()
+        self.builder.take_back(part.queue_offset + keep)
         self.version += 1
-
-    def _named(self) -> set[str]:
-        lives = self.builder.journal.state.queues.get(QUEUE, ())
-        parts = [part for life in lives for part in life.parts()]
-        return {key for part in parts for key in (part.log.key, part.index.key)}
-
-    def _delete(self, keys: set[str]) -> None:
-        for key in keys:
-            self.store.delete(PREFIX + key)
 
 
 class Reader(threading.Thread):
@@ -240,8 +218,8 @@ def stress(seed: int, seconds: float) -> None:
                     [
                         *[world.grow] * 6,
                         world.gap,
-                        world.seal,
-                        world.seal,
+                        world.merge,
+                        world.merge,
                         world.expire,
                         world.take_back,
                     ]

@@ -201,7 +201,7 @@ def test_several_iterators_that_the_collector_finds_do_not_wait_for_ever():
 def test_room_is_claimed_for_what_is_read_though_hostile_records_overlap():
     builder = TierBuilder()
     part = builder.add([b"x" * 900 for _ in range(400)])
-    count, size = 300, part.log.size_bytes
+    count, size = 300, part.log_bytes
     sizes = np.full(count, 100, np.int32)
     sizes[0] = size  # all others lie in its body
     offsets = part.log_offset + np.arange(count, dtype=np.int64) * 1000
@@ -239,7 +239,7 @@ def test_an_error_does_not_keep_what_its_catcher_had():
         mine = Pinned()
         alive.append(weakref.ref(mine))
         asking = AskingStore(fetcher.transfers, builder.store, "s", ManualClock(), 10.0)
-        key = next(info.key for info in builder.store.list("") if "/commitlog/" in info.key)
+        key = next(info.key for info in builder.store.list("") if "/bundle/" in info.key)
         with pytest.raises(UnavailableError):
             asking.get(key, ByteRange(0, 100 * KIB))
 

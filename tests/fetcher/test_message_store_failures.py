@@ -166,12 +166,11 @@ def test_a_slow_tier_costs_a_part_of_the_deadline_once_and_then_nothing():
 def damage(both: BothSides) -> None:
     """Flip a bit in every data object of the tier."""
     store = both.builder.store
-    for info in [*store.list(PREFIX + "queue/")]:
-        if "/commitlog/" in info.key:
-            raw = bytearray(store.get(info.key))
-            raw[30] ^= 1
-            store.delete(info.key)
-            store.put_if_absent(info.key, bytes(raw))
+    for info in [*store.list(PREFIX + "bundle/")]:
+        raw = bytearray(store.get(info.key))
+        raw[30] ^= 1
+        store.delete(info.key)
+        store.put_if_absent(info.key, bytes(raw))
 
 
 def test_damage_is_told_and_stepped_over_one_by_one_and_served_locally_where_that_can_be():
@@ -197,8 +196,7 @@ def expired_and_deleted() -> BothSides:
     assert life is not None
     both.builder.say(queue_action("expire", QUEUE, 0, life=0, min_from=0, min_to=20))
     for part in life.parts()[:2]:
-        both.builder.store.delete(PREFIX + part.log.key)
-        both.builder.store.delete(PREFIX + part.index.key)
+        both.builder.store.delete(PREFIX + part.bundle.key)
     return both
 
 

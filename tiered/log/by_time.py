@@ -62,7 +62,7 @@ class Ranges(Protocol):
 
 @dataclass(slots=True)
 class StoreRanges:
-    """Ranges by way of a store; for one lookup, and one thread. A section's block table is read once, and so is a small section."""
+    """Ranges by way of a store; for one lookup, in one thread. A block table is read once, and so is a small section."""
 
     store: ObjectStore
     prefix: str

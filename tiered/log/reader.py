@@ -241,21 +241,29 @@ class QueueReader:
         first = start - part.queue_offset
         count = min(count_max, part.count - first)
         low, high = first * ITEM_BYTES, (first + count) * ITEM_BYTES
-        records: memoryview | None = None
-        if part.section.size_bytes <= max(WHOLE_AT_ONCE_BYTES, bytes_max):  # one request for both
-            records, every = read_part(self._store, self._prefix, part)
-            raw = every[low:high]
-        else:
+        whole = self._whole(part, bytes_max)
+        if whole is None:
             raw = read_range(self._store, self._prefix, part.index.part_of(low, high))
+        else:
+            raw = whole[1][low:high]
         items = decode_items(part, start, raw, where=self._prefix)
         items = items.part_of(0, _fitting(items.log_offsets, items.sizes, bytes_max))
         begin, end = items.span(part)
         wanted = part.log.part_of(begin - part.log_offset, end - part.log_offset)
-        if records is not None:
-            data = records[begin - part.log_offset : end - part.log_offset]
-        else:
+        if whole is None:
             data = read_range(self._store, self._prefix, wanted)
+        else:
+            data = whole[0][begin - part.log_offset : end - part.log_offset]
         return decode_records(self.queue, part, items, data, begin, where=self._prefix)
+
+    def _whole(self, part: Part, bytes_max: int) -> tuple[memoryview, memoryview] | None:
+        """Records and items, with one request; None: the section is too large for that, or something of it is damaged."""
+        if part.section.size_bytes > max(WHOLE_AT_ONCE_BYTES, bytes_max):
+            return None
+        try:
+            return read_part(self._store, self._prefix, part)
+        except DataError:
+            return None
 
 
 def _fitting(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32], bytes_max: int) -> int:

@@ -1,8 +1,8 @@
 """Reads sections of bundles, whole or in ranges, and checks every byte that it hands out.
 
-One section is read with one request wherever it is small or most of it is wanted: exactly its bytes, proven by the
+One section is read with one request wherever it is small or nearly all of it is wanted: exactly its bytes, proven by the
 checksum that the journal has of it. Of a large one the blocks are read that hold what is wanted, with the section's block
-table in the same request, which proves them, and is proven by that checksum itself; where the section is packed the table
+table beside them, which proves them, and is proven by that checksum itself; where the section is packed the table
 comes first, since only it says where the blocks are.
 
 Retries and errors: nothing is retried here but what fails its check, once (``read_ranges``). Whatever contradicts the
@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 WHOLE_BYTES_MAX: Final = 1024 * 1024 * 1024
 """No section that is larger is read whole, whatever the journal says; ours have 64 MiB at most, or one commit."""
 WHOLE_AT_ONCE_BYTES: Final = 256 * 1024
-"""A section of this size is read whole rather than in ranges that have to be looked for."""
+"""A section of this size is read whole rather than in ranges that have to be looked for; and so is a larger one when no more
+of it than this would be read in vain, to save the request for its block table."""
+
+
+class BlockTableError(DataError):
+    """A section's block table is damaged: ranges of it cannot be checked by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +164,7 @@ def plan_ranges(
             )
     if known is not None and known.blocks.place != place:
         known = None
-    if is_whole is None:
-        most = 2 * sum(want.size_bytes for want in wants)
-        is_small = place.size_bytes <= WHOLE_AT_ONCE_BYTES
-        is_whole = is_small or most >= place.records_bytes + place.items_bytes
-    if is_whole:
+    if _is_cheaper_whole(wants, known) if is_whole is None else is_whole:
         return _plan_whole(wants, where)
     if known is None and place.is_packed:
         behind = ByteRange(place.start + place.stored_bytes, place.start + place.size_bytes)
@@ -173,6 +174,17 @@ def plan_ranges(
     if known is None:
         low.append((place.table_at, place.size_bytes))
     return SectionPlan(tuple(wants), _united(low, place.start), known=known)
+
+
+def _is_cheaper_whole(wants: Sequence[SectionRange], known: OpenSection | None) -> bool:
+    place = wants[0].place
+    whole_bytes = place.records_bytes + place.items_bytes
+    in_vain = whole_bytes - sum(want.size_bytes for want in wants)
+    if place.size_bytes <= WHOLE_AT_ONCE_BYTES or not in_vain:
+        return True
+    if known is not None:
+        return False
+    return in_vain <= (whole_bytes // 2 if place.is_packed else WHOLE_AT_ONCE_BYTES)
 
 
 def _plan_whole(wants: Sequence[SectionRange], where: str) -> SectionPlan:
@@ -235,7 +247,10 @@ def _checked(want: SectionRange, known: OpenSection, held: _Held, where: str) ->
 def _opened(data: memoryview, at: int, place: SectionPlace, where: str) -> OpenSection:
     """From a packed section's bytes from its dictionary on; ``at`` is where they begin in the bundle."""
     base = at - place.start
-    blocks = SectionBlocks.parse(data[place.table_at - base :], place, where=where)
+    try:
+        blocks = SectionBlocks.parse(data[place.table_at - base :], place, where=where)
+    except DataError as error:
+        raise BlockTableError(error.what, where=error.where, do=error.do) from error
     if not place.dictionary_bytes:
         return OpenSection(blocks)
     dictionary = data[place.stored_bytes - base : place.items_at - base]
@@ -317,7 +332,8 @@ def read_planned(
 def read_ranges(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> list[memoryview]:
     """Read ranges of one section, checked; empty ones cost nothing.
 
-    What fails its check is read once more, and then the other way: whole in place of ranges, or these in place of all.
+    What fails its check is read once more, and then the other way: ranges in place of all, or whole where only the block
+    table is damaged.
 
     Raises:
         DataError: The bundle is damaged there; nothing of it is returned.
@@ -342,6 +358,8 @@ def _read(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> lis
         return read()
     except DataError as error:
         is_whole = plan_ranges(wants, where=prefix).is_whole
+        if not is_whole and not isinstance(error, BlockTableError):
+            raise
         try:
             return read(is_whole=not is_whole)
         except (DataError, InvalidRangeError, ShortReadError):

@@ -134,9 +134,8 @@ def _ranges(tier: Tier, queues: list[MessageQueue]) -> Iterable[tuple[str, ByteR
     }
     united: list[tuple[str, int, int]] = []
     for key, start, end in sorted(sections):
-        if united and united[-1][::2] == (key, start):
-            start = united.pop()[1]
-        united.append((key, start, end))
+        is_next = united and united[-1][::2] == (key, start)
+        united.append((key, united.pop()[1] if is_next else start, end))
     for key, start, end in united:
         for low in range(start, end, GET_BYTES):
             yield tier.place.prefix + key, ByteRange(low, min(low + GET_BYTES, end))
