@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zlib_ng import zlib_ng
@@ -22,10 +23,12 @@ from tiered.format.bundle import (
     SectionBlocks,
     SectionPlace,
     SectionTable,
-    build_bundle,
     build_packed_section,
     build_section,
+    build_tail,
     check_section,
+    find_table,
+    pack_table,
     read_table,
     tail_bytes,
 )
@@ -183,6 +186,11 @@ def table_of(count: int, seed: int = 0) -> SectionTable:
     return SectionTable(["Orders", "%RETRY%g", "ünï"], rows)
 
 
+def build_bundle(table: SectionTable) -> bytes:
+    """Table and footer."""
+    return build_tail(table, pack_table(table))
+
+
 def whole(table: SectionTable) -> int:
     return int(table.rows["size_bytes"].astype(np.uint64).sum())
 
@@ -247,26 +255,117 @@ def test_a_table_that_claims_to_be_huge_is_refused_before_it_is_unpacked(
         read_table(tail, whole(table) + len(tail), where=WHERE)
 
 
+# -- without what is damaged ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dictionary", [b"", text(2000, 9)])
+@pytest.mark.parametrize("size", [5_000, PACKED_BLOCK_BYTES, 3 * PACKED_BLOCK_BYTES + 17])
+def test_the_blocks_are_found_without_the_block_table(size: int, dictionary: bytes):
+    records = (
+        text(size) + text(2 * PACKED_BLOCK_BYTES) + noise(PACKED_BLOCK_BYTES)
+    )  # frames, and as it is
+    for section in (packed(records, noise(4000), dictionary), build_section([records], noise(40))):
+        data, place = bytes_of(section), section.place
+        found = SectionBlocks.walked(data[: place.table_at], place, where=WHERE)
+        wanted = blocks_of(data, place)
+        assert found.starts.tolist() == wanted.starts.tolist()
+        assert found.crcs.tolist() == wanted.crcs.tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300), st.integers(1, 3 * PACKED_BLOCK_BYTES))
+def test_walking_anything_is_damage_or_blocks_of_that_size(data: bytes, size: int):
+    """A right checksum proves no good will: nothing is unpacked, and nothing allocated by what frames claim."""
+    magic = b"\x28\xb5\x2f\xfd\x20"
+    for stored in (data, magic + data):
+        if len(stored) >= size:
+            continue
+        blocks = -(-size // PACKED_BLOCK_BYTES) + 1
+        whole = len(stored) + 20 + 8 * blocks
+        place = SectionPlace(0, size, len(stored), 1, whole, 0)
+        try:
+            found = SectionBlocks.walked(stored + bytes(20), place, where=WHERE)
+        except DataError:
+            continue
+        assert int(found.starts[-1]) == place.table_at
+        assert len(found.crcs) == blocks
+
+
+def test_frames_end_where_their_headers_say():
+    """Frames of many inner blocks, of one repeated byte, and with a checksum: the walk goes by RFC 8878, not by ours."""
+    for content in (bytes(PACKED_BLOCK_BYTES), text(PACKED_BLOCK_BYTES), text(70_000)):
+        for has_checksum in (False, True):
+            packer = zstandard.ZstdCompressor(level=1, write_checksum=has_checksum)
+            frame = packer.compress(content)
+            assert bundle._frame_bytes(memoryview(frame + b"behind"), len(content)) == len(frame)
+            assert bundle._frame_bytes(memoryview(frame[:-1]), len(content)) == 0
+            assert bundle._frame_bytes(memoryview(frame), len(content) + 1) == 0
+
+
+def test_a_table_is_found_when_the_footer_is_damaged():
+    sections = [build_section([noise(50, n)], noise(20)) for n in range(3)]
+    table = table_of(3)
+    table.rows["size_bytes"] = [section.place.size_bytes for section in sections]
+    table.rows["start"] = bundle._starts(table.rows["size_bytes"])
+    data = b"".join(map(bytes_of, sections)) + build_bundle(table)
+    for at in range(1, FOOTER_BYTES + 1):
+        bad = flip(data, 8 * (len(data) - at))
+        with pytest.raises((DataError, InvalidError)):
+            read_table(bad, len(bad), where=WHERE)
+        assert find_table(bad, 0, where=WHERE).rows.tolist() == table.rows.tolist()
+    with pytest.raises(DataError, match="can't be told"):
+        find_table(flip(data, 8 * whole(table)), 0, where=WHERE)  # the first byte of the frame
+
+
+# -- golden bytes ---------------------------------------------------------------------------------
+
 GOLDEN_SECTION = (
     "7265636f72647321"  # records
     "000102030405060708090a0b0c0d0e0f10111213"  # one item
     "0148862e3bddffa4"  # CRC-32 of each of the two blocks
 )
+GOLDEN_PACKED = (
+    "28b52ffd20c84d00001061620100c3288705"  # 200 bytes of records, "abab...", as one zstd frame
+    "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f2021222324252627"  # two items
+    "00000012626a7857"  # the frame's size, and its CRC-32
+    "00000028" "0da62e3c"  # the items' block
+)  # fmt: skip
 GOLDEN_TAIL = (
-    "28b52ffd2064fd0000b00000000100064f726465727300030001002400000000031000212c30ec0b"  # the table, a zstd frame
-    "0000000000000024000000280000000115983cb4000100007f2d57ef5442444c"  # the footer
-)
+    "28b52ffd20c5950300c4040000000200064f72646572730005c3bc6ec3af000100000003000000040001f40003e80007004602"
+    "010000018bcfe56800ff01deadbeef2400000008000000c8124a156e22a4d4fc02490001100037b358c98767a00a9c00b99939e0"
+    "32827c57650646038303c781d9cc10c04006c004"  # the table, a zstd frame
+    "000000000000006e"  # sections_bytes
+    "0000007b" "00000002" "a0fe0a36"  # table_bytes, sections, table_crc
+    "0001" "0001" "85f81cf0" "5442444c"  # version, level, footer_crc, magic
+)  # fmt: skip
+GOLDEN_ROWS = [
+    (0, 3, 0, 0, 0, 7, 1, 0, 1_700_000_000_000, 1_700_000_000_001, 0xDEADBEEF, 0, 8, 8, 36, 359539364, 0),
+    (1, 4, 1, 500, 1000, 70, 2, 1, -1, -1, 0, 36, 200, 18, 74, 3573285449, 1),
+]  # fmt: skip
 
 
-def test_golden_bytes():
+def test_golden_bytes_of_a_plain_section():
     """The format, byte for byte: what has been written once is read for ever."""
     section = build_section([b"records!"], bytes(range(20)))
     assert bytes_of(section).hex() == GOLDEN_SECTION
-    place = section.place
-    assert (place.size_bytes, place.crc) == (36, zlib_ng.crc32(bytes_of(section)[:28]))
-    rows = np.zeros(1, SECTION)
-    rows["queue_id"], rows["count"], rows["size_bytes"] = 3, 1, 36
+    assert section.place == SectionPlace(0, 8, 8, 1, 36, 359539364)
+    assert section.place.crc == zlib_ng.crc32(bytes_of(section)[:28])
+
+
+def test_golden_bytes_of_a_packed_section():
+    """Only read: another version of zstd may compress to other bytes."""
+    data, place = bytes.fromhex(GOLDEN_PACKED), SectionPlace(0, 200, 18, 2, 74, 3573285449)
+    assert len(data) == place.size_bytes
+    place.check(where=WHERE)
+    check_section(data, place, where=WHERE)
+    assert records_by_ranges(data, place, 0, 200) == b"ab" * 100
+    assert data[place.items_at : place.table_at] == bytes(range(40))
+
+
+def test_golden_bytes_of_a_table_and_footer():
     tail = bytes.fromhex(GOLDEN_TAIL)
-    table = read_table(tail, 36 + len(tail), where=WHERE)
-    assert (table.topics, table.rows.tolist()) == (["Orders"], rows.tolist())
-    assert build_bundle(table)[-FOOTER_BYTES + 20 : -FOOTER_BYTES + 24] == b"\x00\x01\x00\x00"
+    assert tail_bytes(tail[-FOOTER_BYTES:], where=WHERE) == len(tail)
+    table = read_table(tail, 36 + 74 + len(tail), where=WHERE)
+    assert (table.topics, table.rows.tolist(), table.level) == (["Orders", "ünï"], GOLDEN_ROWS, 1)
+    made = build_tail(table, tail[:-FOOTER_BYTES])
+    assert made == tail

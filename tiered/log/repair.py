@@ -26,7 +26,6 @@ from tiered.log.verify_report import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from collections.abc import Set as AbstractSet
 
     from typing_extensions import Buffer
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from tiered.log.named import NamedPart
     from tiered.log.parts import Part, SectionRange, TierState
     from tiered.log.tables import Tabled
-    from tiered.log.verify_report import Damage
+    from tiered.log.verify_report import Damaged
     from tiered.model import MessageQueue
 
 READ_BYTES = 8 * 1024 * 1024
@@ -61,7 +60,7 @@ class PartBytes(NamedTuple):
 
 
 def plan_repairs(
-    state: TierState, prefix: str, damaged: AbstractSet[Damage]
+    state: TierState, prefix: str, damaged: Damaged
 ) -> tuple[list[NamedPart], list[Unrepaired]]:
     """The damaged parts, bundle by bundle, and what is of no part. Pure.
 
@@ -70,9 +69,7 @@ def plan_repairs(
         prefix: Of the broker.
         damaged: What ``verify`` found.
     """
-    by_key: dict[str, set[int]] = {}
-    for key, section in damaged:
-        by_key.setdefault(key.removeprefix(prefix), set()).add(section)
+    by_key = {key.removeprefix(prefix): set(sections) for key, sections in damaged.items()}
     repairs: list[NamedPart] = []
     met: set[str] = set()
     for bundle, named in parts_by_bundle(state, by_key):

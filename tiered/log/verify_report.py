@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 OBJECT_KINDS = frozenset(
     (
@@ -41,16 +40,9 @@ PROBLEMS_LISTED_MAX = 1000
 NOTES_MAX = 100
 
 
-class Damage(NamedTuple):
-    """What a repair has to look after.
-
-    Attributes:
-        key: Whole key of an object.
-        section: Where the section begins in it that is damaged; ``WHOLE``: the object as such, so all of its sections.
-    """
-
-    key: str
-    section: int = WHOLE
+Damaged = dict[str, list[int]]
+"""What a repair has to look after: whole keys of objects, and where in each the sections begin that are damaged; ``WHOLE``: it
+is the object as such, so all of its sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +135,12 @@ class StoreComparison:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+def _add(damaged: Damaged, key: str, section: int) -> None:
+    sections = damaged.setdefault(key, [])
+    if section not in sections[-1:]:
+        sections.append(section)
+
+
 @dataclass(slots=True)
 class Finding:
     """What one step found. Made by one thread, merged by the caller's.
@@ -160,7 +158,7 @@ class Finding:
     """
 
     problems: list[Problem] = field(default_factory=list)
-    damaged: set[Damage] = field(default_factory=set)
+    damaged: Damaged = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     object_count: int = 0
     object_bytes: int = 0
@@ -173,7 +171,7 @@ class Finding:
         """Add a problem, of a section of a bundle or of an object as a whole."""
         self.problems.append(Problem(kind, where, detail))
         if kind in OBJECT_KINDS:
-            self.damaged.add(Damage(where, section))
+            _add(self.damaged, where, section)
 
 
 @dataclass(slots=True)
@@ -199,7 +197,7 @@ class VerifyReport:
 
     problems: list[Problem] = field(default_factory=list)
     problem_counts: Counter[str] = field(default_factory=Counter)
-    damaged: set[Damage] = field(default_factory=set)
+    damaged: Damaged = field(default_factory=dict)
     recorded: Recorded = field(default_factory=Recorded)
     queues: int = 0
     parts: int = 0
@@ -220,7 +218,7 @@ class VerifyReport:
     def add(self, problem: Problem) -> None:
         """Count a problem of the journal or of an object as a whole, and list it unless many are listed already."""
         if problem.kind in OBJECT_KINDS:
-            self.damaged.add(Damage(problem.where))
+            _add(self.damaged, problem.where, WHOLE)
         self._count(problem)
 
     def _count(self, problem: Problem) -> None:
@@ -232,7 +230,9 @@ class VerifyReport:
         """Take over what a step found."""
         for problem in finding.problems:
             self._count(problem)
-        self.damaged |= finding.damaged
+        for key, sections in finding.damaged.items():
+            for section in sections:
+                _add(self.damaged, key, section)
         self.checked_objects += finding.object_count
         self.checked_bytes += finding.object_bytes
         self.checked_messages += finding.messages

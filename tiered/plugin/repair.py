@@ -38,7 +38,6 @@ from tiered.plugin.workplace import GIVE_UP_S
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Sequence
-    from collections.abc import Set as AbstractSet
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from tiered.local.face import LocalStore
     from tiered.log.named import NamedPart
     from tiered.log.repair import PartBytes
-    from tiered.log.verify_report import Damage
+    from tiered.log.verify_report import Damaged
 
 LEASE_SECONDS = 60.0
 
@@ -138,7 +137,7 @@ class Repairer:
         self._unnamed: list[Tabled] | None = None
         self._report = RepairReport()
 
-    def run(self, damaged: AbstractSet[Damage]) -> RepairReport:
+    def run(self, damaged: Damaged) -> RepairReport:
         """Repair what can be repaired.
 
         Args:
