@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -14,20 +16,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.journals import PREFIX
+from support.merging import gather, text
 from support.synthetic import SyntheticStore
-from support.tiers import QUEUE, TierBuilder, batch_of, put_index, put_log
+from support.tiers import QUEUE, TierBuilder, batch_of
 
 from backends.memory import MemoryStore
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.errors import DataError
-from tiered.format.object import build_object, parse_trailer
+from tiered.format.bundle import (
+    BLOCK_BYTES,
+    FOOTER_BYTES,
+    PACKED_BLOCK_BYTES,
+    build_section,
+    build_tail,
+    pack_table,
+    read_table,
+)
 from tiered.journal.checkpoint import decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
-from tiered.keys import LEASE, ObjectId, commit_log_key
-from tiered.log.state import QueueLife, TierState, part_json, queue_action
+from tiered.keys import LEASE, ObjectId, bundle_key
+from tiered.log.bundles import SectionRow, bundle_row, table_of
+from tiered.log.named import named_bundles, parts_by_bundle
+from tiered.log.parts import Bundle, Parts
+from tiered.log.sections import read_range
+from tiered.log.state import QueueLife, TierState
 from tiered.log.verify import verify_tier
-from tiered.log.verify_report import PROBLEMS_LISTED_MAX, Problem, VerifyReport
+from tiered.log.verify_report import PROBLEMS_LISTED_MAX, WHOLE, Problem, VerifyReport
 from tiered.log.verify_state import check_state
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -51,7 +66,8 @@ def small_tier(store: ObjectStore | None = None) -> TierBuilder:
     builder.gap(4)
     builder.add([b"after"])
     builder.journal.write_checkpoint(force=True)
-    builder.add([b"last", None], queue=OTHER)
+    both = batch_of(8, [b"last", None], queue=OTHER), batch_of(13, [b"more"])
+    builder.add_round(*both)
     builder.store.put_if_absent(PREFIX + LEASE, seal_text(LEASED))
     return builder
 
@@ -97,7 +113,7 @@ def test_a_whole_tier_is_clean_and_what_is_recorded_is_counted(deep: bool):
     report = verify(builder.store, deep=deep)
     assert report.problems == []
     assert report.is_clean
-    assert (report.queues, report.parts, report.named_objects, report.messages) == (2, 5, 10, 10)
+    assert (report.queues, report.parts, report.named_objects, report.messages) == (2, 6, 5, 11)
     recorded = report.recorded
     assert (recorded.holes, recorded.gaps, recorded.gap_messages, recorded.quarantined) == (
         2,
@@ -125,7 +141,7 @@ def test_steps_run_in_an_executor_and_progress_comes_to_its_end():
             builder.store, executor=pool, progress=lambda done, total: seen.append((done, total))
         )
     assert report.is_clean
-    assert report.checked_messages == 10
+    assert report.checked_messages == 11
     assert (
         seen[-1][0]
         == seen[-1][1]
@@ -175,84 +191,158 @@ def test_any_object_that_is_gone_is_found_unless_replay_can_do_without():
         )
         report = verify(store, deep=False)
         assert report.is_clean == (optional or covered or last), key
-        if last:  # nothing lies behind it: its objects are orphans now
-            assert report.recorded.orphans == 2
+        if last:  # nothing lies behind it: its bundle is an orphan now
+            assert report.recorded.orphans == 1
 
 
 # -- one damage each, by name -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deep", [False, True])
-@pytest.mark.parametrize("which", ["log", "index"])
-def test_a_missing_object_is_named_once(deep: bool, which: str):
+def test_a_missing_bundle_is_named_once(deep: bool):
     builder = small_tier()
-    place = getattr(first_part(builder), which)
-    builder.store.delete(PREFIX + place.key)
+    key = PREFIX + first_part(builder).bundle.key
+    builder.store.delete(key)
     report = verify(builder.store, deep=deep)
-    assert report.problems == [Problem("missing", PREFIX + place.key, "an entry names this object")]
+    assert report.problems == [Problem("missing", key, "an entry names this object")]
+    assert report.damaged == {key: [WHOLE]}
 
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_truncated_object_has_the_wrong_size(deep: bool):
     builder = small_tier()
-    key = PREFIX + first_part(builder).log.key
+    key = PREFIX + first_part(builder).bundle.key
     change(builder.store, key, builder.store.get(key)[:-1])
     report = verify(builder.store, deep=deep)
     assert "size" in kinds(report)
     assert {problem.where for problem in report.problems} == {key}
+    assert report.checked_messages == (11 if deep else 0)  # only the footer is cut
 
 
-def test_a_flipped_payload_bit_names_the_block_and_the_message():
+def test_a_flipped_bit_of_a_record_names_the_block_and_the_message():
     builder = small_tier()
     part = first_part(builder)
-    key = PREFIX + part.log.key
+    key = PREFIX + part.bundle.key
     body_at = bytes(builder.store.get(key)).index(b"c" * 200)
     flip(builder.store, key, 8 * body_at)
     report = verify(builder.store)
     assert dict(report.problem_counts) == {"block": 1, "record": 1}
+    end = part.section.start + part.section.records_bytes
+    start = part.section.start
+    assert report.problems[0].detail == (
+        f"{QUEUE} queue offsets [0, 5): bytes [{start}, {end}) fail their checksum"
+    )
     assert report.problems[1].detail == f"{QUEUE} queue offset 4: the record has the fault CRC"
-    assert report.checked_messages == 9
+    assert report.checked_messages == 10
+    assert report.damaged == {key: [start]}
 
 
-def test_a_flipped_trailer_bit_is_the_trailer():
-    builder = small_tier()
-    place = first_part(builder).log
-    flip(builder.store, PREFIX + place.key, 8 * (place.object_bytes - 20))
-    assert kinds(verify(builder.store)) == {"trailer"}
+def big_tier(*, packs: bool) -> tuple[TierBuilder, str, list[Part]]:
+    """Two queues with sections of several blocks of records and of items, in one bundle; its key, and its parts."""
+    builder = TierBuilder()
+    body = text(1, 400)
+    ones = batch_of(0, [b"%d %s" % (n, body) for n in range(4000)], queue=OTHER)
+    twos = batch_of(0, [b"%d %s" % (n, body) for n in range(4000)])
+    builder.add_round(ones, twos)
+    if packs:
+        gather(builder)
+    (found,) = parts_by_bundle(builder.journal.state)
+    parts = [one.part for one in found[1]]
+    assert all(part.section.is_packed == packs for part in parts)
+    return builder, PREFIX + found[0].key, parts
 
 
-def test_an_object_replaced_by_another_whole_one_is_found():
-    builder = small_tier()
-    place = first_part(builder).log
-    key = PREFIX + place.key
-    data = builder.store.get(key)
-    trailer = parse_trailer(data, where=key)
-    bad = bytearray(data[: place.payload_bytes])
-    bad[50] ^= 1
-    made = build_object([bad], trailer.description)
-    change(builder.store, key, b"".join(bytes(memoryview(b)) for b in made.buffers))
-    assert {"trailer", "payload"} & kinds(verify(builder.store))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("topic", "x"), ("queue_offset", 9), ("count", 1), ("segment", 5), ("kind", "x")],
-)
-def test_an_object_that_says_something_else_of_itself(name: str, value: object):
-    builder = small_tier()
-    place = first_part(builder).index
-    key = PREFIX + place.key
-    data = builder.store.get(key)
-    said = dict(parse_trailer(data, where=key).description)
-    made = build_object([data[: place.payload_bytes]], {**said, name: value})
-    change(builder.store, key, b"".join(bytes(memoryview(b)) for b in made.buffers))
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("where", ["records", "items", "table"])
+def test_a_flipped_block_costs_what_lies_in_it_and_no_other_queue(packs: bool, where: str):
+    """By the words of ``verify`` and by what can still be read: the same queue offsets."""
+    builder, key, (_, mine) = big_tier(packs=packs)
+    place = mine.section
+    at = {
+        "records": place.stored_bytes // 2,
+        "items": place.items_at + 30_000,
+        "table": place.table_at + 3,
+    }
+    flip(builder.store, key, 8 * (place.start + at[where]))
     report = verify(builder.store)
-    assert any(p.kind == "description" and p.detail.startswith(name) for p in report.problems)
+    some = set(range(0, 4000, 97))
+    assert readable_offsets(builder, OTHER, some) == some
+    if where == "table":
+        assert readable_offsets(builder, QUEUE, some) == some
+        assert [p.kind for p in report.problems] == ["table"]
+        assert "read whole" in report.problems[0].detail
+        return
+    found = re.match(
+        re.escape(str(QUEUE)) + r" queue offsets \[(\d+), (\d+)\)", report.problems[0].detail
+    )
+    assert found
+    low, high = int(found[1]), int(found[2])
+    some |= {max(0, low - 1), low, high - 1, high}
+    assert some - readable_offsets(builder, QUEUE, some) == some & set(range(low, high))
+    assert report.problems[0].kind == "block"
+    block = PACKED_BLOCK_BYTES if packs else BLOCK_BYTES
+    most = block // (mine.log_bytes // 4000) + 2 if where == "records" else BLOCK_BYTES // 20 + 2
+    assert high - low <= most
+    assert 8000 - (high - low) <= report.checked_messages < 8000 + (where == "records")
+
+
+def readable_offsets(builder: TierBuilder, queue: MessageQueue, some: set[int]) -> set[int]:
+    """Those of some queue offsets whose item and record can be had."""
+    life = builder.journal.state.life(queue)
+    assert life
+    found: set[int] = set()
+    for part in life.parts():
+        for number in sorted(offset - part.queue_offset for offset in some):
+            try:
+                item = read_range(
+                    builder.store, PREFIX, part.index.part_of(20 * number, 20 * number + 20)
+                )
+                start, size, _ = struct.unpack(">qiq", item)
+                at = start - part.log_offset
+                read_range(builder.store, PREFIX, part.log.part_of(at, at + size))
+            except DataError:
+                continue
+            found.add(part.queue_offset + number)
+    return found
+
+
+def test_a_damaged_block_and_block_table_leave_nothing_to_prove_the_section_by():
+    builder, key, (_, mine) = big_tier(packs=False)
+    place = mine.section
+    for at in (place.items_at, place.table_at):
+        flip(builder.store, key, 8 * (place.start + at))
+    report = verify(builder.store)
+    (problem,) = report.problems
+    assert problem.kind == "section"
+    assert problem.detail.startswith(f"{QUEUE} queue offsets [0, 4000): all of it can't be proven")
+    assert report.checked_messages == 4000
+
+
+@pytest.mark.parametrize("behind", [1, FOOTER_BYTES + 3])
+def test_a_flipped_bit_of_the_bundles_own_table_or_footer_costs_no_message(behind: int):
+    builder = small_tier()
+    bundle = first_part(builder).bundle
+    flip(builder.store, PREFIX + bundle.key, 8 * (bundle.size_bytes - behind))
+    report = verify(builder.store)
+    assert [(p.kind, p.where) for p in report.problems] == [("table", PREFIX + bundle.key)]
+    assert "no message is lost" in report.problems[0].detail
+    assert report.checked_messages == 11
+
+
+def test_a_bundle_replaced_by_another_whole_one_is_found():
+    builder = small_tier()
+    parts = first_part(builder)
+    other = TierBuilder()
+    other.add([b"A", (3, b"inner"), b"C" * 200])
+    (mine,) = named_bundles(other.journal.state)
+    key = PREFIX + parts.bundle.key
+    change(builder.store, key, other.store.get(PREFIX + mine))
+    assert {"description", "section"} <= kinds(verify(builder.store))
 
 
 def test_an_outage_of_one_object_is_a_problem_of_that_object():
     builder = small_tier()
-    key = first_part(builder).log.key
+    key = first_part(builder).bundle.key
     store = FaultyStore(
         builder.store,
         random.Random(1),
@@ -260,7 +350,7 @@ def test_an_outage_of_one_object_is_a_problem_of_that_object():
     )
     report = verify(store)
     assert dict(report.problem_counts) == {"unreadable": 1}
-    assert report.checked_messages == 5
+    assert report.checked_messages == 6
 
 
 def test_a_damaged_quarantined_record_is_found():
@@ -274,15 +364,19 @@ def test_a_damaged_quarantined_record_is_found():
 
 
 def forged(batch: RecordBatch, **said: Any) -> VerifyReport:
-    """A tier whose only part has these records, under right checksums."""
+    """A tier whose only part has these records, under right checksums; the bundle and the journal say ``said`` of it."""
     builder = TierBuilder()
-    file = builder.file()
-    file.append(replace(batch, queue=QUEUE, base_offset=QueueOffset(0)), 0.0)
-    commit = file.take(0)
-    stored = put_log(builder.uploader, commit)
-    part = replace(put_index(builder.uploader, stored), **said)
-    fields = {"segment": commit.segment, "part": part_json(part)}
-    builder.journal.append([queue_action("part", QUEUE, 0, **fields)])
+    commit = builder.take(replace(batch, queue=QUEUE, base_offset=QueueOffset(0)))
+    low, high = commit.times()
+    place = QUEUE, 0, commit.segment, commit.log_offset, commit.queue_offset
+    row = replace(SectionRow(*place, commit.holes(), low, high, commit.last), **said)
+    key = bundle_key("", 0, 1, builder.uploader.next_id())
+    section = build_section(commit.data(), commit.items())
+    table = table_of([(row, section.place)])
+    tail = build_tail(table, pack_table(table))
+    builder.store.put_if_absent(PREFIX + key, [*section.buffers, tail])
+    bundle = Bundle(key, section.place.size_bytes + len(tail))
+    builder.say({"do": "part", "bundles": [bundle_row(bundle, pack_table(table))]})
     return verify(builder.store)
 
 
@@ -347,12 +441,44 @@ def test_an_item_of_an_inner_batch_behind_its_end_is_foreign():
     ("kind", "said"),
     [
         ("description", {"store_min_ms": 10**15, "store_max_ms": 10**15}),
-        ("description", {"holes": 1}),
+        ("record", {"last": 99}),
         ("index", {"holes": 1}),
     ],
 )
-def test_a_journal_that_says_something_else_than_the_objects(kind: str, said: dict[str, int]):
+def test_a_journal_that_says_something_else_than_the_records(kind: str, said: dict[str, int]):
     assert kind in kinds(forged(THREE, **said))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queue_id", 99), ("incarnation", 3), ("segment", 900), ("log_offset", 9), ("queue_offset", 9),
+        ("count", 1), ("holes", 1), ("store_min_ms", 9), ("store_max_ms", 9), ("last", 9), ("taken_back", 1), ("crc", 9),
+    ],
+)  # fmt: skip
+def test_a_bundle_that_says_something_else_of_a_section_than_the_journal(name: str, value: int):
+    builder = small_tier()
+    bundle = first_part(builder).bundle
+    key = PREFIX + bundle.key
+    data = builder.store.get(key)
+    table = read_table(data, len(data), where=key)
+    table.rows[name][0] = value
+    tail = build_tail(table, pack_table(table))
+    change(builder.store, key, data[: int(table.rows["size_bytes"].sum())] + tail)
+    report = verify(builder.store)
+    assert "description" in kinds(report)
+    assert report.checked_messages == 11
+
+
+def test_a_bundle_of_another_level_than_the_journal_says():
+    builder = small_tier()
+    key = PREFIX + first_part(builder).bundle.key
+    data = builder.store.get(key)
+    table = replace(read_table(data, len(data), where=key), level=2)
+    size = int(table.rows["size_bytes"].sum())
+    change(builder.store, key, data[:size] + build_tail(table, pack_table(table)))
+    (problem,) = verify(builder.store).problems
+    assert (problem.kind, problem.detail) == ("description", "level is 2; the journal says 0")
 
 
 def test_bytes_that_no_item_points_at_are_recorded():
@@ -365,7 +491,7 @@ def test_many_problems_are_counted_and_the_first_are_listed():
     many = batch_of(5, [b"x"] * 50)
     report = forged(many)
     assert report.problem_counts["foreign"] == 21  # 20 by name, one for the rest
-    assert report.problems[20].detail == "30 more: the record is of another queue offset"
+    assert report.problems[20].detail == f"{QUEUE} 30 more: the record is of another queue offset"
     full = VerifyReport()
     for number in range(PROBLEMS_LISTED_MAX + 5):
         full.add(Problem("block", "k", str(number)))
@@ -389,7 +515,7 @@ def test_a_damaged_old_entry_that_readers_jump_over_is_found():
     assert [(p.kind, p.where) for p in report.problems] == [
         ("journal", journal_keys(builder.store)[1])
     ]
-    assert report.checked_messages == 10
+    assert report.checked_messages == 11
 
 
 def test_a_damaged_last_entry_ends_nothing():
@@ -406,7 +532,7 @@ def test_a_checkpoint_with_another_state_is_found():
     builder = small_tier()
     key = next(key for key in journal_keys(builder.store) if key.endswith(".checkpoint"))
     found = decode_checkpoint(builder.store.get(key), where=key)
-    other = replace(found, state={**found.state, "queues": []})
+    other = replace(found, state={**found.state, "refused_parts": 7})
     change(builder.store, key, encode_checkpoint(other))
     report = verify(builder.store)
     assert Problem("journal", key, "replay gives another state") in report.problems
@@ -429,9 +555,7 @@ def test_a_lease_that_cannot_be_read_is_named():
 def test_orphans_and_unknown_keys_are_recorded_and_no_failure():
     builder = small_tier()
     for number, generation in enumerate([0, 1, 1]):
-        key = commit_log_key(
-            PREFIX, QUEUE, 0, LogOffset(9), ObjectId(generation, "0badcafe", 99 + number)
-        )
+        key = bundle_key(PREFIX, 0, 9, ObjectId(generation, "0badcafe", 99 + number))
         builder.store.put_if_absent(key, b"12345")
     builder.store.put_if_absent(PREFIX + "strange", b"?")
     builder.store.put_if_absent(PREFIX + "journal/strange", b"?")
@@ -465,24 +589,12 @@ class Busy(WrappingStore):
             self._builder.add([b"newer"])
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        part = first_part(self._builder)
-        if key.endswith(part.log.key) and not self._calls:
+        bundle = first_part(self._builder).bundle
+        if key.endswith(bundle.key) and not self._calls:
             self._calls += 1
-            self._reseal(part)
+            gather(self._builder)
+            self._inner.delete(PREFIX + bundle.key)
         return self._inner.get(key, byte_range)
-
-    def _reseal(self, part: Part) -> None:
-        life = self._builder.journal.state.life(QUEUE)
-        assert life
-        segment = life.segments[0]
-        data = self._inner.get(PREFIX + part.log.key)[: part.log.payload_bytes]
-        made = self._builder.uploader.next_id()
-        key = commit_log_key("", QUEUE, 0, part.log_offset, made)
-        said = parse_trailer(self._inner.get(PREFIX + part.log.key), where="").description
-        log = self._builder.uploader.put_merged(key, [data], said)
-        parts = [part_json(replace(part, log=log))]
-        self._builder.say(queue_action("seal", QUEUE, 0, segment=segment.base_offset, parts=parts))
-        self._inner.delete(PREFIX + part.log.key)
 
 
 def test_what_writers_and_collectors_do_meanwhile_is_no_damage():
@@ -511,16 +623,18 @@ def test_a_state_that_contradicts_itself_is_found_whatever_the_contradiction():
     wrong: list[dict[str, Any]] = [
         {"min_offset": 99}, {"commit_offset": 1}, {"log_end": 3}, {"ended": "why"}, {"incarnation": 1},
         {"gaps": ()}, {"segments": (one, three)}, {"segments": (two, one, three)},
-        {"segments": (replace(one, sealed=False), two, three)}, {"segments": (one, replace(two, parts=()), three)},
+        {"segments": (replace(one, sealed=False), two, three)}, {"segments": (one, replace(two, parts=Parts.of([])), three)},
         {"segments": (replace(one, base_offset=LogOffset(1)), two, three)},
         *(
-            {"segments": (replace(one, parts=(bad,)), two, three)}
+            {"segments": (replace(one, parts=Parts.of([bad])), two, three)}
             for bad in (
-                replace(part, count=6), replace(part, holes=-1), replace(part, holes=99),
+                replace(part, count=6), replace(part, holes=99),
                 replace(part, queue_offset=QueueOffset(1)), replace(part, log_offset=LogOffset(1)),
-                replace(part, log=replace(part.log, end=part.log.payload_bytes + 1)),
-                replace(part, log=replace(part.log, key="strange")),
-                replace(part, log=part.index), replace(part, index=two.parts[0].index),
+                replace(part, section=replace(part.section, size_bytes=part.section.size_bytes - 1)),
+                replace(part, section=replace(part.section, start=part.bundle.size_bytes)),
+                replace(part, bundle=replace(part.bundle, key="strange")), replace(part, items_at=1),
+                replace(part, bundle=replace(part.bundle, level=2)), replace(part, records_at=1),
+                replace(part, bundle=replace(part.bundle, key=f"topic/x/0/{part.bundle.key[-51:]}")),
             )
         ),
     ]  # fmt: skip
@@ -544,13 +658,7 @@ def tier_of(local: SyntheticStore, upto: dict[MessageQueue, int] | None = None) 
                 queue, file.commit_offset, bytes_max=300, count_max=end - file.commit_offset
             )
             assert batch
-            file.append(batch, 0.0)
-            commit = file.take(0)
-            part = put_index(builder.uploader, put_log(builder.uploader, commit))
-            file.log_stored()
-            fields = {"segment": commit.segment, "part": part_json(part)}
-            builder.say(queue_action("part", queue, 0, **fields))
-            file.committed(commit, part)
+            builder.add_batch(batch)
     return builder
 
 
@@ -627,18 +735,13 @@ def test_gaps_and_a_later_start_are_skipped_and_counted():
     for number in range(20):
         local.append("a", 0, b"a%d" % number)
     builder = TierBuilder()
-    file = builder.file(A, 5)
+    builder.file(A, 5)
     for start, count in ((5, 5), (14, 6)):
         if start == 14:
             builder.gap(4, queue=A)
         batch = local.read(A, start, bytes_max=10**6, count_max=count)
         assert batch
-        file.append(batch, 0.0)
-        commit = file.take(0)
-        part = put_index(builder.uploader, put_log(builder.uploader, commit))
-        file.log_stored()
-        builder.say(queue_action("part", A, 0, segment=commit.segment, part=part_json(part)))
-        file.committed(commit, part)
+        builder.add_batch(batch)
     report = verify(builder.store, local=local)
     assert report.problems == []
     assert report.comparison
@@ -696,7 +799,7 @@ def test_a_part_that_cannot_be_read_is_a_problem_and_the_rest_is_compared():
     tier = tier_of(local)
     life = tier.journal.state.life(A)
     assert life
-    key = PREFIX + life.parts()[1].log.key
+    key = PREFIX + life.parts()[1].bundle.key
     flip(tier.store, key, 800)
     report = verify(tier.store, deep=False, local=local)
     assert [problem.kind for problem in report.problems] == ["unreadable"]

@@ -156,7 +156,7 @@ def _may_be(segment: int, one: NamedPart) -> bool:
     A merge makes one of several segments, of which the others' sections keep what they said; where a rebuilt journal has
     lost the beginning of a segment, it begins later.
     """
-    return min(segment, one.segment) <= one.part.log_offset
+    return segment <= one.part.log_offset
 
 
 # -- one section ----------------------------------------------------------------------------------
