@@ -31,7 +31,8 @@ PARTS_MAX: Final = 16_000_000
 """That a checkpoint may name; bounds what reading a hostile one allocates."""
 _LIFE_VALUES_MAX: Final = 10
 _PACK_LEVEL: Final = 3
-_RATIO_MAX: Final = 64
+_RATIO_MAX: Final = 1000
+"""Queue offsets alone, which differ, keep what is honest below a tenth of it."""
 _SMALL: Final = 1 << 20
 
 
