@@ -3,10 +3,11 @@
 Everything here is pure. ``plan_merge`` finds what is to be gathered next, from nothing but the state, so a restart finds
 what an earlier reign has left; ``replace_run`` is the rule by which replay accepts what came of it.
 
-Levels: rounds write bundles of level 0. When a level has its fan-in of them, all that is still named of these is gathered
-one level up. What comes out is sorted by topic, queue and offset, in bundles of ``bundle_bytes_max`` at most. A queue that
-has ``own_bytes`` there gets bundles of its own, which are done with: their level is the last one. So does a topic, so that
-topics expire apart. Nothing of the last level is gathered again, unless less than half of a bundle is still named.
+Levels: rounds write bundles of level 0. When a level has its fan-in of small ones, or of such as share a queue, all that is
+still named of these is gathered one level up. What comes out is sorted by topic, queue and offset, in bundles of
+``bundle_bytes_max`` at most. A queue that has ``own_bytes`` there gets bundles of its own, which are done with: their level
+is the last one. So does a topic, so that topics expire apart. Nothing of the last level is gathered again, unless less than
+half of a bundle is still named.
 
 Bounds: parts of a queue stay below fan-in x levels and what is of the last level; a byte is rewritten once a level, at
 most ``LAST_LEVEL`` times; bytes stored stay below 2 x bytes named for each bundle (about 1.5 over all).
@@ -49,7 +50,7 @@ class MergePolicy:
     """When merging pays, and what comes out.
 
     Attributes:
-        fan_in: A level is gathered when it has so many bundles.
+        fan_in: A level is gathered when it has so many small bundles, or so many that share a queue.
         bundle_bytes_max: A bundle that is made is about so large at most: one is held in memory while it is made.
         own_bytes: A queue (a topic) that has so many bytes in a plan gets bundles of its own.
         segment_bytes_max: Rolled neighbours become one segment of at most so many bytes of records; 0: never.
@@ -156,7 +157,7 @@ def plan_merge(
         leave: Keys of bundles that are left as they are, since they are damaged.
     """
     used = bundles_used(state, leave)
-    chosen, level = _full_level(used, policy)
+    chosen, level = _full_level(state, used, policy)
     if not chosen:
         chosen = _sparse(used, policy)
         level = max((use.bundle.level for use in chosen), default=0)
@@ -197,13 +198,35 @@ def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUs
     return sorted(kept, key=lambda use: (use.bundle.level, use.bundle.key.rpartition("/")[2]))
 
 
-def _full_level(used: list[BundleUse], policy: MergePolicy) -> tuple[list[BundleUse], int]:
-    """The bundles of the lowest level that has its fan-in, and the level above it."""
+def _full_level(
+    state: TierState, used: list[BundleUse], policy: MergePolicy
+) -> tuple[list[BundleUse], int]:
+    """What is to be gathered of the lowest level that has its fan-in, and the level above it.
+
+    Of bundles that are small, whosever they are: there shall be fewer. Else of bundles that one queue has parts in: large
+    bundles of different queues or topics, as one merge makes several, would be written again for nothing.
+    """
     for level in range(LAST_LEVEL):
         of_it = [use for use in used if use.bundle.level == level and not _is_done(use, policy)]
-        if len(of_it) >= policy.fan_in:
-            return _first(of_it), level + 1
+        most = policy.bundle_bytes_max // policy.fan_in
+        small = [use for use in of_it if use.bundle.size_bytes <= most]
+        if len(small) < policy.fan_in <= len(of_it):
+            small = _deepest(state, of_it)
+        if len(small) >= policy.fan_in:
+            return _first(small), level + 1
     return [], 0
+
+
+def _deepest(state: TierState, of_it: list[BundleUse]) -> list[BundleUse]:
+    """Those of these bundles that the queue with parts in most of them has parts in."""
+    keys = {use.bundle.key for use in of_it}
+    found: set[str] = set()
+    for lives in state.queues.values():
+        its = keys & {
+            bundle.key for life in lives for s in life.segments for bundle in s.parts.bundles
+        }
+        found = max(found, its, key=len)
+    return [use for use in of_it if use.bundle.key in found]
 
 
 def _is_done(use: BundleUse, policy: MergePolicy) -> bool:
