@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 QUEUE = MessageQueue("t", 0)
 OTHER = MessageQueue("t", 1)
+
+MERGING = replace(FAST, fan_in=2)
 
 
 def stored(count: int, *, text: bytes = b"old") -> SyntheticStore:
@@ -101,19 +104,19 @@ def test_a_tail_lost_and_written_anew_is_taken_back(end: int, more: int):
     check(store, local)
 
 
-def test_a_cut_part_is_sealed_like_others():
+def test_a_cut_part_is_merged_like_others():
     store, local = MemoryStore(), stored(12)
     for seed in range(4):
         run_once(store, local, seed=seed)
         append(local, 12, b"more %d" % seed)
     local.cut("t", 0, 17)
     append(local, 9, b"new")
-    with dispatching(store, local, seed=9) as dispatcher:
+    with dispatching(store, local, MERGING, seed=9) as dispatcher:
         follow(dispatcher)
-        dispatcher.seal_all()
+        dispatcher.merge_all()
     assert dispatcher.counters.taken_back == 1
-    assert [segment.sealed for segment in lives(store)[-1].segments] == [True]
-    assert [(part.queue_offset, part.queue_end) for part in lives(store)[-1].parts()] == [(0, 26)]
+    first = lives(store)[-1].parts()[0]
+    assert (first.queue_offset, first.queue_end, first.bundle.level) == (0, 17, 1)
     check(store, local)
     local.cut("t", 0, 21)  # and again, in a merged part
     append(local, 9, b"newer")
@@ -507,19 +510,19 @@ def test_a_copy_that_lags_and_can_read_what_was_damaged_waits():
     assert lives(store)[-1].commit_offset == 41
 
 
-# -- beside sealing -----------------------------------------------------------------------------
+# -- beside merging -----------------------------------------------------------------------------
 
 
-def test_what_was_sealed_while_it_was_open_is_not_taken_back_by_the_next_writer():
+def test_what_was_merged_while_it_was_open_is_not_taken_back_by_the_next_writer():
     """A merged part bears the mark of its last record."""
     store, local = MemoryStore(), stored(12)
     for seed in range(3):
         run_once(store, local, seed=seed)
         append(local, 12, b"more %d" % seed)
-    with dispatching(store, local, seed=8) as dispatcher:
+    with dispatching(store, local, MERGING, seed=8) as dispatcher:
         follow(dispatcher)
-        dispatcher.seal_all()
-    assert len(lives(store)[-1].parts()) == 1
+        dispatcher.merge_all()
+    assert lives(store)[-1].parts()[0].count > 12
     assert counted(run_once(store, local, seed=9)) == (0, 0)
     check(store, local)
 
@@ -532,12 +535,12 @@ def test_a_take_back_that_comes_behind_a_merge_is_planned_anew_and_counted_once(
     run_once(store, local, seed=8)
     local.cut("t", 0, 17)
     append(local, 9, b"new")
-    with dispatching(store, local, seed=9) as dispatcher:
+    with dispatching(store, local, MERGING, seed=9) as dispatcher:
         say, said = dispatcher.continuity._say, []
 
         def merge_first(fact: Fact) -> None:
             if not said:
-                dispatcher.seal_all()
+                dispatcher.merge_all()
             said.append(fact.action["do"])
             say(fact)
 
