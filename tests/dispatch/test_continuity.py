@@ -535,11 +535,12 @@ def test_a_take_back_that_comes_behind_a_merge_is_planned_anew_and_counted_once(
     run_once(store, local, seed=8)
     local.cut("t", 0, 17)
     append(local, 9, b"new")
-    with dispatching(store, local, MERGING, seed=9) as dispatcher:
+    with dispatching(store, local, seed=9) as dispatcher:
         say, said = dispatcher.continuity._say, []
 
         def merge_first(fact: Fact) -> None:
             if not said:
+                dispatcher._merging._policy = MERGING.merge_policy
                 dispatcher.merge_all()
             said.append(fact.action["do"])
             say(fact)
