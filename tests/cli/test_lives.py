@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support import tiers
-from support.tiers import QUEUE, TierBuilder, record_of
+from support.tiers import QUEUE, TierBuilder
 
 from backends.local import LocalFolderStore
-from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
@@ -27,13 +25,11 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     store = LocalFolderStore(tmp_path / "tier")
     builder = TierBuilder(store)
     builder.add([b"old", b"older"])
-    builder.say(queue_action("incarnation", QUEUE, 1, start=0, reason="created again"))
+    builder.begin_anew(reason="created again")
     builder = TierBuilder(store, writer="00000002")
     builder.add([b"a"])
-    part = builder.add([b"b", b"c", b"d"])
-    head = head_of(part, 1, log_bytes=len(record_of(QUEUE, 1, b"b")), holes=0, last=0)
-    row = part_json(head)
-    builder.say(queue_action("take_back", QUEUE, 1, end=2, was=4, part=row, reason="power failure"))
+    builder.add([b"b", b"c", b"d"])
+    builder.take_back(2, reason="power failure")
     TierBuilder(store, writer="00000003").add([b"C"])
     store.close()
     return f"file://{tmp_path}/tier"
@@ -156,8 +152,8 @@ def test_a_folder_behind_a_symbolic_link_is_read_and_nothing_that_goes_by_listin
     tiered: CommandLine, url: str, tmp_path: Path
 ):
     place = tmp_path / "tier" / Place("c", "b").prefix
-    (place / "queue").rename(tmp_path / "away")
-    (place / "queue").symlink_to(tmp_path / "away")
+    (place / "bundle").rename(tmp_path / "away")
+    (place / "bundle").symlink_to(tmp_path / "away")
     before = sorted(tmp_path.joinpath("away").rglob("*"))
     assert bodies(tiered.good("cat", url, QUEUE.topic)) == [(None, None, *one[2:]) for one in NOW]
     checked = tiered("verify", url)

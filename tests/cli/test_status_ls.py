@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.bundles import made_part
 
 from backends.memory import MemoryStore
 from backends.metered import MeteredStore
 from tiered.clock import ManualClock
 from tiered.journal.reader import JournalReader
 from tiered.keys import checkpoint_key
-from tiered.log.state import ObjectRange, Part, QueueLife, Segment, TierMachine, TierState
+from tiered.log.state import Parts, QueueLife, Segment, TierMachine, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.plugin.attach import Attachment, AttachSettings
 from tiered.plugin.place import Place
@@ -38,14 +40,37 @@ def test_ls_of_a_topic_and_its_objects(tiered: CommandLine, basic_tier: str):
     rows = tiered.good("ls", basic_tier, "orders", "-o", "jsonl").lines
     assert [row["queue_id"] for row in rows] == [0, 1, 2, 3]
     objects = tiered.good("ls", basic_tier, "orders", "--objects", "--json").document["objects"]
-    assert Counter(o["kind"] for o in objects) == {"commitlog": 4, "consumequeue": 4}
     folder = basic_tier.removeprefix("file://")
     from pathlib import Path
 
     for found in objects:
+        assert found["level"] == 0
+        assert found["sections"] == len(found["parts"])
         assert Path(folder, found["key"]).stat().st_size == found["size_bytes"]
-    sizes = {row["queue_id"]: row["size_bytes"] for row in rows}
-    assert sizes[0] == sum(o["size_bytes"] for o in objects if o["queue_id"] == 0)
+        assert found["named_bytes"] < found["size_bytes"]
+    sizes: Counter[int] = Counter()
+    for part in (part for found in objects for part in found["parts"]):
+        sizes[part["queue_id"]] += part["named_bytes"]
+    assert sizes == {row["queue_id"]: row["size_bytes"] for row in rows}
+
+
+def test_queues_share_objects_which_totals_count_once(tiered: CommandLine, basic_tier: str):
+    (broker,) = tiered.good("status", basic_tier, "--json").document["brokers"]
+    objects = tiered.good("ls", basic_tier, "--objects", "-o", "jsonl").lines
+    assert broker["objects"] == len(objects) < broker["queue_count"] == 25
+    for topic in broker["topics"]:
+        holding = [o for o in objects if any(p["topic"] == topic["topic"] for p in o["parts"])]
+        assert topic["objects"] == len(holding)
+    (level,) = broker["levels"]
+    assert level == {
+        "level": 0,
+        "objects": len(objects),
+        "object_bytes": broker["object_bytes"],
+        "size_bytes": broker["size_bytes"],
+    }
+    assert broker["object_bytes"] == sum(found["size_bytes"] for found in objects)
+    assert 1.0 <= broker["space_amplification"] < 1.01
+    assert re.search(r"stored +\d+ objects?, .* of level 0\); 1.00 x", tiered.good("status", basic_tier).text)
 
 
 def test_forms_agree(tiered: CommandLine, basic_tier: str):
@@ -53,7 +78,7 @@ def test_forms_agree(tiered: CommandLine, basic_tier: str):
     csv_rows = tiered.good("ls", basic_tier, "-o", "csv").text.splitlines()
     table = tiered.good("ls", basic_tier).text.splitlines()
     assert len(csv_rows) == len(table) == len(rows) + 1
-    assert csv_rows[1].startswith("events,0,0,150,150,1,2,")
+    assert csv_rows[1].startswith("events,0,0,150,150,1,1,")
     assert table[1].split()[:5] == ["events", "0", "0", "150", "150"]
 
 
@@ -108,17 +133,12 @@ def test_status_names_the_living_writer(tiered: CommandLine, basic: Path, tmp_pa
 
 
 def big_state(queues: int, parts: int) -> TierState:
-    def part(number: int) -> Part:
-        def place(kind: str) -> ObjectRange:
-            return ObjectRange(f"{kind}-{number}", 0, 100, 100, 20, 0)
-
-        start = number % parts
-        log = LogOffset(100 * start)
-        return Part(place("log"), place("index"), log, QueueOffset(start), 1, 0, 1, 2)
-
     lives = {}
     for queue in range(queues):
-        row = tuple(part(queue * parts + index) for index in range(parts))
+        row = Parts.of(
+            made_part(number, 100 * number, 1, 100, key=f"bundle-{queue}-{number}")
+            for number in range(parts)
+        )
         segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=row)
         life = QueueLife(
             0, QueueOffset(0), QueueOffset(parts), LogOffset(100 * parts), segments=(segment,)
@@ -127,20 +147,39 @@ def big_state(queues: int, parts: int) -> TierState:
     return TierState(generation=1, writer="0badcafe", queues=lives)
 
 
-def test_status_of_a_thousand_queues_and_ten_thousand_objects_takes_few_requests():
+def status_of(state: TierState) -> tuple[dict[str, Any], int]:
+    """The document of a broker, and the requests that it took."""
     place = Place("c", "b")
     memory = MemoryStore("memory://status")
     reader: JournalReader[TierState] = JournalReader(memory, place.prefix, TierMachine())
-    reader.state = big_state(1000, 5)
+    reader.state = state
     reader.number = 7
     memory.put_if_absent(checkpoint_key(place.prefix, 7), reader.checkpoint_bytes())
     store = MeteredStore(memory)
     clock = ManualClock()
     facts = read_status(store, cluster=None, broker=None, local=None, now_ms=clock.now_ms())
-    document = status_document(store.url, facts, clock.now_ms())
-    (broker,) = document["brokers"]
-    assert (broker["queue_count"], broker["objects"], broker["messages"]) == (1000, 10_000, 5000)
-    assert store.snapshot().requests <= 20
+    (broker,) = status_document(store.url, facts, clock.now_ms())["brokers"]
+    return broker, store.snapshot().requests
+
+
+def test_status_of_a_thousand_queues_and_ten_thousand_objects_takes_few_requests():
+    broker, requests = status_of(big_state(1000, 10))
+    assert (broker["queue_count"], broker["objects"], broker["messages"]) == (1000, 10_000, 10_000)
+    assert requests <= 20
+
+
+def test_status_tells_what_is_stored_and_not_named():
+    """Of two bundles one has a section that nothing names any more."""
+    half = made_part(0, 0, 100, 100_000, key="half", level=1)
+    behind = made_part(100, 100_000, 100, 100_000, key="whole")
+    doubled = replace(half, bundle=replace(half.bundle, size_bytes=2 * half.bundle.size_bytes))
+    parts = Parts.of([doubled, behind])
+    segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=parts)
+    life = QueueLife(0, QueueOffset(0), QueueOffset(200), LogOffset(200_000), segments=(segment,))
+    broker, _ = status_of(TierState(generation=1, queues={MessageQueue("t", 0): (life,)}))
+    assert [(row["level"], row["objects"]) for row in broker["levels"]] == [(0, 1), (1, 1)]
+    assert broker["space_amplification"] == pytest.approx(1.5, abs=0.01)
+    assert broker["size_bytes"] == sum(row["size_bytes"] for row in broker["levels"])
 
 
 @pytest.mark.parametrize("command", ["status", "ls"])
