@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import io
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from support.journals import PREFIX
-from support.tiers import QUEUE, TierBuilder
+from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from tiered.archive.job import Workshop, local_engine, run_job
 from tiered.archive.verify import verify_archive
 from tiered.clock import ManualClock
-from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.archive.job import Result
     from tiered.archive.verify import Report
-    from tiered.log.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +64,14 @@ def bodies(at: Workshop) -> dict[int, bytes]:
     return {row["queue_offset"]: row["body"] for row in rows(at)}
 
 
-def with_other_messages_behind(tier: TierBuilder, part: Part, *bodies: bytes) -> TierBuilder:
-    """The broker takes back all but the first two of five messages; a new writer tiers others, each in a segment.
+def with_other_messages_behind(tier: TierBuilder, *bodies: bytes) -> TierBuilder:
+    """The broker takes back all but the first two messages; a new writer tiers others, each in a segment.
 
     Args:
-        tier: Has ``a``, then ``part``, then one message more, in three parts.
-        part: Of the bodies ``b`` and two that are four bytes longer.
+        tier: Has more than two, of one queue.
         bodies: What comes in place of what was taken back.
     """
-    size = part.log.size_bytes
-    head = head_of(part, 1, log_bytes=size // 3 - 1, holes=0, last=0)
-    head = replace(head, log=replace(head.log, end=head.log.start + (size - 8) // 3))
-    fields = {"end": 2, "was": 5, "part": part_json(head), "reason": "made so"}
-    tier.say(queue_action("take_back", QUEUE, 0, **fields))
+    tier.take_back(2)
     again = TierBuilder(tier.store, writer="0badbeef")
     for body in bodies:
         again.add([body], roll=True)

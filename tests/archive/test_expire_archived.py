@@ -15,6 +15,7 @@ from tests.e2e.harness import here
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import log_writer, run_job
 from tiered.archive.limits import Limits
+from tiered.log.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +138,7 @@ def test_a_segment_that_is_archived_in_part_is_not() -> None:
     run_job(at, local_engine(at, 1), limits=Limits(bytes_max=1))
     assert proved(tier, at) == [[True, False, False, False]]
     first, second = tier.journal.state.queues[QUEUE][0].segments[:2]
-    joined = replace(first, parts=(*first.parts, *second.parts))
+    joined = replace(first, parts=first.parts + second.parts)
     assert not evidence(at).holds(tier.journal.state, QUEUE, 0, joined)
     archive(at)
     assert proved(tier, at) == [[True, True, True, False]]
@@ -166,27 +167,27 @@ def test_a_tier_of_the_same_name_with_other_times_is_another() -> None:
     archive(at)
     state = tier.journal.state
     one, two = state.queues[QUEUE][0].segments[:2]
-    joined = replace(one, parts=(*one.parts, *two.parts))
+    joined = replace(one, parts=one.parts + two.parts)
     for segment in (one, two, joined):
         assert evidence(at).holds(state, QUEUE, 0, segment)
         last = segment.parts[-1]
         for shift in (-1, 1, 1000):
             low, high = last.store_min_ms + shift, last.store_max_ms + shift
             late = replace(last, store_min_ms=low, store_max_ms=high)
-            assert not evidence(at).holds(state, QUEUE, 0, replace(segment, parts=(late,)))
-        assert evidence(at).holds(state, QUEUE, 0, replace(segment, parts=(last,)))
+            assert not evidence(at).holds(state, QUEUE, 0, replace(segment, parts=Parts.of([late])))
+        assert evidence(at).holds(state, QUEUE, 0, replace(segment, parts=Parts.of([last])))
     empty = [replace(p, store_min_ms=-1, store_max_ms=-1) for p in one.parts]
-    assert not evidence(at).holds(state, QUEUE, 0, replace(one, parts=tuple(empty)))
+    assert not evidence(at).holds(state, QUEUE, 0, replace(one, parts=Parts.of(empty)))
 
 
 def test_what_the_broker_took_back_proves_nothing_for_its_successor() -> None:
     tier = TierBuilder()
     tier.add([b"a"])
-    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
     archive(at)
-    again = with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
+    again = with_other_messages_behind(tier, b"new c", b"new d", b"open")
     found = proved(again, at)
     assert not any(flag for life in found for flag in life), "same offsets, other messages"
     archive(at)

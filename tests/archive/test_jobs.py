@@ -26,7 +26,7 @@ from tiered.archive.tables import read_archive
 from tiered.archive.task import archive_segment
 from tiered.archive.verify import read_log
 from tiered.errors import DataError, InternalError, InvalidError
-from tiered.log.state import part_json, queue_action
+from tiered.log.state import queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def test_each_offset_becomes_a_row_or_is_put_aside() -> None:
 
 def test_a_segment_of_holes_alone_is_archived() -> None:
     tier = TierBuilder()
-    parts = [part_json(tier.add([None, None]))]
-    tier.say(queue_action("seal", QUEUE, 0, segment=0, parts=parts))
+    tier.add([None, None])
+    tier.say(queue_action("seal", QUEUE, 0, segment=0))
     at = workshop(tier.store)
     result = archive(at)
     assert (result.failed, result.segments, keys(at)) == ([], 1, [])
@@ -132,11 +132,11 @@ def test_a_file_that_does_not_reconcile_is_not_published(monkeypatch: pytest.Mon
 def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() -> None:
     tier = TierBuilder()
     tier.add([b"a"])
-    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
     archive(at)
-    with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
+    with_other_messages_behind(tier, b"new c", b"new d", b"open")
     result = archive(at)
     assert [one.starts for one in result.plan.overtaken] == [(1,)]
     check(at)
@@ -153,11 +153,11 @@ def test_what_the_broker_takes_back_is_forgotten_and_its_successor_archived() ->
 def test_what_was_taken_back_and_expired_before_the_archive_met_it_is_forgotten_too() -> None:
     tier = TierBuilder()
     tier.add([b"a"])
-    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
     archive(at)
-    again = with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
+    again = with_other_messages_behind(tier, b"new c", b"new d", b"open")
     again.say(queue_action("expire", QUEUE, 0, life=0, min_from=2, min_to=5))
     archive(at)
     check(at)

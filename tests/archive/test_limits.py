@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from support.bundles import made_part
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
@@ -14,7 +15,7 @@ from backends.s3_options import S3Options
 from tests.archive.jobs import archive, check, rows, workshop
 from tests.archive.reading import files
 from tests.archive.test_jobs import Damaged
-from tests.archive.test_plan import tier
+from tests.archive.test_plan import COUNT, tier
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.archive import spark
@@ -29,7 +30,7 @@ from tiered.cli.archive_shown import progressed
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease
-from tiered.log.parts import TierState
+from tiered.log.parts import Parts, TierState
 from tiered.plugin.place import Place, choose_place
 
 if TYPE_CHECKING:
@@ -72,16 +73,12 @@ def test_a_run_takes_the_oldest_first_and_one_segment_at_least() -> None:
 
 def test_small_segments_of_a_topic_are_packed_and_large_ones_are_not() -> None:
     tasks = list(plan(3, 2).tasks)
-    tasks[1] = replace(tasks[1], parts=(replace_log(tasks[1].parts[0], 5000),))
+    tasks[1] = replace(tasks[1], parts=Parts.of([made_part(0, 0, COUNT, 5000)]))
     other = replace(tasks[0], lane=replace(tasks[0].lane, topic="other"))
     found = plan_packs([*tasks, other], 4000)
     assert [type(work) for work in found] == [Pack, type(other), type(other)]
     assert found[0] == Pack((tasks[0], *tasks[2:]))
     assert plan_packs(tasks, 0) == tasks
-
-
-def replace_log(part: Any, size: int) -> Any:
-    return replace(part, log=replace(part.log, end=part.log.start + size))
 
 
 def test_nothing_is_begun_when_the_time_is_over() -> None:
@@ -252,7 +249,7 @@ def shifted(life: Any, by_ms: int) -> Any:
             replace(p, store_min_ms=p.store_min_ms + by_ms, store_max_ms=p.store_max_ms + by_ms)
             for p in segment.parts
         ]
-        segments.append(replace(segment, parts=tuple(parts)))
+        segments.append(replace(segment, parts=Parts.of(parts)))
     return replace(life, segments=tuple(segments))
 
 

@@ -206,12 +206,12 @@ def test_what_the_broker_takes_back_is_divided_from_what_it_shares_a_file_with()
     tier.add([b"x"], queue=SECOND, roll=True)
     tier.add([b"open"], queue=SECOND, roll=True)
     tier.add([b"a"])
-    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
     run_job(at, local_engine(at, 1), small_bytes=1 << 20)
     assert len(named(at)) == 1
-    with_other_messages_behind(tier, part, b"new c", b"open")
+    with_other_messages_behind(tier, b"new c", b"open")
     archive(at)
     bodies = {(row["queue_id"], row["queue_offset"]): row["body"] for row in seen(at)}
     mine = QUEUE.queue_id

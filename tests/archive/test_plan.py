@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from support.bundles import made_part
 
 from tiered.archive.columns import schema
 from tiered.archive.keys import date_text, partition_value
@@ -16,7 +17,7 @@ from tiered.archive.plan import plan_archive
 from tiered.archive.tables import Wanted, choose_files
 from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_pieces
 from tiered.journal.entry import Entry
-from tiered.log.parts import ObjectRange, Part, QueueLife, Segment, TierState
+from tiered.log.parts import Parts, QueueLife, Segment, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 from tiered.plugin.place import Place
 
@@ -28,11 +29,10 @@ SECONDS_MAX = 120.0
 
 
 def segment(number: int, count: int = COUNT) -> Segment:
-    log = ObjectRange(f"log-{number}", 0, 1000, 1000, 100, 1)
-    index = ObjectRange(f"index-{number}", 0, 20 * count, 20 * count, 100, 1)
     base, first = LogOffset(number * 1000), QueueOffset(number * COUNT)
-    part = Part(log, index, base, first, count, 0, number * 10, number * 10 + 9, 7)
-    return Segment(base, first, 0, sealed=True, parts=(part,))
+    times = number * 10, number * 10 + 9
+    part = made_part(first, base, count, key=f"log-{number}", times=times, last=7)
+    return Segment(base, first, 0, sealed=True, parts=Parts.of([part]))
 
 
 def tier(queues: int, segments: int) -> TierState:
@@ -72,7 +72,7 @@ def test_a_thousand_segments_a_queue_of_which_nine_in_ten_are_archived(queues: i
 
 
 def test_a_segment_that_was_joined_afterwards_is_archived_as_far_as_it_is_not() -> None:
-    joined = replace(segment(0), parts=(*segment(0).parts, *segment(1).parts, *segment(2).parts))
+    joined = replace(segment(0), parts=Parts.joined(segment(n).parts for n in range(3)))
     life = QueueLife(0, QueueOffset(0), QueueOffset(3 * COUNT), LogOffset(3000), (joined,))
     there = TierState(queues={MessageQueue("t", 0): (life,)})
     found = plan(there, state(1, range(1, 2))).tasks

@@ -27,6 +27,7 @@ from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive
 from tiered.archive.verify import read_log
 from tiered.errors import DataError, InvalidError
+from tiered.log.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ def test_a_long_stretch_proves_nothing_of_a_short_segment_of_another_tier() -> N
     (part,) = segment.parts
     assert holds(at, tier, segment)
     short = replace(part, count=part.count - 1)
-    assert not holds(at, tier, replace(segment, parts=(short,)))
+    assert not holds(at, tier, replace(segment, parts=Parts.of([short])))
 
 
 def test_holes_of_an_archive_prove_nothing_of_messages() -> None:
@@ -93,7 +94,7 @@ def test_holes_of_an_archive_prove_nothing_of_messages() -> None:
     archive(at)
     segment = tier.journal.state.queues[QUEUE][0].segments[0]
     assert holds(at, tier, segment)
-    filled = tuple(replace(part, holes=0) for part in segment.parts)
+    filled = Parts.of(replace(part, holes=0) for part in segment.parts)
     assert not holds(at, tier, replace(segment, parts=filled))
 
 
@@ -102,7 +103,7 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
 ) -> None:
     tier = TierBuilder()
     tier.add([b"a"])
-    part = tier.add([b"b", b"old c", b"old d"], roll=True)
+    tier.add([b"b", b"old c", b"old d"], roll=True)
     tier.add([b"old e"], roll=True)
     at = workshop(tier.store)
     slow = workshop(tier.store, at.archive, seed=1)
@@ -111,7 +112,7 @@ def test_what_another_job_archives_while_it_is_being_taken_back_is_forgotten_too
     plan = plan_job(slow, log.state)
     log.append([job_action(Result(plan, log.writer, "local", 0).record(0))])  # as a run begins
     done = list(local_engine(slow, 1)(plan.tasks))
-    with_other_messages_behind(tier, part, b"new c", b"new d", b"open")
+    with_other_messages_behind(tier, b"new c", b"new d", b"open")
 
     def overtaken(who: Workshop, state: Any) -> Any:
         """The slow job's entry comes between this one's planning and its first entry."""

@@ -236,7 +236,7 @@ def test_nothing_behind_a_pinned_end_is_read(place: Place) -> None:
         start = reader.initialOffset()
         reader.prepareForTriggerAvailableNow()
         place.tier.add([b"c"])
-        place.tier.anew()
+        place.tier.begin_anew()
         place.tier.add([b"new"])
         place.tier.add([b"x"], queue=OTHER)
         end = reader.latestOffset(start, ALL)
@@ -264,7 +264,7 @@ def test_a_new_stream_begins_at_the_first_message_that_is_there(place: Place) ->
     """Lives that have expired, and gaps before the first message, were before its time."""
     place.tier.add([b"a"])
     place.tier.add([b"b"], roll=True)
-    place.tier.anew()
+    place.tier.begin_anew()
     place.tier.gap(3)
     place.tier.add([b"c"], roll=True)
     place.tier.gap(2)
@@ -364,7 +364,7 @@ def test_a_batch_is_not_done_again_without_a_queue_that_it_has(place: Place) -> 
 
 def test_a_checkpoint_of_another_tier_is_refused(place: Place) -> None:
     place.tier.add([b"a"])
-    place.tier.anew()
+    place.tier.begin_anew()
     place.tier.add([b"b"])
     with place.stream() as reader:
         end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -479,7 +479,7 @@ def test_each_message_is_read_once_or_counted_whatever_dies(
         elif what < 0.3 + expires and len(life.segments) > 1:
             place.tier.expire(life.segments[rng.randrange(1, len(life.segments))].base_queue_offset)
         elif what > 0.97:
-            place.tier.anew()
+            place.tier.begin_anew()
         elif what > 0.9:
             place.tier.gap(rng.randrange(1, 4))
 

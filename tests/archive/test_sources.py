@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
+from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 
-from backends.memory import MemoryStore
 from backends.registry import open_store
 from backends.s3_options import S3Options
 from tests.archive.jobs import archive, workshop
@@ -42,7 +42,6 @@ from tiered.archive.source.options import (
 from tiered.archive.source.report import file_list, report
 from tiered.archive.source.stretches import packed, plan_tier, read_stretch
 from tiered.errors import DataError, ExpiredError, InvalidError
-from tiered.log.state import part_json, queue_action
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -297,18 +296,14 @@ def test_what_was_taken_back_since_is_read_as_it_was_planned() -> None:
 
 def test_merged_parts_are_found_again() -> None:
     tier = Broker()
-    tier.add([b"a", b"b"])
+    tier.add([b"a"])
+    tier.add([b"b"])
     (stretch,) = plan_tier({PLACE: tier.journal.state}, ALL).stretches
-    other = Broker(MemoryStore())
-    part = other.add([b"a", b"b"])
-    moved = {old: old.replace("/", "/m", 1) for old in (part.log.key, part.index.key)}
-    text = str(part_json(part))
-    assert stretch.task.parts[0].log.size_bytes == part.log.size_bytes, text
-    for old, new in moved.items():
-        tier.store.put_if_absent(PLACE.prefix + new, tier.store.get(PLACE.prefix + old))
-        tier.store.delete(PLACE.prefix + old)
-    row = [moved.get(value, value) for value in part_json(stretch.task.parts[0])]
-    tier.say(queue_action("seal", QUEUE, 0, segment=0, parts=[row]))
+    before = named_bundles(tier)
+    gather(tier)
+    delete_unnamed(tier, before)
+    assert len(named_bundles(tier)) == 1
+    assert not named_bundles(tier) & before
     rows = list(read_stretch(tier.store, stretch, ALL))
     assert [some.column("body").to_pylist() for some in rows] == [[b"a", b"b"]]
 

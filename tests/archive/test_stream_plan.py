@@ -39,20 +39,6 @@ Row = tuple[str, int, int, bytes]
 class Broker(TierBuilder):
     """A tier to which everything happens that can happen to one."""
 
-    def take_back(self, end: int, queue: MessageQueue = QUEUE) -> None:
-        life = self.journal.state.life(queue)
-        assert life
-        fields = {"end": end, "was": life.commit_offset, "part": None, "reason": "made so"}
-        self.say(queue_action("take_back", queue, life.incarnation, **fields))
-        self._files.pop(queue, None)
-
-    def anew(self, queue: MessageQueue = QUEUE) -> None:
-        life = self.journal.state.life(queue)
-        assert life
-        fields = {"start": 0, "reason": "made anew"}
-        self.say(queue_action("incarnation", queue, life.incarnation + 1, **fields))
-        self._files.pop(queue, None)
-
     def expire(self, before: int, queue: MessageQueue = QUEUE, life: int = -1) -> None:
         lives = self.journal.state.queues[queue]
         number = life % len(lives)
@@ -230,7 +216,7 @@ def test_a_queue_that_is_made_anew() -> None:
     tier.add([b"a", b"b"])
     query = Query(tier)
     assert query.bodies(rows_max=1) == [b"a"]
-    tier.anew()
+    tier.begin_anew()
     tier.add([b"c"])
     assert query.batch() == [(QUEUE.topic, 0, 1, b"b"), (QUEUE.topic, 1, 0, b"c")]
     tier.expire(2, life=0)
@@ -292,7 +278,7 @@ def test_whatever_happens(seed: int) -> None:
                     tier.take_back(end)
                     taken_back += 1
             case "anew":
-                tier.anew()
+                tier.begin_anew()
             case "expire" if len(life.segments) > 1:
                 tier.expire(life.segments[1].base_queue_offset)
             case "read":

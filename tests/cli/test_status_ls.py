@@ -70,7 +70,9 @@ def test_queues_share_objects_which_totals_count_once(tiered: CommandLine, basic
     }
     assert broker["object_bytes"] == sum(found["size_bytes"] for found in objects)
     assert 1.0 <= broker["space_amplification"] < 1.01
-    assert re.search(r"stored +\d+ objects?, .* of level 0\); 1.00 x", tiered.good("status", basic_tier).text)
+    assert re.search(
+        r"stored +\d+ objects?, .* of level 0\); 1.00 x", tiered.good("status", basic_tier).text
+    )
 
 
 def test_forms_agree(tiered: CommandLine, basic_tier: str):
