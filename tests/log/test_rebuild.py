@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.journals import PREFIX
-from support.tiers import QUEUE, TierBuilder, batch_of, put_index, put_log
+from support.merging import gather, make, merger_of, runs_of
+from support.tiers import QUEUE, TierBuilder, batch_of
 
+from backends.errors import AlreadyExistsError
+from backends.memory import MemoryStore
 from tiered.clock import ManualClock
 from tiered.errors import DataError, FencedError, InvalidError, MovedOnError
+from tiered.format.bundle import FOOTER_BYTES
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.reader import JournalReader
 from tiered.keys import entry_key
+from tiered.log.merge import MergeOutput, MergeRun
+from tiered.log.named import named_bundles
+from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
 from tiered.log.rebuild import EPOCH
-from tiered.log.state import TierMachine, part_json, queue_action
-from tiered.log.takeback import head_of
+from tiered.log.state import TierMachine, queue_action
+from tiered.log.tables import Refused, Tabled, read_bundle_table
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 from tiered.plugin.place import Place
@@ -84,14 +92,7 @@ def told(state: TierState) -> dict[MessageQueue, tuple[QueueLife, ...]]:
                 gaps=tuple(replace(gap, reason="") for gap in life.gaps),
                 ended="over" if life.ended else "",
                 quarantined=0,  # the builder's journal does not count
-                segments=tuple(
-                    replace(
-                        segment,
-                        created_ms=0,
-                        parts=tuple(replace(part, last=0) for part in segment.parts),
-                    )
-                    for segment in life.segments
-                ),
+                segments=tuple(replace(segment, created_ms=0) for segment in life.segments),
             )
             for life in lives
         )
@@ -144,7 +145,7 @@ def test_a_journal_that_can_be_read_is_left_alone():
 Step = tuple[str, int, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "life", "reign"]),
+        st.sampled_from(["part", "part", "part", "roll", "hole", "gap", "life", "reign", "merge"]),
         st.integers(0, 2),
         st.integers(1, 4),
     ),
@@ -161,6 +162,13 @@ def play(steps: list[Step]) -> TierBuilder:
         queue = MessageQueue("topic", which)
         if what == "reign":
             builder = TierBuilder(builder.store, writer=f"{number:08x}")
+            continue
+        if what == "merge":
+            old = set(named_bundles(builder.journal.state))
+            if old:
+                gather(builder, 1 + which)
+            for key in old if size % 2 else ():
+                builder.store.delete(PREFIX + key)
             continue
         if what in {"gap", "life"}:
             if not touched.get(queue):
@@ -197,7 +205,6 @@ def test_without_orphans_the_rebuilt_state_is_the_lost_one(steps: list[Step]):
         assert plan.damage == ""
         return
     apply(plan, builder.store)
-    assert plan.proposal.orphans == []
     assert told(state_of(builder.store)) == told(before)
     assert_whole(builder.store)
 
@@ -239,15 +246,11 @@ def test_reasons_and_times_of_the_readable_beginning_are_kept():
 # -- orphans ------------------------------------------------------------------------------------
 
 
-def unnamed_part(builder: TierBuilder, items: list[bytes | None]) -> None:
-    """Both objects of a part, which no entry names."""
-    file = builder.file()
-    batch = batch_of(file.append_offset, items)
-    twin = TierBuilder.__new__(TierBuilder)
-    twin.__dict__ = {**builder.__dict__, "_files": {}}
-    other = twin.file()
-    other.append(batch, 0.0)
-    put_index(builder.uploader, put_log(builder.uploader, other.take(0)))
+def unnamed_part(builder: TierBuilder, items: list[bytes | None]) -> str:
+    """A bundle that no entry names; its key."""
+    stored = builder.put(builder.take(batch_of(builder.file().append_offset, items)))
+    builder.forget()
+    return stored.bundle.key
 
 
 def test_what_a_later_writer_wrote_rules_over_what_an_older_one_left():
@@ -260,7 +263,7 @@ def test_what_a_later_writer_wrote_rules_over_what_an_older_one_left():
     before = later.journal.state
     lose_journal(builder.store)
     plan = rebuild(builder.store)
-    assert len(plan.proposal.orphans) == 2
+    assert len(plan.proposal.orphans) == 1
     assert told(state_of(builder.store)) == told(before)
     assert_whole(builder.store)
 
@@ -275,14 +278,194 @@ def test_a_second_try_of_the_same_part_rules():
     assert told(state_of(builder.store)) == told(before)
 
 
-def test_a_log_without_its_index_is_an_orphan():
-    builder = small_tier()
-    file = builder.file()
-    file.append(batch_of(file.append_offset, [b"z"]), 0.0)
-    stored = put_log(builder.uploader, file.take(0))
+def test_of_a_round_that_was_never_named_nothing_wins_over_what_was_written_in_its_place():
+    """Two queues shared the bundle; only one of them was written again."""
+    builder = TierBuilder()
+    builder.add([b"a"])
+    builder.add([b"x"], queue=OTHER)
+    rounds = batch_of(1, [b"b", b"c"]), batch_of(1, [b"y"], queue=OTHER)
+    orphan = builder.put(*sorted(map(builder.take, rounds), key=lambda one: one.queue))
+    builder.forget()
+    later = TierBuilder(builder.store, writer="11111111")
+    later.add([b"b"])
+    later.add([b"y", b"z"], queue=OTHER)
+    before = later.journal.state
     lose_journal(builder.store)
     plan = rebuild(builder.store)
-    assert plan.proposal.orphans == [stored.log.key]
+    assert plan.proposal.orphans == [orphan.bundle.key]
+    assert told(state_of(builder.store)) == told(before)
+
+
+# -- merges -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("level", [1, 3])
+def test_merged_sections_stand_for_what_they_were_made_of(deleted: bool, level: int):
+    builder = small_tier()
+    old = set(named_bundles(builder.journal.state))
+    gather(builder, level)
+    builder.add([b"behind"])
+    before = builder.journal.state
+    for key in old if deleted else ():
+        builder.store.delete(PREFIX + key)
+    lose_journal(builder.store)
+    plan = rebuild(builder.store)
+    assert set(plan.proposal.orphans) == (set() if deleted else old)
+    assert told(state_of(builder.store)) == told(before)
+    assert_whole(builder.store)
+
+
+def test_a_merge_that_made_one_segment_of_two():
+    """What is behind the run in the second segment stays as it was, and says still that it is of that."""
+    builder = TierBuilder()
+    builder.add([b"a" * 50])
+    builder.add([b"b" * 50], roll=True)
+    builder.add([b"c" * 50])
+    builder.add([b"d" * 50], roll=True)
+    life = builder.journal.state.life(QUEUE)
+    assert life
+    run = MergeRun(
+        QUEUE, 0, 0, 0, Parts.joined((life.segments[0].parts, life.segments[1].parts[:1]))
+    )
+    make(builder, MergeOutput(1, (run,)))
+    before = builder.journal.state
+    assert [len(segment.parts) for segment in before.queues[QUEUE][0].segments] == [2, 1]
+    lose_journal(builder.store)
+    rebuild(builder.store)
+    assert told(state_of(builder.store)) == told(before)
+    assert_whole(builder.store)
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_a_merge_that_came_too_late_for_what_was_taken_back_is_no_history(has_old: bool):
+    """It was gathered before the broker took back the tail, and uploaded behind what was written in its place."""
+    builder = TierBuilder()
+    for bodies in ([b"a", b"b"], [b"c", b"d"]):
+        builder.add(bodies)
+    life = builder.journal.state.life(QUEUE)
+    assert life
+    output = MergeOutput(1, (MergeRun(QUEUE, 0, 0, 0, life.parts()),))
+    builder.take_back(2)
+    builder.add([b"C"], roll=True)
+    if not has_old:  # the tail has been merged since: only so it is known what was taken back
+        tails = [run for run in runs_of(builder.journal.state) if run.taken_back]
+        make(builder, MergeOutput(1, tuple(tails)))
+        builder.store.delete(PREFIX + life.parts()[1].bundle.key)
+        output_store = TierBuilder(MemoryStore())
+        for bodies in ([b"a", b"b"], [b"c", b"d"]):
+            output_store.add(bodies)
+        for info in output_store.store.list(PREFIX + "bundle/"):
+            with suppress(AlreadyExistsError):
+                builder.store.put_if_absent(info.key, output_store.store.get(info.key))
+    made = merger_of(builder).make(output, lambda: False)
+    assert made
+    if not has_old:
+        builder.store.delete(PREFIX + life.parts()[1].bundle.key)
+    before = builder.journal.state
+    lose_journal(builder.store)
+    plan = rebuild(builder.store)
+    after = state_of(builder.store)
+    assert made.stored.bundle.key in plan.proposal.orphans
+    assert told(after)[QUEUE][-1] == told(before)[QUEUE][-1]
+    assert_whole(builder.store)
+
+
+def test_what_a_merge_found_taken_back_stays_readable():
+    builder = TierBuilder()
+    builder.add([b"a", b"b"])
+    builder.add([b"c", b"d"])
+    builder.take_back(3)
+    builder.add([b"D", b"E"], roll=True)
+    gather(builder)
+    before = builder.journal.state
+    lose_journal(builder.store)
+    rebuild(builder.store)
+    (tail, life), (old, wanted) = told(state_of(builder.store))[QUEUE], told(before)[QUEUE]
+    assert life == wanted
+    assert replace(tail, segments=old.segments) == old
+    assert tail.parts() == old.parts()
+    assert_whole(builder.store)
+
+
+# -- tables that are damaged --------------------------------------------------------------------
+
+
+def flip(store: ObjectStore, key: str, at: int) -> None:
+    data = bytearray(store.get(key))
+    data[at] ^= 0x10
+    store.delete(key)
+    store.put_if_absent(key, bytes(data))
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_damaged_footer_costs_nothing_and_is_said(packs: bool):
+    builder = small_tier()
+    if packs:
+        old = named_bundles(builder.journal.state)
+        gather(builder)
+        for key in old:
+            builder.store.delete(PREFIX + key)
+    before = builder.journal.state
+    bundles = named_bundles(before)
+    for number, bundle in enumerate(bundles.values()):
+        flip(builder.store, PREFIX + bundle.key, bundle.size_bytes - 1 - number % FOOTER_BYTES)
+    lose_journal(builder.store)
+    plan = rebuild(builder.store)
+    assert plan.refused == []
+    said = [note for note in plan.proposal.notes if "proves itself" in note]
+    assert {note.partition(":")[0] for note in said} == set(bundles)
+    assert told(state_of(builder.store)) == told(before)
+
+
+def test_every_flipped_bit_of_a_tail_gives_the_same_or_is_refused():
+    """Nothing is made up."""
+    builder = TierBuilder()
+    builder.add_round(batch_of(0, [b"x", b"y"], queue=OTHER), batch_of(0, [b"a"]))
+    lose_journal(builder.store)
+    (info,) = list(builder.store.list(PREFIX + "bundle/"))
+    wanted = read_bundle_table(builder.store, PREFIX, info)
+    assert isinstance(wanted, Tabled)
+    size = max(p.section.start + p.section.size_bytes for p in wanted.named.parts)
+    refused = 0
+    for at in range(size, info.size_bytes):
+        flip(builder.store, info.key, at)
+        found = read_bundle_table(builder.store, PREFIX, info)
+        flip(builder.store, info.key, at)
+        if isinstance(found, Refused):
+            refused += 1
+            continue
+        assert found.salvaged
+        assert replace(found, salvaged="") == wanted
+    assert refused >= info.size_bytes - size - FOOTER_BYTES - 5
+
+
+def test_a_damaged_table_is_no_loss_where_the_journal_still_names_the_bundle():
+    builder = small_tier()
+    builder.journal.write_checkpoint(force=True)
+    builder.add([b"behind"])
+    before = builder.journal.state
+    bundle = before.queues[QUEUE][0].parts()[0].bundle
+    data = builder.store.get(PREFIX + bundle.key)
+    table = bytes(data).rindex(b"\x28\xb5\x2f\xfd")
+    flip(builder.store, PREFIX + bundle.key, table)
+    last = entry_key(PREFIX, builder.journal.number)
+    builder.store.delete(last)
+    builder.store.put_if_absent(last, b"damaged")
+    plan = rebuild(builder.store)
+    assert [one.key for one in plan.refused] == [bundle.key]
+    assert told(state_of(builder.store)) == told(before)
+
+
+def test_sections_of_a_damaged_bundle_whose_table_is_sound_are_kept_and_verify_says_what_is_lost():
+    builder = small_tier()
+    before = builder.journal.state
+    part = before.queues[QUEUE][0].parts()[0]
+    flip(builder.store, PREFIX + part.bundle.key, part.section.start + 100)
+    lose_journal(builder.store)
+    rebuild(builder.store)
+    assert told(state_of(builder.store)) == told(before)
+    assert {p.kind for p in verify_tier(builder.store, PREFIX, deep=True).problems} >= {"block"}
 
 
 # -- losses -------------------------------------------------------------------------------------
@@ -293,7 +476,7 @@ def test_missing_objects_are_a_gap_only_if_the_person_says_so():
     for body in (b"a", b"b", b"c"):
         builder.add([body] * 3)
     middle = builder.journal.state.queues[QUEUE][0].parts()[1]
-    builder.store.delete(PREFIX + middle.index.key)
+    builder.store.delete(PREFIX + middle.bundle.key)
     lose_journal(builder.store)
     plan = plan_of(builder.store)
     (loss,) = plan.proposal.losses
@@ -311,7 +494,7 @@ def test_a_lost_beginning_is_said():
     builder = TierBuilder()
     first = builder.add([b"a", b"b"])
     builder.add([b"c"])
-    builder.store.delete(PREFIX + first.log.key)
+    builder.store.delete(PREFIX + first.bundle.key)
     lose_journal(builder.store)
     plan = rebuild(builder.store)
     assert "expired or are lost" in plan.proposal.notes[0]
@@ -397,14 +580,17 @@ def test_of_two_rebuilds_one_wins():
 def test_garbage_is_named_and_harms_nothing():
     builder = small_tier()
     before = builder.journal.state
-    key = before.queues[QUEUE][0].parts()[0].log.key
-    bad = PREFIX + key.replace("-0badcafe-", "-deadbeef-")
-    builder.store.put_if_absent(bad, b"TIEREDOB" * 10)
-    far = key.replace(f"/{0:010d}/commitlog", f"/{9_999_999_999:010d}/commitlog")
-    builder.store.put_if_absent(PREFIX + far, builder.store.get(PREFIX + key))
+    key = before.queues[QUEUE][0].parts()[0].bundle.key
+    data = builder.store.get(PREFIX + key)
+    bad = key.replace("-0badcafe-", "-deadbeef-")
+    builder.store.put_if_absent(PREFIX + bad, b"TBDL" * 10)
+    foreign = key.replace("bundle/0/", "bundle/4/"), key.replace("bundle/", "topic/elsewhere/")
+    far = f"queue/topic/{3:010d}/{9_999_999_999:010d}/{0:020d}" + key[-31:]
+    for one in (*foreign, far):
+        builder.store.put_if_absent(PREFIX + one, data)
     lose_journal(builder.store)
     plan = rebuild(builder.store)
-    assert {one.key for one in plan.refused} == {bad[len(PREFIX) :], far}
+    assert {one.key for one in plan.refused} == {bad, far, *foreign}
     assert told(state_of(builder.store)) == told(before)
 
 
@@ -432,22 +618,6 @@ def test_readers_jump_to_the_rebuilt_state():
 # -- what brokers took back ---------------------------------------------------------------------
 
 
-def taken_back(builder: TierBuilder, end: int) -> None:
-    """The broker has cut the queue at ``end``, which lies in the last part or at its beginning."""
-    life = builder.journal.state.life(QUEUE)
-    assert life
-    last = life.parts()[-1]
-    head = None
-    if last.queue_offset < end < last.queue_end:
-        items = builder.store.get(PREFIX + last.index.key)
-        count = end - last.queue_offset
-        at = int.from_bytes(items[20 * count : 20 * count + 8], "big")
-        head = part_json(head_of(last, count, log_bytes=at - last.log_offset, holes=0, last=0))
-    fields = {"end": end, "was": life.commit_offset, "part": head, "reason": "power failure"}
-    builder.say(queue_action("take_back", QUEUE, 0, **fields))
-    builder._files.pop(QUEUE, None)
-
-
 @pytest.mark.parametrize("end", [3, 4])
 @pytest.mark.parametrize("more", [0, 1, 2, 5])
 @pytest.mark.parametrize("all_lost", [False, True])
@@ -456,7 +626,7 @@ def test_a_tail_that_was_taken_back_stays_so(end: int, more: int, all_lost: bool
     builder.add([b"a", b"b", b"c"])
     builder.add([b"d", b"e", b"f"])
     builder = TierBuilder(builder.store, writer="11111111")
-    taken_back(builder, end)
+    builder.take_back(end, reason="power failure")
     builder.journal.write_checkpoint(force=True)
     for number in range(more):
         builder.add([b"other%d" % number], roll=number == 0)
@@ -474,8 +644,7 @@ def test_a_tail_that_was_taken_back_stays_so(end: int, more: int, all_lost: bool
     rebuild(store)
     after = state_of(store)
     present, wanted = after.queues[QUEUE][-1], before.queues[QUEUE][-1]
-    assert [p.index for p in present.parts()] == [p.index for p in wanted.parts()]
-    assert [p.log for p in present.parts()] == [p.log for p in wanted.parts()]
+    assert present.parts() == wanted.parts()
     assert (present.commit_offset, present.log_end) == (wanted.commit_offset, wanted.log_end)
     if not all_lost:
         assert [life.ended for life in after.queues[QUEUE]] == ["power failure", ""]

@@ -97,11 +97,12 @@ def gather(
         compression: None: nothing is compressed.
         only: Topics; empty: all.
     """
-    runs = [run for run in _runs(builder.journal.state) if not only or run.queue.topic in only]
+    runs = [run for run in runs_of(builder.journal.state) if not only or run.queue.topic in only]
     return make(builder, MergeOutput(level, tuple(runs)), compression=compression)
 
 
-def _runs(state: TierState) -> list[MergeRun]:
+def runs_of(state: TierState) -> list[MergeRun]:
+    """Every segment as one run."""
     return [
         MergeRun(queue, number, life.incarnation, segment.base_offset, segment.parts, is_tail(lives, number))
         for queue, lives in sorted(state.queues.items())

@@ -22,7 +22,7 @@ block table; it is also what the CRCs of the table combine to, so the table, rea
 Bundle::
 
     0         S      sections, one after another
-    S         T      table: zstd frame of
+    S         T      table: zstd frame, with a checksum of its own, of
                        0  4      uint32  topics
                        …  2+L    each topic: uint16 length in bytes, UTF-8
                        …  X·m    the columns of ``SECTION``, one after another, each with a value for each of m sections
@@ -88,7 +88,6 @@ _WORTH: Final = 8
 """What does not shrink by an eighth, a block or a section, stays as it is: it costs nothing to read then."""
 _WINDOW_BYTES_MAX: Final = 2 * 1024 * 1024
 _FRAME_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-_SEARCHED_BYTES_MAX: Final = 16 * 1024 * 1024
 _FRAMES_TRIED_MAX: Final = 100
 _FRAME_BLOCK_HEAD_BYTES: Final = 3
 _FRAME_BLOCK_OF_ONE_BYTE: Final = 1
@@ -334,7 +333,8 @@ def pack_table(table: SectionTable) -> bytes:
     head = [struct.pack(">I", len(names))]
     head += [struct.pack(">H", len(name)) + name for name in names]
     columns = [table.rows[name].tobytes() for name in SECTION.names or ()]
-    return zstandard.ZstdCompressor(level=PACK_LEVEL).compress(b"".join([*head, *columns]))
+    packer = zstandard.ZstdCompressor(level=PACK_LEVEL, write_checksum=True)
+    return packer.compress(b"".join([*head, *columns]))
 
 
 def build_tail(table: SectionTable, packed: bytes) -> bytes:
@@ -412,41 +412,44 @@ def read_table(tail: Buffer, object_bytes: int, *, where: str) -> SectionTable:
     return table
 
 
-def find_table(data: Buffer, level: int, *, where: str) -> SectionTable:
-    """Look for a bundle's table where its footer or the table itself is damaged. Nothing of what is found is proven.
+def find_table(tail: Buffer, object_bytes: int, level: int, *, where: str) -> SectionTable:
+    """Look for a bundle's table where the footer is damaged or gone; it is proven by the checksum of its frame.
 
     Args:
-        data: The whole bundle.
-        level: That it is taken to have.
+        tail: The end of the object, or all of it.
+        object_bytes: Size of the object.
+        level: That the bundle is taken to have.
         where: Its key, for messages.
 
     Raises:
-        DataError: There is none, or none that can be unpacked.
+        DataError: There is none that proves itself.
     """
-    view = memoryview(data).cast("B")
-    stored = view[: -FOOTER_BYTES or None]
-    end = len(stored)
-    low = max(0, end - _SEARCHED_BYTES_MAX)
-    tail = bytes(stored[low:])
-    at = tail.rfind(_FRAME_MAGIC)
+    data = bytes(memoryview(tail).cast("B"))
+    at = data.rfind(_FRAME_MAGIC)
     for _ in range(_FRAMES_TRIED_MAX):
         if at < 0:
             break
-        try:
-            table = unpack_table(tail[at:], level, where=where)
-        except DataError:
-            table = None
-        if table is not None and len(table) and _is_row_of_sections(table, low + at):
+        table = _proven_table(data[at:], level, where)
+        if table is not None and _lies_behind(table, object_bytes - len(data) + at):
             return table
-        at = tail.rfind(_FRAME_MAGIC, 0, at)
+        at = data.rfind(_FRAME_MAGIC, 0, at)
     raise _damaged("the bundle's table is damaged, and what lies in it can't be told", where)
 
 
-def _is_row_of_sections(table: SectionTable, size: int) -> bool:
-    """Whether they lie one after another, from the bundle's beginning to its table."""
+def _proven_table(data: bytes, level: int, where: str) -> SectionTable | None:
+    try:
+        if not zstandard.get_frame_parameters(data).has_checksum:
+            return None
+        return unpack_table(data, level, where=where)
+    except (zstandard.ZstdError, DataError):
+        return None
+
+
+def _lies_behind(table: SectionTable, position: int) -> bool:
+    """Whether its sections lie one after another, from the bundle's beginning to the table."""
     sizes = table.rows["size_bytes"]
-    whole = int(sizes.sum(dtype=np.uint64))
-    return whole == size and bool((table.rows["start"] == _starts(sizes)).all())
+    is_whole = int(sizes.sum(dtype=np.uint64)) == position
+    return is_whole and len(table) > 0 and bool((table.rows["start"] == _starts(sizes)).all())
 
 
 def unpack_table(packed: Buffer, level: int = 0, *, where: str) -> SectionTable:

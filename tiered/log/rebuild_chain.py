@@ -65,8 +65,7 @@ class Candidates:
         counts = [len(one.named.parts) for one in tabled]
         self._of = np.repeat(np.arange(len(tabled)), counts)
         self._segments = [segment for one in tabled for segment in one.named.segments]
-        taken_back = [one.taken_back for one in tabled]
-        self._taken_back = np.concatenate(taken_back) if taken_back else np.empty(0, np.bool_)
+        self._taken_back = [is_tail for one in tabled for is_tail in one.named.taken_back]
         self._rows: dict[LifeKey, list[int]] = {}
         row = 0
         for one in tabled:
@@ -88,7 +87,7 @@ class Candidates:
                 self._parts[row],
                 self._segments[row],
                 one.bundle.level > 0,
-                bool(self._taken_back[row]),
+                self._taken_back[row],
                 one.modified_ms,
             )
 

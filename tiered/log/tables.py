@@ -2,19 +2,17 @@
 
 Ordering: results come in the order of the listing, whatever finishes first.
 
-Retries and errors: nothing is retried here (the store does). A bundle whose table or footer is damaged is read whole: its
-table may still be found in front of the footer, and then each section that proves itself, by the checksum in its row and
-by its records, is kept (``Tabled.salvaged`` says why it had to be). A bundle of which nothing proves itself, that is not
+Retries and errors: nothing is retried here (the store does). Where only the footer of a bundle is damaged, or gone, its
+table is found in front of it, and proves itself (``Tabled.salvaged`` says so). A bundle whose table is damaged, that is not
 what its key says, or that is gone, becomes a ``Refused``; other errors of the store end the reading.
 
-Memory: one tail a request in flight (``TAIL_BYTES_MAX`` at most, or one whole bundle that is damaged), and about 150 bytes a
-section.
+Memory: one tail a request in flight (``TAIL_BYTES_MAX`` at most), and about 150 bytes a section.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange
@@ -22,31 +20,26 @@ from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadErr
 from tiered.errors import DataError, InvalidError
 from tiered.format.bundle import FOOTER_BYTES, find_table, read_table, tail_bytes
 from tiered.keys import parse_data_key
-from tiered.log.bundles import NamedSections, sections_of
+from tiered.log.bundles import sections_of
 from tiered.log.merge import LAST_LEVEL
-from tiered.log.named import NamedPart
-from tiered.log.parts import Bundle, Parts, QueueLife
-from tiered.log.verify_bundle import check_sections
-from tiered.log.verify_report import Finding
+from tiered.log.parts import Bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from concurrent.futures import Executor, Future
 
-    import numpy as np
-    import numpy.typing as npt
-
     from backends.base import ObjectInfo, ObjectStore
     from tiered.format.bundle import SectionTable
     from tiered.keys import DataKey
+    from tiered.log.bundles import NamedSections
 
 IN_FLIGHT_MAX: Final = 64
 FIRST_BYTES: Final = 32 * 1024
 """Of a first request: the tables of nearly all bundles are smaller."""
 TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
 """A table that claims more is refused: it would be of millions of sections."""
-SALVAGED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""No bundle that is larger is read whole for a damaged table."""
+SEARCHED_BYTES: Final = 16 * 1024 * 1024
+"""Of a bundle's end, where its footer is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +49,12 @@ class Tabled:
     Attributes:
         said: Its key, parsed.
         named: Its sections as parts.
-        taken_back: bool of each: a merge found it in what the broker had taken back.
         modified_ms: When the store got it; -1 when it does not say.
-        salvaged: Why it had to be read whole, and what that gave; empty if its table is sound.
+        salvaged: What is damaged, though the table is not; empty if nothing is.
     """
 
     said: DataKey
     named: NamedSections
-    taken_back: npt.NDArray[np.bool_]
     modified_ms: int
     salvaged: str = ""
 
@@ -154,47 +145,18 @@ def _checked(said: DataKey, key: str, table: SectionTable, info: ObjectInfo) -> 
     }
     if not is_mine[said.kind]:
         raise ValueError("it lies under a key that is not its own")
-    return Tabled(said, named, table.rows["taken_back"] != 0, info.modified_ms)
+    return Tabled(said, named, info.modified_ms)
 
 
-# -- a table that is damaged ----------------------------------------------------------------------
-
-
-def _salvaged(
-    store: ObjectStore, info: ObjectInfo, said: DataKey, key: str, why: str
-) -> Tabled | Refused:
-    """What proves itself of a bundle whose table or footer does not.
+def _salvaged(store: ObjectStore, info: ObjectInfo, said: DataKey, key: str, why: str) -> Tabled:
+    """From a table whose footer is no help.
 
     Raises:
-        DataError: No table is found.
+        DataError: None is found.
         ValueError: It contradicts itself, or is of another bundle.
     """
-    if info.size_bytes > SALVAGED_BYTES_MAX:
-        return Refused(key, f"{why}; it is too large to be read whole")
-    data = memoryview(store.get(info.key))
+    size = info.size_bytes
     level = said.level if said.level >= 0 else LAST_LEVEL  # nobody goes on by what was merged
-    found = _checked(said, key, find_table(data, level, where=info.key), info)
-    sound = [number for number in range(len(found.named.parts)) if _is_sound(data, found, number)]
-    if not sound:
-        return Refused(key, f"{why}; none of its sections proves itself")
-    count = len(found.named.parts)
-    note = f"{why}; {len(sound)} of its {count} sections prove themselves"
-    named = found.named
-    kept = NamedSections(
-        named.bundle,
-        [named.queues[number] for number in sound],
-        [named.incarnations[number] for number in sound],
-        [named.segments[number] for number in sound],
-        Parts(named.parts.rows[sound], (named.bundle,) * len(sound)),
-    )
-    return Tabled(said, kept, found.taken_back[sound], info.modified_ms, note)
-
-
-def _is_sound(data: memoryview, found: Tabled, number: int) -> bool:
-    """Whether a section has the checksum of its row, and the records that the row speaks of."""
-    named, part = found.named, found.named.parts[number]
-    life = QueueLife(named.incarnations[number], part.queue_offset, part.queue_end)
-    one = NamedPart(named.queues[number], 0, life, named.segments[number], part, taken_back=False)
-    finding = Finding()
-    check_sections(data, found.bundle.key, [one], finding)
-    return not finding.problems
+    tail = store.get(info.key, ByteRange(max(0, size - SEARCHED_BYTES), size)) if size else b""
+    found = _checked(said, key, find_table(tail, size, level, where=info.key), info)
+    return replace(found, salvaged=f"{why}; its table proves itself")

@@ -86,11 +86,6 @@ def check_bundle(
     if len(data) != bundle.size_bytes:
         found.problem("size", key, f"{len(data)} bytes; the journal says {bundle.size_bytes}")
     _check_table(data, key, bundle, named, found)
-    check_sections(data, key, named, found)
-
-
-def check_sections(data: memoryview, key: str, named: Sequence[NamedPart], found: Finding) -> None:
-    """Check the sections that parts lie in; see ``check_bundle``."""
     for _, some in groupby(named, lambda one: one.part.section):
         _check_section(data, key, list(some), found)
 

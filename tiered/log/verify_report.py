@@ -41,8 +41,8 @@ NOTES_MAX = 100
 
 
 Damaged = dict[str, list[int]]
-"""What a repair has to look after: whole keys of objects, and where in each the sections begin that are damaged; ``WHOLE``: it
-is the object as such, so all of its sections."""
+"""What a repair has to look after: whole keys of objects, and where in each the sections begin that are damaged; ``WHOLE``:
+the object as such is damaged, so all of its sections are meant."""
 
 
 @dataclass(frozen=True, slots=True)
