@@ -19,7 +19,6 @@ from simulation.scheduler import Owner, SimClock
 
 from backends.errors import BackendError
 from backends.testing.faulty import SimulatedCrash
-from fetcher.fetcher import TieredMessageFetcher
 from tiered.errors import (
     ClosedError,
     DataError,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from simulation.world import World
 
+    from fetcher.fetcher import TieredMessageFetcher
     from tiered.log.decode import TierBatch
 
 _SLOW = 0.08
@@ -65,6 +65,8 @@ class Bystander(Owner):
         self._reader = TierReader(SimStore(self), world.place.prefix)
         self._fetcher: TieredMessageFetcher | None = None
         if ahead:
+            from fetcher.fetcher import TieredMessageFetcher
+
             executor: Any = Inline()
             self._fetcher = TieredMessageFetcher(self._reader, executor, self._clock)
 

@@ -10,7 +10,7 @@ from simulation.reclaimer import reclaim_all
 
 from tiered.errors import TieredStoreError
 from tiered.log.reader import QueueReader, TierReader
-from tiered.log.state import Gap, part_json
+from tiered.log.state import Gap
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
 
@@ -98,12 +98,15 @@ def _check_life(what: str, life: QueueLife, known: Life) -> None:
 
 
 def _segment(one: product.Segment) -> tuple[Any, ...]:
-    rows = [[*part_json(part), 0, 0][:20] for part in one.parts]
-    return one.base_offset, one.base_queue_offset, one.created_ms, one.sealed, one.merged, rows
+    rows = [
+        (*row.tolist(), bundle.key, bundle.size_bytes, bundle.level)
+        for row, bundle in zip(one.parts.rows, one.parts.bundles, strict=True)
+    ]
+    return one.base_offset, one.base_queue_offset, one.created_ms, one.sealed, rows
 
 
 def _names(one: Segment) -> tuple[Any, ...]:
-    return one.base, one.queue_base, one.created_ms, one.sealed, one.merged
+    return one.base, one.queue_base, one.created_ms, one.sealed
 
 
 def _check_lives(world: World, reader: TierReader, key: QueueKey) -> None:

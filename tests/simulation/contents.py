@@ -5,18 +5,16 @@ A record is its bytes; an offset without a message is a *hole*, written as a few
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import zstandard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FOOTER_BYTES = 40
 RECORD_BYTES_MIN = 80
 _HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
 """Size, magic, body CRC, queue, flag, queue offset, physical offset, system flag, born, host, stored, host, …, body size."""
@@ -110,25 +108,138 @@ def _properties(record: bytes) -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
-def description(data: bytes) -> dict[str, Any]:
-    """What an object says of itself."""
-    size, _, blocks = struct.unpack_from(">III", data, len(data) - FOOTER_BYTES + 8)
-    start = len(data) - FOOTER_BYTES - 4 * blocks - size
-    found, _ = json.JSONDecoder().raw_decode(data[start:].decode("latin-1"))
-    assert isinstance(found, dict)
-    return found
+# -- bundles --------------------------------------------------------------------------------------
+
+_COLUMNS = (
+    *(("topic", "I"), ("queue_id", "I"), ("incarnation", "I"), ("segment", "Q")),
+    *(("log_offset", "Q"), ("queue_offset", "Q"), ("count", "I"), ("holes", "I")),
+    *(("low", "q"), ("high", "q"), ("mark", "I"), ("start", "Q"), ("records_bytes", "I")),
+    *(("stored_bytes", "I"), ("size_bytes", "I"), ("crc", "I"), ("taken_back", "B")),
+)
+"""Of a bundle's table (``docs/formats``)."""
+_FOOTER = struct.Struct(">QIIIHHI4s")
+_BLOCK_BYTES = 65_536
+_PACKED_BLOCK_BYTES = 131_072
 
 
-def unpacked(data: bytes) -> bytes:
-    """The payload of a compressed object: frames, and blocks that are as long as they were."""
-    end = len(data) - FOOTER_BYTES
-    size, rest, block_bytes, blocks = struct.unpack_from(">QIII", data, end)
-    at = rest + 4 * blocks + FOOTER_BYTES  # behind the trailer's copy
-    pieces: list[bytes] = []
-    for number in range(blocks):
-        stored, _, _ = struct.unpack_from(">III", data, end - 16 - 12 * (blocks - number))
-        piece = data[at : at + stored]
-        is_plain = stored == min(block_bytes, size - number * block_bytes)
-        pieces.append(piece if is_plain else zstandard.ZstdDecompressor().decompress(piece))
-        at += stored
-    return b"".join(pieces)
+@dataclass(frozen=True)
+class Section:
+    """A row of a bundle's table."""
+
+    topic: str
+    queue_id: int
+    incarnation: int
+    segment: int
+    log_offset: int
+    queue_offset: int
+    count: int
+    holes: int
+    low: int
+    high: int
+    mark: int
+    start: int
+    records_bytes: int
+    stored_bytes: int
+    size_bytes: int
+    crc: int
+    taken_back: int
+
+    @property
+    def queue(self) -> tuple[str, int]:
+        """Whose."""
+        return self.topic, self.queue_id
+
+    @property
+    def claims(self) -> Claims:
+        """What it says of its records."""
+        return Claims(self.holes, self.low, self.high, self.mark)
+
+
+def table(packed: bytes) -> list[Section]:
+    """The sections that a table names."""
+    data = zstandard.ZstdDecompressor().decompress(packed)
+    (topics,), at, names = struct.unpack_from(">I", data), 4, []
+    for _ in range(topics):
+        (size,) = struct.unpack_from(">H", data, at)
+        names.append(data[at + 2 : at + 2 + size].decode())
+        at += 2 + size
+    rows = (len(data) - at) // struct.calcsize(">" + "".join(kind for _, kind in _COLUMNS))
+    columns = []
+    for _, kind in _COLUMNS:
+        form = f">{rows}{kind}"
+        columns.append(struct.unpack_from(form, data, at))
+        at += struct.calcsize(form)
+    assert at == len(data)
+    return [Section(names[row[0]], *row[1:]) for row in zip(*columns, strict=True)]
+
+
+def table_bytes(sections: Sequence[Section]) -> bytes:
+    """Undo ``table``, for an entry that nobody of ours makes."""
+    names = sorted({one.topic for one in sections})
+    pieces = [struct.pack(">I", len(names))]
+    pieces += [struct.pack(">H", len(name.encode())) + name.encode() for name in names]
+    for name, kind in _COLUMNS:
+        values = [
+            names.index(one.topic) if name == "topic" else getattr(one, name) for one in sections
+        ]
+        pieces.append(struct.pack(f">{len(values)}{kind}", *values))
+    return zstandard.ZstdCompressor().compress(b"".join(pieces))
+
+
+def bundle(data: bytes) -> tuple[list[Section], int]:
+    """The sections of a bundle, which lie one after another, and its level."""
+    size, table_size, count, crc, version, level, own, magic = _FOOTER.unpack(data[-_FOOTER.size :])
+    footer = data[-_FOOTER.size : -8]
+    packed = data[size : size + table_size]
+    assert (magic, version, own) == (b"TBDL", 1, zlib.crc32(footer))
+    assert size + table_size + _FOOTER.size == len(data)
+    assert crc == zlib.crc32(packed)
+    sections, at = table(packed), 0
+    assert len(sections) == count
+    for one in sections:
+        assert one.start == at
+        at += one.size_bytes
+    assert at == size
+    return sections, level
+
+
+def payload(data: bytes, one: Section) -> tuple[bytes, bytes]:
+    """Records and items of a section, from the whole bundle; every checksum has to be right."""
+    view = data[one.start : one.start + one.size_bytes]
+    items_bytes = 20 * one.count
+    if one.stored_bytes == one.records_bytes:
+        end = one.records_bytes + items_bytes
+        assert zlib.crc32(view[:end]) == one.crc
+        blocks = _cut(view[: one.records_bytes], _BLOCK_BYTES) + _cut(
+            view[one.records_bytes : end], _BLOCK_BYTES
+        )
+        assert view[end:] == b"".join(zlib.crc32(block).to_bytes(4, "big") for block in blocks)
+        return view[: one.records_bytes], view[one.records_bytes : end]
+    count = -(-one.records_bytes // _PACKED_BLOCK_BYTES)
+    left = (
+        one.size_bytes
+        - one.stored_bytes
+        - items_bytes
+        - 8 * (count + -(-items_bytes // _BLOCK_BYTES))
+    )
+    dictionary_bytes = left - 8 if left else 0
+    items_at = one.stored_bytes + dictionary_bytes
+    end = items_at + items_bytes
+    assert zlib.crc32(view[:end]) == one.crc
+    dictionary = zstandard.ZstdCompressionDict(view[one.stored_bytes : items_at])
+    pieces, at = [], 0
+    for number, (size, crc) in enumerate(struct.iter_unpack(">II", view[end:])):
+        assert zlib.crc32(view[at : at + size]) == crc
+        if number < count:
+            whole = min(_PACKED_BLOCK_BYTES, one.records_bytes - number * _PACKED_BLOCK_BYTES)
+            frame = zstandard.ZstdDecompressor(dict_data=dictionary if dictionary_bytes else None)
+            pieces.append(
+                view[at : at + size] if size == whole else frame.decompress(view[at : at + size])
+            )
+        at += size
+    assert at == end
+    return b"".join(pieces), view[items_at:end]
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]

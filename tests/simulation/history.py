@@ -6,39 +6,42 @@ becomes visible, and holds it against the invariants there and then.
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
-import zlib
 from collections import Counter
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from simulation.contents import (
     GAP,
+    bundle,
     claims_of,
-    description,
     hole,
+    is_hole,
     joined,
+    payload,
+    table,
     tag_code,
-    unpacked,
-)
-from simulation.lives import Life, Row, Segment, runs
+)  # fmt: skip
+from simulation.lives import Life, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from simulation.broker import Broker, QueueKey
+    from simulation.contents import Section
 
 FOREIGN = (
     "notes", "journal/notes.txt", "journal/00000000000000000003.bak", "journal/00000000000000000002.checkpoint.tmp",
-    "queue/topic0/notes", "queue/topic0/0000000000/0000000000/commitlog/notes", "ledger/notes", "zz/x y",
+    "queue/topic0/notes", "queue/topic0/0000000000/0000000000/notes", "bundle/0/notes", "ledger/notes", "zz/x y",
 )  # fmt: skip
 """Keys that are not the tier's: nothing may stop because of them, and nobody deletes them."""
 _ITEM = struct.Struct(">qiq")
-_OF_GUESTS = {"seal", "join", "pack", "expire"}
+_OF_GUESTS = {"merge", "expire"}
 """What others than the reigning writer may say, under no reign."""
-_MERGES = _OF_GUESTS - {"expire"}
+_ROOTS = ("bundle/", "topic/", "queue/")
 
 
 class ViolationError(AssertionError):
@@ -51,10 +54,20 @@ def require(holds: bool, what: str) -> None:
         raise ViolationError(what)
 
 
-def merges_of(entry: bytes) -> list[dict[str, Any]]:
-    """What an entry seals, joins or packs."""
+def merged_in(entry: bytes) -> list[Section]:
+    """The sections that an entry puts in the place of others."""
     actions = json.loads(entry.partition(b"\n")[0])["actions"]
-    return [action for action in actions if action["do"] in _MERGES]
+    merges = [action for action in actions if action["do"] == "merge"]
+    return [section for action in merges for _, section in _named(action)]
+
+
+def _named(action: dict[str, Any]) -> list[tuple[tuple[str, int, int], Section]]:
+    """The bundle (key, size, level) and section of each part that an action names."""
+    return [
+        ((key, size, level), section)
+        for key, size, level, packed in action["bundles"]
+        for section in table(base64.b64decode(packed))
+    ]
 
 
 class History:
@@ -103,10 +116,8 @@ class History:
         """An object has become visible."""
         self._now_s = now_s
         short = key.removeprefix(self._prefix)
-        if "/consumequeue/" in short:
-            log_key = description(data)["log_key"]
-            is_there = self._has(log_key) or log_key in self._deleted  # (by gc: of an older reign)
-            require(is_there, f"I2: {short} points at {log_key}, which is not there")
+        if short.startswith(_ROOTS) and short not in FOREIGN:
+            self._bundle_landed(short, data)
         elif short.startswith("journal/") and not short.endswith(".checkpoint"):
             number = int(short.removeprefix("journal/"))
             if number <= self.number:
@@ -126,7 +137,8 @@ class History:
             elif generation != self.generation and (generation or what not in _OF_GUESTS):
                 continue  # not of the reign: no history
             elif what == "part":
-                self._part(entry, action)
+                for place, section in _named(action):
+                    self._part(entry, place, section)
             elif what == "quarantine":
                 self._quarantine(action)
             elif what == "gap":
@@ -137,10 +149,10 @@ class History:
                 before = self.met["taken back"]
                 self._take_back(action)
                 self.taken_back[generation] += self.met["taken back"] - before
-            elif what == "join" or (what == "pack" and "start" in action):
-                self._join(entry, action)
-            elif what in {"seal", "pack"}:
-                self._seal(entry, action)
+            elif what == "merge":
+                self._merge(entry, action)
+            elif what == "seal":
+                self._seal(action)
             elif what == "expire":
                 self._expire(entry, action)
             else:
@@ -151,8 +163,7 @@ class History:
         self.generation, self.writer = generation, writer
         lives = [some[-1] for some in self.queues.values()]
         self.met["reign behind sealed ends"] += any(
-            life.segments and life.segments[-1].sealed and life.segments[-1].merged
-            for life in lives
+            life.segments and life.segments[-1].sealed for life in lives
         )
 
     def present(self, queue: QueueKey) -> Life | None:
@@ -162,28 +173,76 @@ class History:
 
     def _spoken_of(self, action: dict[str, Any], start: int | None = None) -> Life | None:
         """The present life, if the action means it; with ``start``: the first one, if there is none yet."""
-        queue, number = (action["topic"], action["queue_id"]), action["incarnation"]
+        return self._life((action["topic"], action["queue_id"]), action["incarnation"], start)
+
+    def _life(self, queue: QueueKey, number: int, start: int | None = None) -> Life | None:
         if start is not None and queue not in self.queues and number == 0:
             return Life(0, start, start, start)
         life = self.present(queue)
         return life if life and life.incarnation == number else None
 
-    def _part(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
-        values = action["part"]
-        queue = (action["topic"], action["queue_id"])
-        life = self._spoken_of(action, values[13])
-        if life is None or (values[13], values[12]) != (life.commit, life.log_end):
+    def _bundle_landed(self, key: str, data: bytes) -> None:
+        """A bundle is what its own table says, to the last field of each section (I2, I3)."""
+        sections, level = bundle(data)
+        order = [(one.queue, one.queue_offset) for one in sections]
+        require(order == sorted(order) or level > 0, f"{key} is not sorted: {order}")
+        queues = [one.queue for one in sections]
+        require(queues == sorted(queues), f"{key} is not sorted: {queues}")
+        kind, *folders = key.split("/")
+        require(kind != "queue" or len(set(queues)) == 1, f"{key} has other queues: {queues}")
+        require(
+            kind != "topic" or {topic for topic, _ in queues} == {folders[0]}, f"{key}: {queues}"
+        )
+        for one in sections:
+            records = self._section(key, data, one)
+            true, said = claims_of(records), one.claims
+            if (
+                level
+            ):  # of parts that were cut: bounds of what was whole, and a mark that nobody knew
+                said = replace(said, mark=true.mark) if not said.mark else said
+                wide = said.low <= true.low and said.high >= true.high
+                said = replace(said, low=true.low, high=true.high) if wide else said
+            require(said == true, f"I1: {key} says {one.claims} of {one.queue}, which is {true}")
+        self.met["bundle of many"] += len(sections) > 1
+
+    def _section(self, key: str, data: bytes, one: Section) -> list[bytes]:
+        """The records of a section; its items have to fit them, tags included (I2)."""
+        log, raw = payload(data, one)
+        self.met["packed"] += one.stored_bytes < one.records_bytes
+        items = [*_ITEM.iter_unpack(raw)]
+        what = f"I2: the items of {one.queue} at {one.queue_offset} in {key} are not those of its records"
+        ends = [*accumulate((size for _, size, _ in items), initial=one.log_offset)]
+        real = [(item, end) for item, end in zip(items, ends, strict=False) if item[1]]
+        require(all(address == end for (address, _, _), end in real), what)
+        require(ends[-1] - one.log_offset == len(log) == one.records_bytes, what)
+        at = -one.log_offset
+        found = [log[at + a : at + a + size] if size else hole(tag) for a, size, tag in items]
+        require([tag for _, _, tag in items] == [*map(tag_code, found)], f"{what}: tags")
+        return found
+
+    def _row(self, place: tuple[str, int, int], section: Section) -> Row:
+        """A part whose bundle must be there (I2), and have exactly this section."""
+        key, size, level = place
+        require(self._has(key), f"I2: an entry names {key}, which is not there")
+        data = self._get(key)
+        sections, its_level = bundle(data)
+        what = f"I5: an entry says of {key} what it is not"
+        require((size, level) == (len(data), its_level) and section in sections, what)
+        return Row.of(place, section, self._section(key, data, section))
+
+    def _part(self, entry: dict[str, Any], place: tuple[str, int, int], section: Section) -> None:
+        queue = section.queue
+        life = self._life(queue, section.incarnation, section.queue_offset)
+        begins = (section.queue_offset, section.log_offset)
+        if life is None or begins != (life.commit, life.log_end):
             self.refused += 1  # replay has to refuse it as well
             return
-        row = Row(values, self._records(queue, values))
+        row = self._row(place, section)
         before = life.rows[-1] if life.rows else None
-        if not life.place(row, action["segment"], entry["time_ms"]):
+        if not life.place(row, section.segment, entry["time_ms"]):
             self.refused += 1
             return
-        self._is_whole(queue, row)
         self._note(queue, life, row.start, row.records)
-        what = f"{queue} at {row.start} says {row.claims} of its records"
-        require(row.claims == claims_of(row.records), f"I1: {what}, {claims_of(row.records)}")
         self.met["hole"] += row.claims.holes
         self.queues.setdefault(queue, [life])
         self._continues(queue, before, row)
@@ -197,47 +256,11 @@ class History:
         topic, queue_id, number = incarnation
         return [one for one in self.queues[topic, queue_id] if one.incarnation == number]
 
-    def _is_whole(self, queue: QueueKey, row: Row) -> None:
-        """A new part is all that its two objects hold, and its entry says what they are."""
-        for at, packed in ((0, row.packed), (6, 0)):
-            key, start, end, size, trailer, crc = row.values[at : at + 6]
-            data, payload = self._get(key), self._payload(row.values, at)
-            what = f"I5: {queue} at {row.start} does not say of {key} what it is"
-            require((start, end) == (0, size) and size == len(payload), what)
-            require((trailer, crc) == (len(data) - (packed or size), zlib.crc32(payload)), what)
-
     def _quarantine(self, action: dict[str, Any]) -> None:
         life = self._spoken_of(action)
         if life is not None:
             life.quarantined += action["count"]
             self.met["quarantined"] += action["count"]
-
-    def _records(self, queue: QueueKey, values: list[Any]) -> list[bytes]:
-        """The records of a part, whose objects must be there (I2) and fit each other, tags included."""
-        for key in (values[0], values[6]):
-            require(self._has(key), f"I2: an entry names {key}, which is not there")
-        log = self._payload(values, 0)[values[1] : values[2]]
-        items = [*_ITEM.iter_unpack(self._get(values[6])[values[7] : values[8]])]
-        what = f"I2: the index of {queue} at {values[13]} is not that of its part"
-        require(len(items) == values[14] and values[8] - values[7] == 20 * values[14], what)
-        ends = [*accumulate((size for _, size, _ in items), initial=values[12])]
-        real = [(item, end) for item, end in zip(items, ends, strict=False) if item[1]]
-        require(all(address == end for (address, _, _), end in real), what)
-        require(ends[-1] - values[12] == len(log), what)
-        at = -values[12]
-        found = [log[at + a : at + a + size] if size else hole(tag) for a, size, tag in items]
-        tags = [tag for _, _, tag in items]
-        require(tags == [*map(tag_code, found)], f"{what}: tags {tags}")
-        return found
-
-    def _payload(self, values: list[Any], at: int) -> bytes:
-        """What an object of a part holds, compressed or not."""
-        data = self._get(values[at])
-        packed = values[19] if at == 0 and len(values) > 19 else 0
-        if packed and packed < values[3]:
-            self.met["packed"] += 1
-            return unpacked(data)
-        return data[: values[at + 3]]
 
     def _continues(self, queue: QueueKey, before: Row | None, row: Row) -> None:
         """A part is byte for byte what the broker had (I3), behind what the broker had before it.
@@ -282,15 +305,16 @@ class History:
             return
         divided = None
         if action["was"] == life.commit and life.min < end < life.commit:
-            divided = life.divide(end, action["part"])
+            divided = life.divide(end, action["head"])
         if divided is None:
             self.met["take-back refused"] += 1
             return
         queue = (action["topic"], action["queue_id"])
-        self._is_cut_rightly(queue, life, action["part"])
+        self._is_cut_rightly(queue, life, end, action["head"])
         tail, rest = divided
         for row in (*tail.rows, *rest.rows):
-            require(self._records(queue, row.values) == row.records, f"I3: {queue} is cut wrongly")
+            own = sum(len(raw) for raw in row.records if not is_hole(raw))
+            require(row.log_bytes == own, f"I3: {queue} is cut wrongly at {row.start}")
         self.queues[queue][-1:] = [tail, rest]
         courses = self.courses[*queue, life.incarnation]
         courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})
@@ -300,14 +324,20 @@ class History:
         what = f"{queue} is taken back from {end} on, where the broker has never had another record"
         require(lost is None or any(other not in {None, lost} for other in others), what)
 
-    def _is_cut_rightly(self, queue: QueueKey, life: Life, head: list[Any] | None) -> None:
+    def _is_cut_rightly(
+        self, queue: QueueKey, life: Life, end: int, head: list[int] | None
+    ) -> None:
         """What stays of a part that is divided says what is true of it."""
         for row in life.rows if head else ():
-            if head and row.start == head[13]:
-                claims, wanted = Row(head, []).claims, row.beginning(head[14])
+            if head and row.start == head[0]:
+                divided = row.divided(end, head)
+                require(divided is not None, f"{queue} is cut where no part lies")
+                assert divided is not None
+                claims, wanted = divided[0].claims, row.beginning(end - row.start)
                 unknown = replace(wanted, mark=0) if self.flips else wanted
-                what = f"{queue} is cut to {claims}, which is {wanted}"
-                require(claims in {wanted, unknown}, what)
+                require(
+                    claims in {wanted, unknown}, f"{queue} is cut to {claims}, which is {wanted}"
+                )
                 self.met["part divided"] += 1
 
     def _incarnation(self, action: dict[str, Any]) -> None:
@@ -332,68 +362,59 @@ class History:
         self.queues.setdefault(queue, []).append(Life(number, start, start, start))
         self.courses[*queue, number] = [{}]
 
-    def _seal(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
-        """The same records in fewer parts; one that comes too late changes nothing."""
+    def _seal(self, action: dict[str, Any]) -> None:
+        """The last segment takes no more."""
         life = self._spoken_of(action)
-        for segment in list(life.segments) if life else ():
-            if life and segment.base == action["segment"]:
-                self._merge(entry, action, life, [segment])
+        last = life.segments[-1] if life and life.segments else None
+        if last and last.base == action["segment"]:
+            self.met["sealed"] += not last.sealed
+            last.sealed = True
 
-    def _join(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
-        """The same records in fewer segments: neighbours become one."""
-        life, place = self._spoken_of(action), (action["segment"], action["start"])
-        segments = life.segments if life else []
-        first = next((n for n, s in enumerate(segments) if (s.base, s.queue_base) == place), None)
-        if life is None or first is None:
-            return
-        end = action["parts"][-1][13] + action["parts"][-1][14]
-        old = [segment for segment in segments[first:] if segment.queue_base < end]
-        if all(
-            (one.rows[-1].end, one.rows[-1].log_end) == (two.queue_base, two.base)
-            for one, two in pairwise(old)
-        ):
-            self._merge(entry, action, life, old)
+    def _merge(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
+        """The same records in fewer parts; of each section that comes too late nothing changes."""
+        named = _named(action)
+        numbers, prints = (self._numbers(action[name], len(named)) for name in ("lives", "runs"))
+        reigns = entry["generation"] == self.generation
+        for (place, section), at, was in zip(named, numbers, prints, strict=True):
+            lives = self.queues.get(section.queue, [])
+            life = lives[at] if at < len(lives) else None
+            behind = lives[at + 1] if at + 1 < len(lives) else None
+            is_tail = bool(life and behind and behind.incarnation == life.incarnation)
+            run = None
+            if life and life.incarnation == section.incarnation and is_tail == section.taken_back:
+                row = Row.of(place, section, [b""] * section.count)
+                run = life.run_for(row, section.segment, was, with_open=reigns)
+            if life is None or run is None:
+                self.met["merge too late"] += 1
+                continue
+            row = self._row(place, section)
+            self._is_same(row, run)
+            self.met["open segment merged"] += not life.segments[-1].sealed
+            self.met["tail merged"] += is_tail
+            spans = len(life.segments)
+            life.merge(row, run)
+            self.met["segments joined"] += spans - len(life.segments)
+            self._unname(run)
+            self.met["merged"] += 1
 
-    def _merge(
-        self, entry: dict[str, Any], action: dict[str, Any], life: Life, segments: list[Segment]
-    ) -> None:
-        """Segments become one that consists of the action's parts, if these are theirs joined."""
-        old = [row for segment in segments for row in segment.rows]
-        new = [Row(values, []) for values in action["parts"]]
-        may = entry["generation"] == self.generation or all(one.sealed for one in segments)
-        found = runs(old, new) if may else None
-        if found is None or [row.claims for row in new] != [
-            joined([row.claims for row in run]) for run in found
-        ]:
-            queue = (action["topic"], action["queue_id"])
-            what = f"I1: {queue}: a merged part says another thing of its records than its parts"
-            require(found is None, what)
-            self.met["merge too late"] += 1
-            return
-        self._is_same(action, found, new)
-        one, at = segments[0], life.segments.index(segments[0])
-        merged = len(segments) > 1 or one.merged or len(new) < len(old) or action["do"] == "pack"
-        whole = Segment(one.base, one.queue_base, new, one.created_ms, sealed=True, merged=merged)
-        self.met["open segment sealed"] += not segments[-1].sealed
-        life.segments[at : at + len(segments)] = [whole]
-        self._unname(old)
-        self.met["sealed"] += 1
+    @staticmethod
+    def _numbers(text: str, count: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{count}I", base64.b64decode(text))
 
-    def _is_same(self, action: dict[str, Any], found: list[list[Row]], new: list[Row]) -> None:
-        """Each new part has its run's records, and is whole, or the very part that it stands for."""
-        queue = (action["topic"], action["queue_id"])
-        for run, row in zip(found, new, strict=True):
-            row.records = self._records(queue, row.values)
-            before = [raw for one in run for raw in one.records]
-            what = f"I3: sealing has changed {queue} in [{row.start}, {row.end})"
-            require(before == row.records, what)
-            if len(run) > 1 or row.keys != run[0].keys:
-                self._is_whole(queue, row)
-                sizes = {one.log_end - one.log_offset for one in run}
-                self.met["equal parts merged"] += len(run) > 1 and len(sizes) == 1
-                self.met["parts with holes merged"] += row.claims.holes > 0
-            else:
-                require(run[0].values[:19] == row.values[:19], what)
+    def _is_same(self, row: Row, run: list[Row]) -> None:
+        """A merged part has its run's records, and says of them what its parts said."""
+        queue = row.section.queue
+        before = [raw for one in run for raw in one.records]
+        what = f"I3: merging has changed {queue} in [{row.start}, {row.end})"
+        require(before == row.records, what)
+        said = joined([one.claims for one in run])
+        what = f"I1: {queue}: a merged part says {row.claims}, its parts {said}"
+        require(row.claims == said, what)
+        sizes = {one.log_bytes for one in run}
+        self.met["equal parts merged"] += len(run) > 1 and len(sizes) == 1
+        self.met["parts with holes merged"] += row.claims.holes > 0
+        self.met["cut parts merged"] += any(one.end - one.start < one.section.count for one in run)
+        self.met[f"to level {row.bundle[2]}"] += 1
 
     def _expire(self, entry: dict[str, Any], action: dict[str, Any]) -> None:
         """Whole segments at the beginning of a life; one that presumes what does not hold changes nothing."""
@@ -416,12 +437,11 @@ class History:
     def named(self) -> set[str]:
         """Keys that any life names."""
         lives = (life for some in self.queues.values() for life in some)
-        return {key for life in lives for row in life.rows for key in row.keys}
+        return {row.key for life in lives for row in life.rows}
 
     def _unname(self, rows: list[Row]) -> None:
-        """Note since when nobody names the keys of these parts, if nobody does."""
-        named = self.named()
-        for key in {key for row in rows for key in row.keys} - named:
+        """Note since when nobody names the bundles of these parts, if nobody does."""
+        for key in {row.key for row in rows} - self.named():
             self._unnamed_s[key] = self._now_s
 
     def deleting(self, key: str, now_s: float, grace_s: float) -> None:

@@ -2,58 +2,122 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from simulation.contents import Claims, is_hole, mark_of, store_ms
+from simulation.contents import is_hole, mark_of, store_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from simulation.contents import Claims, Section
 
+
+@dataclass
 class Row:
-    """One part: what its entry says of it, and its records.
+    """One part: where it lies, what its entry says of it, and its records.
 
     Attributes:
-        values: All fields, those that were left out as well.
-        records: Of its items, holes included.
+        bundle: Key, size and level of the bundle.
+        section: The section.
+        log_offset: Of its first record.
+        start: Queue offset of its first item.
+        log_bytes: Bytes of its records.
         claims: What it says of them.
-        packed: Bytes of the commit-log object's payload as it is stored; 0: nobody has tried to compress it.
+        records: Of its items, holes included.
+        records_at: Where its records begin in the section's.
+        items_at: Which of the section's items is its first.
     """
 
-    def __init__(self, values: list[Any], records: list[bytes]) -> None:
-        self.values = [*values, 0, 0][:20]
-        self.records = records
-        self.claims = Claims(*self.values[15:19])
-        self.packed: int = self.values[19]
-        self.keys = (values[0], values[6])
-        self.log_offset: int = values[12]
-        self.start: int = values[13]
-        self.end: int = values[13] + values[14]
-        self.log_end: int = values[12] + values[2] - values[1]
+    bundle: tuple[str, int, int]
+    section: Section
+    log_offset: int
+    start: int
+    log_bytes: int
+    claims: Claims
+    records: list[bytes]
+    records_at: int = 0
+    items_at: int = 0
 
-    def divided(self, head: list[Any]) -> tuple[Row, Row] | None:
-        """The part as two ranges of its objects; None when ``head`` is not a beginning of it."""
-        mine, count = self.values, head[14]
-        head = [*head, 0, 0][:20]
-        # All that is said of both objects but the ends, and both offsets.
-        same = (0, 1, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 19)
-        fits = 0 < count < mine[14] and [head[n] for n in same] == [mine[n] for n in same]
-        if not fits or head[8] - head[7] != 20 * count or not head[1] <= head[2] <= mine[2]:
+    @classmethod
+    def of(cls, bundle: tuple[str, int, int], section: Section, records: list[bytes]) -> Row:
+        """A whole section."""
+        place = section.log_offset, section.queue_offset, section.records_bytes
+        return cls(bundle, section, *place, section.claims, records)
+
+    @property
+    def key(self) -> str:
+        """Of its bundle."""
+        return self.bundle[0]
+
+    @property
+    def end(self) -> int:
+        """One past its last queue offset."""
+        return self.start + len(self.records)
+
+    @property
+    def log_end(self) -> int:
+        """One past its last byte in the log."""
+        return self.log_offset + self.log_bytes
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """All that the journal says of it: of the section, of the part, and of its bundle."""
+        s = self.section
+        return (
+            *(s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc),
+            *(self.log_offset, self.start, self.log_bytes, len(self.records)),
+            *(*astuple(self.claims), self.records_at, self.items_at),
+            *self.bundle,
+        )
+
+    def divided(self, end: int, head: list[int]) -> tuple[Row, Row] | None:
+        """The part as two ranges of its section; None when ``head`` is not a beginning of it."""
+        start, log_offset, log_bytes, holes, mark = head
+        count = end - self.start
+        whole = self.claims.holes
+        fits = 0 < count < len(self.records) and 0 <= holes <= min(count, whole)
+        fits = fits and whole - holes <= len(self.records) - count
+        if not fits or (start, log_offset) != (self.start, self.log_offset):
             return None
-        rest = [*mine]
-        rest[1], rest[7] = head[2], head[8]
-        rest[12], rest[13] = head[12] + head[2] - head[1], head[13] + count
-        rest[14] = mine[14] - count
+        if not 0 <= log_bytes <= self.log_bytes:
+            return None
         left = self.records[count:]
-        holes = sum(map(is_hole, left))
-        rest[15:19] = astuple(self.claims.of_some(holes, len(left), self.claims.mark))
-        return Row(head, self.records[:count]), Row(rest, left)
+        first = replace(
+            self,
+            log_bytes=log_bytes,
+            claims=self.claims.of_some(holes, count, mark),
+            records=self.records[:count],
+        )
+        rest = replace(
+            self,
+            log_offset=first.log_end,
+            start=first.end,
+            log_bytes=self.log_bytes - log_bytes,
+            claims=self.claims.of_some(whole - holes, len(left), self.claims.mark),
+            records=left,
+            records_at=self.records_at + log_bytes,
+            items_at=self.items_at + count,
+        )
+        return first, rest
 
     def beginning(self, count: int) -> Claims:
         """What its first records are to be said to be."""
         head = self.records[:count]
         return self.claims.of_some(sum(map(is_hole, head)), count, mark_of(head[-1]))
+
+
+_ROW = struct.Struct("<qIIIIIqqIIIqqIII")
+
+
+def fingerprint(rows: Sequence[Row]) -> int:
+    """By which a merge says what it presumes."""
+    keys = "\n".join(row.key for row in rows)
+    return zlib.crc32(
+        b"".join(_ROW.pack(*row.values[:16]) for row in rows), zlib.crc32(keys.encode())
+    )
 
 
 @dataclass
@@ -66,7 +130,6 @@ class Segment:
         rows: Its parts.
         created_ms: Time of the entry that named its first part.
         sealed: It takes none any more.
-        merged: Parts of it were rewritten.
     """
 
     base: int
@@ -74,7 +137,6 @@ class Segment:
     rows: list[Row]
     created_ms: int
     sealed: bool = False
-    merged: bool = False
 
     @property
     def newest_ms(self) -> int:
@@ -142,7 +204,7 @@ class Life:
         self.commit, self.log_end = row.end, row.log_end
         return True
 
-    def divide(self, end: int, head: list[Any] | None) -> tuple[Life, Life] | None:
+    def divide(self, end: int, head: list[int] | None) -> tuple[Life, Life] | None:
         """The tail ``[end, commit)``, ended, and the life without it; None when ``head`` does not fit."""
         kept: list[Segment] = []
         gone: list[Segment] = []
@@ -152,8 +214,8 @@ class Life:
             behind = [row for row in segment.rows if row.start >= end]
             for row in segment.rows:
                 if row.start < end < row.end:
-                    two = row.divided(head) if head else None
-                    if two is None or two[0].end != end:
+                    two = row.divided(end, head) if head else None
+                    if two is None:
                         return None
                     is_used, before, behind = True, [*before, two[0]], [two[1], *behind]
             if before:
@@ -183,16 +245,41 @@ class Life:
             return gone
         return []
 
-
-def runs(old: Sequence[Row], new: Sequence[Row]) -> list[list[Row]] | None:
-    """Which of ``old`` each of ``new`` stands for; None when it is not ``old`` with neighbours joined, as far as
-    offsets and sizes tell."""
-    left, found = [*old], []
-    for row in new:
-        run = [one for one in left if one.start < row.end]
-        left = left[len(run) :]
-        ends = (row.start, row.log_offset, row.end, row.log_end)
-        if not run or ends != (run[0].start, run[0].log_offset, run[-1].end, run[-1].log_end):
+    def run_for(self, row: Row, base: int, was: int, *, with_open: bool) -> list[Row] | None:
+        """The neighbours that a merged part takes the place of; None when what it presumes does not hold."""
+        found = [
+            at
+            for at, one in enumerate(self.segments)
+            if one.base == base and one.rows[-1].end > row.start
+        ]
+        group = self._spanned(found[0], row) if found else []
+        may = with_open or self.ended or all(one.sealed for one in group)
+        run = [one for segment in group for one in segment.rows if row.start <= one.start < row.end]
+        if not run or not may or fingerprint(run) != was:
             return None
-        found.append(run)
-    return None if left else found
+        ends = (row.start, row.log_offset, row.end, row.log_end)
+        if ends != (run[0].start, run[0].log_offset, run[-1].end, run[-1].log_end):
+            return None
+        return run if row.claims.holes == sum(one.claims.holes for one in run) else None
+
+    def merge(self, row: Row, run: list[Row]) -> None:
+        """Put a part in the place of a run; the segments that it spans become one."""
+        group = [one for one in self.segments if any(mine in one.rows for mine in run)]
+        rows = [mine for one in group for mine in one.rows]
+        low = rows.index(run[0])
+        rows[low : low + len(run)] = [row]
+        at = self.segments.index(group[0])
+        united = replace(group[0], rows=rows, sealed=group[-1].sealed)
+        self.segments[at : at + len(group)] = [united]
+
+    def _spanned(self, first: int, row: Row) -> list[Segment]:
+        """The segments that a part spans, if they could be one."""
+        group = [self.segments[first]]
+        for segment in self.segments[first + 1 :]:
+            before = group[-1]
+            if before.rows[-1].end >= row.end:
+                break
+            if not before.sealed or not segment.sealed or before.rows[-1].end != segment.queue_base:
+                return []
+            group.append(segment)
+        return group

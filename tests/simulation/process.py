@@ -10,12 +10,11 @@ from simulation.history import ViolationError, require
 from simulation.scheduler import Owner, SimClock, SimLock
 
 from backends.buffers import as_pieces
-from backends.errors import BackendError, UnknownOutcomeError
+from backends.errors import BackendError, UnavailableError, UnknownOutcomeError
 from backends.metered import MeteredStore
 from backends.probe import PREFIX as PROBES
 from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import WrappingStore
-from tiered.dispatch.packing import Compression
 from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import ClosedError, DataError, FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.entry import encode_entry
@@ -24,7 +23,6 @@ from tiered.model import MessageQueue
 from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
-    import builtins
     from collections.abc import Iterator, Sequence
 
     from simulation.broker import QueueKey
@@ -36,12 +34,13 @@ if TYPE_CHECKING:
     from backends.base import ByteRange, ObjectInfo, Version
 
 DISPATCH = DispatchSettings(
-    freshness_s=1.0, part_bytes=1500, buffer_bytes_max=12_000, window_bytes=3000, uploads_max=2,
-    segment_bytes_max=4000, segment_age_hours_max=0.005, poll_s=0.5, small_part_bytes=1000,
-    backoff_s_max=4.0,
+    freshness_s=1.0, bundle_bytes=1500, buffer_bytes_max=12_000, window_bytes=3000, uploads_max=2,
+    segment_bytes_max=4000, segment_age_hours_max=0.005, poll_s=0.5, backoff_s_max=4.0,
+    compression=None,
 )  # fmt: skip
-PACKING = replace(DISPATCH, compression=Compression(block_bytes=700))
 _LATENCY_S = 0.04
+_DEADLINE_S = 60.0
+"""Of every request: what has not been answered by then has failed for who asked, whatever becomes of it."""
 
 
 class SimStore(WrappingStore):
@@ -52,25 +51,38 @@ class SimStore(WrappingStore):
         self._process = process
         self._world = process.world
 
-    def _travel(self, slow: float = 1.0) -> None:
+    def _travel(self, slow: float = 1.0) -> bool:
+        """Let the time pass that a request takes; False when its deadline came first."""
         world = self._world
         slow *= 40 if not world.is_calm and world.rng.random() < world.slowness else 1
-        world.scheduler.park(world.rng.expovariate(1 / _LATENCY_S) * slow)
+        takes_s = world.rng.expovariate(1 / _LATENCY_S) * slow
+        world.scheduler.park(min(takes_s, _DEADLINE_S))
+        return takes_s < _DEADLINE_S
+
+    def _ask(self, key: str) -> None:
+        if not self._travel():
+            raise UnavailableError(key, "no answer in time")
 
     def _write(self, key: str, write: Any, late: Any, slow: float = 1.0) -> Any:
-        self._world.dramatise(self._process, key)
+        world = self._world
+        world.dramatise(self._process, key)
         try:
-            self._travel(slow)
+            is_in_time = self._travel(slow)
         except SimulatedCrash:
-            if self._world.rng.random() < 0.4:  # on its way all the same
-                self._world.leave_behind(self._process, late)
+            if world.rng.random() < 0.4:  # on its way all the same
+                world.leave_behind(self._process, late)
             raise
+        if not is_in_time:
+            world.leave_behind(self._process, late)
+            world.count("deadline")
+            raise UnknownOutcomeError(key, "no answer in time")
         try:
             done = write()
         except UnknownOutcomeError:
-            self._world.scheduler.park(self._world.rng.choice((0.2, 3.0)))  # a timeout
+            world.scheduler.park(world.rng.choice((0.2, 3.0)))  # a timeout
             raise
-        self._travel()
+        if not self._travel():
+            raise UnknownOutcomeError(key, "no answer in time")
         return done
 
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
@@ -97,22 +109,22 @@ class SimStore(WrappingStore):
         self._write(key, lambda: self._inner.delete(key), lambda: self._world.ledger.delete(key))
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
-        self._travel()
+        self._ask(key)
         return self._inner.get(key, byte_range)
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        self._travel()
+        self._ask(key)
         return self._inner.get_versioned(key)
 
     def head(self, key: str) -> ObjectInfo:
-        self._travel()
+        self._ask(key)
         return self._inner.head(key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """In pages, each of which sees the present."""
         page_keys = self._world.page_keys
         while True:
-            self._travel()
+            self._ask(prefix)
             page = []
             for info in self._inner.list(prefix, start_after=start_after):
                 page.append(info)
@@ -125,57 +137,6 @@ class SimStore(WrappingStore):
 
     def close(self) -> None:
         """The store stays for others."""
-
-
-class BatchSimStore(SimStore):
-    """One that takes several objects at once, each of which lands, fails or is lost for itself, in any order."""
-
-    @property
-    def objects_per_put(self) -> int:
-        return self._world.objects_per_put
-
-    def put_many_if_absent(
-        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
-    ) -> builtins.list[BackendError | None]:
-        world = self._world
-        bodies = [(key, b"".join(as_pieces(data))) for key, data in objects]
-        outcomes: builtins.list[BackendError | None] = [None] * len(bodies)
-        left = [*range(len(bodies))]
-        world.rng.shuffle(left)
-        try:
-            self._travel()
-            while left:
-                number = left.pop()
-                outcomes[number] = self._put(*bodies[number])
-                if left and world.rng.random() < 0.3:
-                    self._travel()
-        except SimulatedCrash:
-            world.count("batch broken", bool(left))
-            for number in left:
-                if world.rng.random() < 0.4:
-                    self._leave_behind(*bodies[number])
-            raise
-        world.count("batch", len(bodies) > 1)
-        world.count("batch divided", 0 < sum(map(bool, outcomes)) < len(bodies))
-        self._answer(outcomes)
-        return outcomes
-
-    def _put(self, key: str, body: bytes) -> BackendError | None:
-        try:
-            self._inner.put_if_absent(key, body)
-        except BackendError as error:
-            return error
-        return None
-
-    def _leave_behind(self, key: str, body: bytes) -> None:
-        ledger = self._world.ledger
-        self._world.leave_behind(self._process, lambda: ledger.put_if_absent(key, body))
-
-    def _answer(self, outcomes: builtins.list[BackendError | None]) -> None:
-        if any(isinstance(error, UnknownOutcomeError) for error in outcomes):
-            self._world.scheduler.park(self._world.rng.choice((0.2, 3.0)))  # a timeout
-        else:
-            self._travel()
 
 
 class Process(Owner):
@@ -202,16 +163,12 @@ class Process(Owner):
         settings = AttachSettings(
             lease_s=world.lease_s,
             wait=once or world.rng.random() < 0.8,
-            dispatch=replace(
-                PACKING if world.packs else DISPATCH, segment_bytes_max=world.segment_bytes_max
-            ),
+            dispatch=replace(DISPATCH, **world.dispatch),
             give_up_s=600.0,
         )
         self.attachment = Attachment(
             local=world.broker,
-            meter=MeteredStore(
-                BatchSimStore(self) if world.objects_per_put > 1 else SimStore(self)
-            ),
+            meter=MeteredStore(SimStore(self)),
             place=world.place,
             settings=settings,
             clock=self.clock,
@@ -292,7 +249,7 @@ class Process(Owner):
     def _share_locks(self) -> None:
         dispatcher = self.attachment.dispatcher
         assert dispatcher is not None
-        dispatcher._sealing._one = SimLock(self.world.scheduler)  # type: ignore[assignment]
+        dispatcher._merging._turn = SimLock(self.world.scheduler)  # type: ignore[assignment]
 
     @property
     def generation(self) -> int:

@@ -23,15 +23,16 @@ BRANCHES = {
     # what happens to writers and to the store
     "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "full": 10, "fenced": 100, "stray": 3,
     "number used and deleted": 2,
-    "switch": 200, "batch": 500, "batch divided": 50, "batch broken": 5, "clone": 10, "collected": 100, "spoiled": 50,
+    "switch": 200, "bundle of many": 200, "deadline": 3, "clone": 10, "collected": 100, "spoiled": 50,
     "level without a restart": 30, "reign behind sealed ends": 1,
     # what happens to the broker
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
     "damaged end lost": 10, "lag grown": 5,
     # what became of it
     "gap": 50, "gap in the middle": 30, "taken back": 20, "part divided": 10, "take-back refused": 1, "begun anew": 40,
-    "sealed": 100, "open segment sealed": 100, "merge too late": 1, "equal parts merged": 1,
-    "parts with holes merged": 20, "packed": 100,
+    "sealed": 100, "merged": 500, "to level 1": 200, "to level 2": 50, "to level 3": 100, "open segment merged": 300,
+    "tail merged": 10, "cut parts merged": 10, "segments joined": 1, "merge too late": 10, "equal parts merged": 5,
+    "parts with holes merged": 50, "packed": 50,
     "expired": 20, "expired segment": 20, "expiry leaves a gap": 5, "topic removed": 1, "deleted": 30,
     # who reads meanwhile
     "read beside": 500, "read ahead beside": 500, "wrong bit found": 5,

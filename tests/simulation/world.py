@@ -8,42 +8,43 @@ Room for more steps: each is one method in ``_operations``.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import random
 import struct
 import threading
-import zlib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from simulation.broker import Broker
 from simulation.bystander import Bystander
 from simulation.checker import check_end, check_level, check_now
-from simulation.contents import claims_of, description, is_hole, store_ms, tag_code
-from simulation.history import FOREIGN, History, ViolationError, merges_of, require
+from simulation.contents import bundle, claims_of, is_hole, table_bytes, tag_code
+from simulation.history import FOREIGN, History, ViolationError, merged_in, require
 from simulation.process import Process
 from simulation.reclaimer import GRACE_S, TTL_S, Reclaimer
 from simulation.scheduler import START_MS, Scheduler, SimClock
 
-from backends.buffers import as_pieces
 from backends.errors import BackendError
 from backends.memory import MemoryStore
 from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered import keys
-from tiered.format.object import build_object
+from tiered.dispatch.packing import Compression
+from tiered.format.bundle import build_section, build_tail, pack_table
 from tiered.journal.entry import Entry, checksum, encode_entry
 from tiered.keys import JOURNAL, LEASE, entry_key, parse_journal_key
-from tiered.log.state import queue_action
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.log.bundles import SectionRow, table_of
+from tiered.model import MessageQueue
 from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from simulation.broker import QueueKey
+    from simulation.contents import Section
     from simulation.lives import Life
     from simulation.scheduler import Owner
     from typing_extensions import Buffer
@@ -53,7 +54,7 @@ END_S = 30.0
 THOROUGH_EVERY = 5
 """Of so many seeds one is read to the last byte, verified deep and against the broker, and cleaned by a last gc."""
 PACKS_EVERY = 6
-"""Of so many seeds one has writers that compress what they seal, and messages for which that is worth it."""
+"""Of so many seeds one has writers that compress what is of the last level, and messages for which that is worth it."""
 _BAD_END = 0.3
 """How often, at each step, a queue is chosen whose tail is lost when it is tiered up to a damaged record."""
 _BEFORE_GAP = 0.2
@@ -149,14 +150,21 @@ class World:
         self.skews_ms = rng.choice(((0,), (0,), (-7_200_000, 0, 3_600_000)))
         self.slowness = rng.choice((0.0, 0.02, 0.1))
         self.page_keys = rng.choice((3, 1000, 1000))
-        self.objects_per_put = rng.choice((1, 1, 2, 5))
         self.lease_s = rng.choice((3.0, 10.0))
         self._drama = rng.choice((0.0, 0.03, 0.15))
         self.spite = rng.choice((0.0, 0.6))
         self._famine = rng.choice((0.0, 0.0, 3.0))
         self.segment_bytes_max = rng.choice((1500, 4000))
         if self.spite or self._famine:
-            self.segment_bytes_max = 1500  # many merges, and gaps behind more than one
+            self.segment_bytes_max = 1500  # gaps behind more than one segment
+        self.dispatch = {
+            "segment_bytes_max": self.segment_bytes_max,
+            "fan_in": rng.choice((2, 2, 3, 5)),
+            "bundle_bytes": rng.choice((700, 1500, 4000)),
+            "merged_bytes_max": rng.choice((2000, 6000, 12_000)),
+            "own_bytes": rng.choice((1000, 4000, 12_000)),
+            "compression": Compression() if self.packs else None,
+        }
         self._unhealthy = self._choose_rules()
         self.history.flips = self.flips
         self._operations = self._choose_operations()
@@ -187,7 +195,8 @@ class World:
             self._watch(Bystander(self, number, ahead=ahead))
         with (
             mock.patch("tiered.journal.writer.CHECKPOINT_ENTRIES", 3),
-            mock.patch("tiered.log.seal.PACK_BYTES_MIN", 300),
+            mock.patch("tiered.log.merge._OVERHEAD_BYTES", 300),
+            mock.patch("tiered.dispatch.merging._LOOK_S", 5.0),
         ):
             self.scheduler.run()
         check_end(self)
@@ -215,7 +224,7 @@ class World:
         ):
             probability = rng.choice((0.0, 0.0, 0.03, 0.15))
             if fault is Fault.FLIP:
-                probability = rng.choice((0.0, 0.0, 0.0, 0.02))
+                probability = rng.choice((0.0, 0.0, 0.0, 0.15))
                 self.flips = bool(probability)
             if probability:
                 mine = (
@@ -416,7 +425,7 @@ class World:
             self.count("number used and deleted")
 
     def spoil_merge(self, key: str, body: bytes) -> float:
-        """A merged part, or its entry, is sent: the broker takes some of it back just then, perhaps.
+        """A merged bundle, or its entry, is sent: the broker takes some of it back just then, perhaps.
 
         How much slower it is than others. Behind slow entries what was planned apart is said at once.
         """
@@ -428,19 +437,20 @@ class World:
         queue, low, end = merged
         if self.rng.random() < self.spite:
             self.broker.lose_behind(queue, self.rng.randrange(low, end))
-        return self.rng.choice((1.0, 40.0, 100.0) if JOURNAL in key else (1.0, 10.0, 30.0))
+        return self.rng.choice((1.0, 40.0, 100.0, 2000.0) if JOURNAL in key else (1.0, 10.0, 30.0))
 
     def _merged_range(self, key: str, body: bytes) -> tuple[QueueKey, int, int] | None:
         """Of which queue's offsets this is the data, or the entry, of a merge."""
-        if "/commitlog/" in key:
-            said = description(body)
-            low, queue = said["queue_offset"], (said["topic"], said["queue_id"])
-            return (queue, low, low + said["count"]) if "merged" in said else None
-        actions = merges_of(body) if JOURNAL in key and not key.endswith(".checkpoint") else []
-        if not actions:
+        short, some = key.removeprefix(self.place.prefix), []
+        if short.startswith((keys.BUNDLE, keys.TOPIC, keys.QUEUE)):
+            some, level = bundle(body)
+            some = some if level else []
+        elif short.startswith(JOURNAL) and not key.endswith(".checkpoint"):
+            some = merged_in(body)
+        if not some:
             return None
-        action, parts = actions[-1], actions[-1]["parts"]
-        return (action["topic"], action["queue_id"]), parts[0][13], parts[-1][13] + parts[-1][14]
+        one = self.rng.choice(some)
+        return one.queue, one.queue_offset, one.queue_offset + one.count
 
     def _may_expire(self, topic: str, newest_ms: int) -> bool:
         """The policy: what is too old, or of a topic that somebody removes."""
@@ -533,17 +543,17 @@ class World:
         if life is None or not life.rows:
             return
         how = self.rng.randrange(3)
-        row = [*life.rows[-1].values[:18]]
+        row = life.rows[-1]
+        place, section = row.bundle, row.section
         if how == 1:
-            row[12], row[13] = life.log_end + 1, life.commit + 1
+            section = replace(section, log_offset=life.log_end + 1, queue_offset=life.commit + 1)
         elif how == 2:
             good = self._part_of_clone(key, life)
             if good is None:
                 return
-            row = good
-        action = queue_action(
-            "part", MessageQueue(*key), life.incarnation, segment=row[12], part=row
-        )
+            place, section = good
+        named = [*place, base64.b64encode(table_bytes([section])).decode()]
+        action = {"do": "part", "bundles": [named]}
         last = checksum(history.texts[history.number])
         data = encode_entry(
             Entry(history.number + 1, history.generation, history.writer, 0, [action], last)
@@ -554,8 +564,10 @@ class World:
         self.count("clone")
         self.count("clone with a part", how == 2)
 
-    def _part_of_clone(self, key: QueueKey, life: Life) -> list[Any] | None:
-        """What the broker has behind the tier's end, made durable; the row of its part."""
+    def _part_of_clone(
+        self, key: QueueKey, life: Life
+    ) -> tuple[tuple[str, int, int], Section] | None:
+        """What the broker has behind the tier's end, made durable: bundle and section."""
         now, queue = self.broker.present(key), MessageQueue(*key)
         raw = now.at(life.commit) if now and now.min <= life.commit else None
         if now is None or raw is None or is_hole(raw):
@@ -565,25 +577,18 @@ class World:
         identity = keys.ObjectId(
             self.history.generation, self.history.writer, self.rng.getrandbits(30)
         )
-        item = struct.pack(">qiq", life.log_end, len(raw), tag_code(raw))
-        log = keys.commit_log_key("", queue, life.incarnation, LogOffset(life.log_end), identity)
-        index = keys.consume_queue_key(
-            "", queue, life.incarnation, QueueOffset(life.commit), identity
-        )
-        values: list[Any] = []
-        said = {"topic": key[0], "queue_id": key[1], "incarnation": life.incarnation}
-        said |= {"segment": life.log_end, "log_offset": life.log_end, "queue_offset": life.commit}
-        said |= {"count": 1, "store_min_ms": store_ms(raw), "store_max_ms": store_ms(raw)}
-        crc = zlib.crc32(raw)
-        more = {"kind": "consumequeue", "log_key": log, "log_crc": crc, "holes": 0}
-        for name, data, description_ in (
-            (log, raw, said | {"kind": "commitlog"}), (index, item, said | more),
-        ):  # fmt: skip
-            made = build_object([data], description_)
-            self.ledger.put_if_absent(self.place.prefix + name, b"".join(as_pieces(made.buffers)))
-            values += [name, 0, len(data), len(data), made.trailer_bytes, made.payload_crc]
+        name = keys.bundle_key("", 0, START_MS, identity)
         claims = claims_of([raw])
-        return [*values, life.log_end, life.commit, 1, 0, claims.low, claims.high, claims.mark]
+        said = SectionRow(
+            queue, life.incarnation, life.log_end, life.log_end, life.commit, 0, claims.low, claims.high, claims.mark
+        )  # fmt: skip
+        item = struct.pack(">qiq", life.log_end, len(raw), tag_code(raw))
+        made = build_section([raw], item)
+        table = table_of([(said, made.place)])
+        data = b"".join([*map(bytes, made.buffers), build_tail(table, pack_table(table))])
+        self.ledger.put_if_absent(self.place.prefix + name, data)
+        (section,), level = bundle(data)
+        return (name, len(data), level), section
 
     def _some_queue(self) -> tuple[QueueKey, Life | None]:
         keys = sorted(self.history.queues)

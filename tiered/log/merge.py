@@ -326,18 +326,18 @@ def _runs_of(
 
 def _outputs(runs: list[MergeRun], level: int, policy: MergePolicy) -> Iterator[MergeOutput]:
     """Divide runs, which are sorted, over bundles."""
-    of_queue: dict[MessageQueue, int] = defaultdict(int)
+    of_life: dict[tuple[MessageQueue, int], int] = defaultdict(int)  # (a key names one incarnation)
     for run in runs:
-        of_queue[run.queue] += run.size_bytes
-    own = {queue for queue, size in of_queue.items() if size >= policy.own_bytes}
+        of_life[run.queue, run.incarnation] += run.size_bytes
+    own = {life for life, size in of_life.items() if size >= policy.own_bytes}
     of_topic: dict[str, int] = defaultdict(int)
-    for queue, size in of_queue.items():
-        of_topic[queue.topic] += 0 if queue in own else size
+    for life, size in of_life.items():
+        of_topic[life[0].topic] += 0 if life in own else size
     apart = {topic for topic, size in of_topic.items() if size >= policy.own_bytes}
-    for queue in sorted(own):
-        for some in _cut([r for r in runs if r.queue == queue], policy):
-            yield MergeOutput(LAST_LEVEL, some, queue.topic, queue)
-    rest = [run for run in runs if run.queue not in own]
+    for life in sorted(own):
+        for some in _cut([r for r in runs if (r.queue, r.incarnation) == life], policy):
+            yield MergeOutput(LAST_LEVEL, some, life[0].topic, life[0])
+    rest = [run for run in runs if (run.queue, run.incarnation) not in own]
     for topic in sorted(apart):
         for some in _cut([r for r in rest if r.queue.topic == topic], policy):
             yield MergeOutput(level, some, topic)

@@ -351,7 +351,12 @@ def _read(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> lis
     try:
         return read()
     except (InvalidRangeError, ShortReadError) as error:
-        raise _cut_short(store, prefix, wants[0], error) from error
+        key, size = prefix + wants[0].key, wants[0].bundle.size_bytes
+        found = store.head(key).size_bytes
+        if found >= size:
+            raise  # the answer broke off on its way
+        what = f"the bundle has {found} bytes where the journal says {size}"
+        raise _damaged(what, key) from error
     except DataError:
         pass
     try:  # a byte was wrong on its way, or is wrong where it lies
@@ -364,14 +369,6 @@ def _read(store: ObjectStore, prefix: str, wants: Sequence[SectionRange]) -> lis
             return read(is_whole=not is_whole)
         except (DataError, InvalidRangeError, ShortReadError):
             raise error from None
-
-
-def _cut_short(store: ObjectStore, prefix: str, want: SectionRange, error: Exception) -> DataError:
-    size = store.head(prefix + want.key).size_bytes
-    return _damaged(
-        f"the bundle has {size} bytes where the journal says {want.bundle.size_bytes} ({error})",
-        prefix + want.key,
-    )
 
 
 def read_range(store: ObjectStore, prefix: str, want: SectionRange) -> memoryview:
