@@ -195,6 +195,10 @@ PART: Final = np.dtype(
     ]
 )
 """One row a part, 84 bytes; its bundle stands beside it."""
+_KINDS: Final = {name: PART[name] for name in PART.names or ()}
+_OF: Final = "bundle"
+"""The column that says which bundle a part lies in."""
+_NUMBER: Final = np.dtype("<u4")
 _SECTION_FIELDS = 6
 
 
@@ -503,21 +507,23 @@ def queue_action(do: str, queue: MessageQueue, incarnation: int, **fields: Any) 
 
 
 def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
-    """Many rows of parts as JSON: their bundles once, and one block of columns, packed."""
+    """Many rows of parts as JSON: their bundles once, and each column packed by itself.
+
+    So whoever reads it holds the rows and one column more, however many there are.
+    """
     number: dict[Bundle, int] = {}
-    rows: list[npt.NDArray[np.void]] = []
+    several = list(parts)
     of: list[int] = []
-    for some in parts:
-        rows.append(some.rows)
+    for some in several:
         of += [number.setdefault(bundle, len(number)) for bundle in some.bundles]
-    every = np.concatenate(rows) if rows else NO_PARTS.rows
-    columns = [every[name].tobytes() for name in PART.names or ()]
-    data = b"".join([*columns, np.array(of, "<u4").tobytes()])
-    packed = zstandard.ZstdCompressor(level=_PACK_LEVEL).compress(data)
+    columns = {
+        name: _packed(b"".join(some.rows[name].tobytes() for some in several))
+        for name in PART.names or ()
+    }
     return {
         "bundles": [[one.key, one.size_bytes, one.level] for one in number],
-        "count": len(every),
-        "columns": base64.b64encode(packed).decode("ascii"),
+        "count": len(of),
+        "columns": {**columns, _OF: _packed(np.array(of, "<u4").tobytes())},
     }
 
 
@@ -527,21 +533,20 @@ def decode_columns(document: Mapping[str, Any]) -> Parts:
     Raises:
         ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
     """
-    count = document["count"]
+    count, columns = document["count"], document["columns"]
     check_ints((count, *(v for row in document["bundles"] for v in row[1:])), "what parts lie in")
     bundles = [bundle_of(row) for row in document["bundles"]]
     if not 0 <= count <= PARTS_MAX:
         raise ValueError(f"a state names {count} parts")
-    size = (PART.itemsize + 4) * count
-    data = _unpacked(base64.b64decode(document["columns"], validate=True), size)
+    # All are looked at before anything is allocated by what one of them says.
+    packed = {name: base64.b64decode(columns[name], validate=True) for name in columns}
+    _require_sizes(packed, count)
     rows = np.empty(count, PART)
-    at = 0
-    for name in PART.names or ():
-        rows[name] = np.frombuffer(data, PART[name], count, at)
-        at += PART[name].itemsize * count
-    numbers = np.frombuffer(data, "<u4", count, at).tolist()
+    for name, kind in _KINDS.items():
+        rows[name] = _unpacked(packed.pop(name), kind, count)
     check_rows(rows)
-    return Parts(rows, tuple(bundles[number] for number in numbers))
+    numbers = _unpacked(packed[_OF], _NUMBER, count).tolist()
+    return Parts(rows, tuple(map(bundles.__getitem__, numbers)))
 
 
 def bundle_of(row: Sequence[Any]) -> Bundle:
@@ -568,25 +573,42 @@ def check_rows(rows: npt.NDArray[np.void]) -> None:
     for name in ("store_min_ms", "store_max_ms"):
         if len(rows) and not -1 <= rows[name].min() <= rows[name].max() < INT_MAX:
             raise ValueError(f"{name} of a part is out of range")
-    wide = {name: rows[name].astype(np.int64) for name in PART.names or ()}
     fits = (
-        (wide["count"] > 0)
-        & (wide["holes"] <= wide["count"])
-        & (wide["items_at"] + wide["count"] <= wide["items"])
-        & (wide["records_at"] + wide["log_bytes"] <= wide["records_bytes"])
-        & (wide["stored_bytes"] <= wide["records_bytes"])
+        (rows["count"] > 0)
+        & (rows["holes"] <= rows["count"])
+        & (rows["items_at"] + rows["count"].astype(np.int64) <= rows["items"])
+        & (rows["records_at"] + rows["log_bytes"].astype(np.int64) <= rows["records_bytes"])
+        & (rows["stored_bytes"] <= rows["records_bytes"])
     )
     if not fits.all():
         raise ValueError("a part is not within its section")
 
 
-def _unpacked(packed: bytes, size: int) -> bytes:
+def _packed(data: bytes) -> str:
+    packed = zstandard.ZstdCompressor(level=_PACK_LEVEL).compress(data)
+    return base64.b64encode(packed).decode("ascii")
+
+
+def _require_sizes(packed: Mapping[str, bytes], count: int) -> None:
+    for name, kind in (*_KINDS.items(), (_OF, _NUMBER)):
+        try:
+            claimed = zstandard.frame_content_size(packed[name])
+        except zstandard.ZstdError as error:
+            raise ValueError(f"a column of parts cannot be unpacked: {error}") from error
+        if claimed != kind.itemsize * count:
+            raise ValueError("a column of parts is not as large as it says")
+    stored = sum(map(len, packed.values()))
+    if (PART.itemsize + _NUMBER.itemsize) * count > _RATIO_MAX * stored + _SMALL:
+        raise ValueError(f"{stored} bytes claim to be {count} parts")
+
+
+def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any]:
     try:
-        if zstandard.frame_content_size(packed) != size or size > _RATIO_MAX * len(packed) + _SMALL:
-            raise ValueError("columns of parts are not as large as they say")
-        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
+        size = kind.itemsize * count
+        data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
     except zstandard.ZstdError as error:
-        raise ValueError(f"columns of parts cannot be unpacked: {error}") from error
+        raise ValueError(f"a column of parts cannot be unpacked: {error}") from error
+    return np.frombuffer(data, kind, count)
 
 
 def life_json(life: QueueLife) -> list[Any]:
