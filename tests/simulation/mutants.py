@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -10,65 +10,76 @@ from unittest import mock
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
-from tiered.dispatch import rounds, sealer, uploads
+from tiered.dispatch import group_commit, merging, rounds
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter
+from tiered.dispatch.merging import Merger
 from tiered.dispatch.rounds import RoundBuilder
-from tiered.dispatch.sealer import Sealer
 from tiered.dispatch.uploads import Uploader
 from tiered.journal import checkpoint
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.reader import JournalReader
 from tiered.journal.writer import JournalWriter
 from tiered.keys import checkpoint_key, entry_key
-from tiered.log import composite, parting, seal, state
+from tiered.log import composite, merge, parting, state
 from tiered.log.composite import CompositeFlatFile, GroupCommit
+from tiered.log.parts import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from tiered.log.parts import Part
+    from tiered.dispatch.group_commit import Taken
+    from tiered.log.bundles import SectionRow
+    from tiered.log.merge import MergeRun
+    from tiered.log.takeback import Head
 
 Patches = list[Any]
 
 
-def _index_before_data() -> Patches:
-    put_logs, put_indexes = Uploader.put_logs, Uploader.put_indexes
+def _entry_before_bundle() -> Patches:
+    """An entry names a bundle that is still on its way."""
+    put = Uploader._put_bundle
+    late: list[Callable[[], None]] = []
 
-    def index_first(self: Uploader, commits: Any) -> Any:
-        for commit in commits:
-            times = commit.times()
-            new = self._new_log(commit, times)
-            put_indexes(self, [uploads._stored(commit, new.place, *times)])
-        return put_logs(self, commits)
+    def later(self: Uploader, *arguments: Any) -> Any:
+        class Held:
+            @staticmethod
+            def put_if_absent(key: str, data: Any) -> None:
+                late.append(lambda: self._store.put_if_absent(key, data))
 
-    return [mock.patch.object(Uploader, "put_logs", index_first)]
-
-
-def _entry_before_index() -> Patches:
-    def built(self: RoundBuilder, some: Any) -> Any:
-        made = [self._uploader._new_index(one) for one in some]
-
-        def later() -> None:
-            self._uploader._put_all(made)
-
-        self._late_indexes = [*getattr(self, "_late_indexes", []), later]  # type: ignore[attr-defined]
-        return [
-            rounds._Built(one, uploads._part(one, new.place), 0)
-            for one, new in zip(some, made, strict=True)
-        ]
+        held = Uploader(Held(), self._prefix, generation=0, writer="", clock=self._clock)  # type: ignore[arg-type]
+        return put(held, *arguments)
 
     append = RoundBuilder._append
 
     def appended(self: RoundBuilder, actions: Any) -> None:
         append(self, actions)
-        for later in getattr(self, "_late_indexes", []):
-            later()
+        while late:
+            late.pop()()
 
     return [
-        mock.patch.object(RoundBuilder, "_build_some", built),
+        mock.patch.object(Uploader, "_put_bundle", later),
         mock.patch.object(RoundBuilder, "_append", appended),
     ]
+
+
+def _unknown_bundle_is_stored() -> Patches:
+    """What nobody knows of a bundle's upload is taken for a success."""
+    put = Uploader._put_bundle
+
+    def hopeful(self: Uploader, *arguments: Any) -> Any:
+        class Hopeful:
+            @staticmethod
+            def put_if_absent(key: str, data: Any) -> None:
+                with suppress(UnknownOutcomeError):
+                    self._store.put_if_absent(key, data)
+
+        return put(
+            Uploader(Hopeful(), self._prefix, generation=0, writer="", clock=self._clock),
+            *arguments,  # type: ignore[arg-type]
+        )
+
+    return [mock.patch.object(Uploader, "_put_bundle", hopeful)]
 
 
 def _recut_while_unknown() -> Patches:
@@ -121,27 +132,60 @@ def _commit_too_early() -> Patches:
 
 
 def _switch_base_off_by_one() -> Patches:
-    failed = CompositeFlatFile.log_failed
+    failed = CompositeFlatFile.failed
 
-    def off(self: Any, *arguments: Any) -> None:
-        failed(self, *arguments)
-        self._log_taken += 1
+    def off(self: Any, *arguments: Any) -> Any:
+        given_up = failed(self, *arguments)
+        self._log_taken += bool(given_up)
+        return given_up
 
-    return [mock.patch.object(CompositeFlatFile, "log_failed", off)]
+    return [mock.patch.object(CompositeFlatFile, "failed", off)]
 
 
 def _switch_forgets() -> Patches:
     """After a failed upload only what came since goes into the new segment."""
-    failed = CompositeFlatFile.log_failed
+    failed = CompositeFlatFile.failed
 
-    def forgets(self: Any, *arguments: Any) -> None:
-        commit = self._uploading
-        failed(self, *arguments)
-        for _ in commit.batches:
-            self._buffer.popleft()
-        self._buffered -= commit.data_bytes
+    def forgets(self: Any, *arguments: Any) -> Any:
+        given_up = failed(self, *arguments)
+        for commit in given_up:
+            for _ in commit.batches:
+                self._buffer.popleft()
+            self._buffered -= commit.data_bytes
+        return given_up
 
-    return [mock.patch.object(CompositeFlatFile, "log_failed", forgets)]
+    return [mock.patch.object(CompositeFlatFile, "failed", forgets)]
+
+
+def _given_up_is_named() -> Patches:
+    """A commit that was given up, since one before it had failed, is named when its bundle lands after all."""
+    stored = CompositeFlatFile.stored
+
+    def late(self: Any, commit: GroupCommit) -> Any:
+        return stored(self, commit) if commit in self._on_their_way else [commit]
+
+    return [
+        mock.patch.object(CompositeFlatFile, "is_on_its_way", return_value=True),
+        mock.patch.object(CompositeFlatFile, "stored", late),
+    ]
+
+
+def _rest_goes_on() -> Patches:
+    """A failed upload gives up its own commit; those behind it stay where they are."""
+    failed = CompositeFlatFile.failed
+
+    def alone(self: Any, commit: GroupCommit, *more: Any) -> Any:
+        if commit not in self._on_their_way:
+            return []
+        at = self._on_their_way.index(commit)
+        behind = list(self._on_their_way)[at + 1 :]
+        for _ in behind:
+            self._on_their_way.pop()
+        given_up = failed(self, commit, *more)
+        self._on_their_way.extend(behind)
+        return given_up
+
+    return [mock.patch.object(CompositeFlatFile, "failed", alone)]
 
 
 def _generation_not_raised() -> Patches:
@@ -167,19 +211,17 @@ def _checkpoint_believed() -> Patches:
 
 
 def _replay_is_lax() -> Patches:
-    part_of = state.part_of
     part = state._part
 
-    def lax(work: Any, action: Any) -> None:
+    def lax(work: Any, queue: Any, incarnation: int, segment: Any, row: Any) -> None:
         """Takes a part wherever it begins."""
-        life = work.life(action)
-        row = part_of(action["part"])
-        if life is not None and row.queue_offset > life.commit_offset:
-            moved = replace(life, commit_offset=row.queue_offset, log_end=row.log_offset)
-            work.put(action, moved)
-        part(work, action)
+        life = work.present(queue, incarnation)
+        start, log_offset = (int(row.rows[name][0]) for name in ("queue_offset", "log_offset"))
+        if life is not None and start > life.commit_offset:
+            work.put(queue, replace(life, commit_offset=start, log_end=log_offset))
+        part(work, queue, incarnation, segment, row)
 
-    return [mock.patch.dict(state._HANDLERS, {"part": lax})]
+    return [mock.patch.object(state, "_part", lax)]
 
 
 def _fenced_goes_on() -> Patches:
@@ -200,19 +242,48 @@ def _gap_not_recorded() -> Patches:
 
 
 def _later_part_first() -> Patches:
-    """A part is named although the index of the one before it failed."""
+    """A part is named although the bundle with the one before it is still on its way."""
 
-    def gather(self: RoundBuilder, row: Any, results: Any) -> Any:
-        built = []
-        for stored, result in zip(row, results, strict=True):
-            if isinstance(result, BackendError):
-                self._index_failed(stored, result)
-                self.submit(stored)
-            else:
-                built.append(result)
-        return built
+    def at_once(self: Any, commit: GroupCommit) -> Any:
+        if commit not in self._on_their_way:
+            return []
+        self._on_their_way.remove(commit)
+        return [commit]
 
-    return [mock.patch.object(RoundBuilder, "_gather", gather)]
+    return [mock.patch.object(CompositeFlatFile, "stored", at_once)]
+
+
+def _bundles_in_another_order() -> Patches:
+    """An entry names bundles in another order than that of their sections."""
+    actions = rounds._actions
+
+    def turned(durable: Any) -> Any:
+        for action in actions(durable):
+            yield (
+                action | {"bundles": action["bundles"][::-1]} if action["do"] == "part" else action
+            )
+
+    return [mock.patch.object(rounds, "_actions", turned)]
+
+
+def _named_by_a_neighbour() -> Patches:
+    """A commit is named by the section beside its own."""
+    durable = group_commit.Durable
+
+    def other(commit: Any, stored: Any, number: int, *more: Any) -> Any:
+        return durable(commit, stored, (number + 1) % len(stored.table), *more)
+
+    return [mock.patch.object(group_commit, "Durable", other)]
+
+
+def _sections_in_another_order() -> Patches:
+    """A bundle has its sections as the queues came."""
+
+    def unsorted(taken: Sequence[Taken], bundle_bytes: int) -> list[list[Taken]]:
+        return [plan[::-1] for plan in plan_bundles(taken, bundle_bytes)]
+
+    plan_bundles = group_commit.plan_bundles
+    return [mock.patch.object(group_commit, "plan_bundles", unsorted)]
 
 
 def _trim_off_by_one() -> Patches:
@@ -226,37 +297,73 @@ def _trim_off_by_one() -> Patches:
 
 
 def _merge_loses() -> Patches:
-    """Sealing leaves the last record of a run out."""
-    join = Sealer._join
+    """A merged section has other bytes at the end of its records."""
+    build = merging.build_section
 
-    def loses(self: Sealer, places: Any, stop: Any) -> Any:
-        data = join(self, places, stop)
-        if data is not None and len(data) > 60:
-            data[-40:] = bytes(40)
-        return data
+    def loses(records: Any, items: Any) -> Any:
+        return build([*records[:-1], bytes(len(records[-1]))], items)
 
-    return [mock.patch.object(Sealer, "_join", loses)]
+    return [mock.patch.object(merging, "build_section", loses)]
+
+
+def _cut_part_from_its_beginning() -> Patches:
+    """Of a part that was cut off, the beginning of its section is merged."""
+    join = Merger._join
+
+    def from_start(self: Merger, run: MergeRun, *more: Any, **packs: Any) -> Any:
+        rows = run.parts.rows.copy()
+        rows["records_at"] = 0
+        rows["items_at"] = 0
+        return join(self, replace(run, parts=Parts(rows, run.parts.bundles)), *more, **packs)
+
+    return [mock.patch.object(Merger, "_join", from_start)]
+
+
+class _Anything(int):
+    """As if it were the number that it is compared with."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _merge_presumes_nothing() -> Patches:
+    """Replay takes a merge also where other parts lie now."""
+    return [mock.patch.object(merge, "fingerprint", return_value=_Anything())]
+
+
+def _merge_ends_the_segment() -> Patches:
+    """A merge seals the segment that it works on."""
+    made = merge._with_part
+
+    def sealed(*arguments: Any) -> Any:
+        united = made(*arguments)
+        return united and replace(united, sealed=True)
+
+    return [mock.patch.object(merge, "_with_part", sealed)]
 
 
 def _memory_not_given_back() -> Patches:
-    report = GroupCommitter._report
+    stored = GroupCommitter._stored
 
-    def keeps(self: GroupCommitter, file: Any, commit: Any, result: Any) -> None:
+    def keeps(self: GroupCommitter, *arguments: Any) -> None:
         with mock.patch.object(self._budget, "release", return_value=None):
-            report(self, file, commit, result)
+            stored(self, *arguments)
 
-    return [mock.patch.object(GroupCommitter, "_report", keeps)]
+    return [mock.patch.object(GroupCommitter, "_stored", keeps)]
 
 
 def _gc_without_grace() -> Patches:
     from tiered.log.history import TierHistory
-    from tiered.log.verify_listing import named_objects
+    from tiered.log.named import named_objects
     from tiered.plugin import survey
 
     plan = survey.plan_orphans
 
     def hasty(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
-        named = {key for key, _ in named_objects(known.state)}
+        named = set(named_objects(known.state))
         base = known.base or known.state
         return plan(
             listed,
@@ -269,6 +376,32 @@ def _gc_without_grace() -> Patches:
         mock.patch.object(survey, "plan_orphans", hasty),
         mock.patch.object(TierHistory, "protected", return_value=set()),
     ]
+
+
+def _gc_of_what_is_named_in_part() -> Patches:
+    """A bundle of which some section is not named any more counts as not named."""
+    from tiered.log import history, orphans
+    from tiered.plugin import survey
+
+    named_objects = orphans.named_objects
+
+    def whole(known: Any) -> Any:
+        named = named_objects(known)
+        bytes_of: dict[str, int] = {}
+        for lives in known.queues.values():
+            for part in (part for life in lives for part in life.parts()):
+                bytes_of[part.bundle.key] = bytes_of.get(part.bundle.key, 0) + part.stored_bytes
+        sizes = {key: row for key, row in named.items() if key not in bytes_of}
+        full = {
+            bundle.key
+            for lives in known.queues.values()
+            for life in lives
+            for bundle in life.parts().bundles
+            if 10 * bytes_of[bundle.key] >= 6 * bundle.size_bytes
+        }
+        return {key: row for key, row in named.items() if key in full or key in sizes}
+
+    return [mock.patch.object(one, "named_objects", whole) for one in (history, orphans, survey)]
 
 
 def _gc_of_the_present_reign() -> Patches:
@@ -333,32 +466,11 @@ def _read_behind_what_came() -> Patches:
     def takes(self: TieredDispatcher, file: CompositeFlatFile, batch: Any) -> None:
         with file.lock:
             if batch is None:
-                self._commits.upload_if_due(file, flush=True)
+                self._commits.take_now(file)
             else:
                 self._append(file, batch)
 
     return [mock.patch.object(TieredDispatcher, "_take_compensated", takes)]
-
-
-def _batch_is_one() -> Patches:
-    """Of several objects that were sent at once all count as stored when one is."""
-    put = uploads.put_many_if_absent
-
-    def lax(store: Any, objects: Any) -> Any:
-        errors = put(store, objects)
-        return errors if all(errors) else [None] * len(errors)
-
-    return [mock.patch.object(uploads, "put_many_if_absent", lax)]
-
-
-def _batch_out_of_order() -> Patches:
-    """The outcomes of several objects are told in another order."""
-    put = uploads.put_many_if_absent
-
-    def turned(store: Any, objects: Any) -> Any:
-        return put(store, objects)[::-1]
-
-    return [mock.patch.object(uploads, "put_many_if_absent", turned)]
 
 
 def _taken_while_a_gap_is_on_its_way() -> Patches:
@@ -367,37 +479,28 @@ def _taken_while_a_gap_is_on_its_way() -> Patches:
 
 def _first_mark_kept() -> Patches:
     """A merged part has the mark of its first part: the next writer takes the queue back, though nothing changed."""
-    return [_merged_differently(lambda part, run: replace(part, last=run[0].last))]
+    return _summed_up_differently(lambda run, row: replace(row, last=run[0].last))
 
 
-def _merged_differently(change: Callable[[Part, Any], Part]) -> Any:
-    merge = Sealer._merge
+def _summed_up_differently(change: Callable[[Any, SectionRow], SectionRow]) -> Patches:
+    row = merging.row_of
 
-    def other(self: Sealer, job: Any, run: Any, stop: Any) -> Any:
-        part = merge(self, job, run, stop)
-        return part and change(part, run)
+    def other(run: MergeRun) -> SectionRow:
+        return change(run.parts, row(run))
 
-    return mock.patch.object(Sealer, "_merge", other)
-
-
-def _summed_up_differently(change: Callable[[Any, tuple[int, ...]], tuple[int, ...]]) -> Patches:
-    """Whoever merges and whoever replays err alike."""
-    summary = seal.summary
-
-    def other(run: Any) -> tuple[int, ...]:
-        return change(run, summary(run))
-
-    return [mock.patch.object(seal, "summary", other), mock.patch.object(sealer, "summary", other)]
+    return [mock.patch.object(merging, "row_of", other)]
 
 
 def _holes_of_the_last() -> Patches:
-    return _summed_up_differently(lambda run, said: (*said[:4], run[-1].holes, *said[5:]))
+    return _summed_up_differently(lambda run, row: replace(row, holes=run[-1].holes))
 
 
 def _times_of_ends() -> Patches:
     """Store times are taken to rise, from part to part."""
     return _summed_up_differently(
-        lambda run, said: (*said[:5], run[0].store_min_ms, run[-1].store_max_ms)
+        lambda run, row: replace(
+            row, store_min_ms=run[0].store_min_ms, store_max_ms=run[-1].store_max_ms
+        )
     )
 
 
@@ -417,21 +520,25 @@ def _times_of_the_first_and_last() -> Patches:
 
 
 def _holes_stay_behind_a_cut() -> Patches:
-    head_of = parting.head_of
-
-    def other(part: Part, count: int, **more: Any) -> Part:
-        return head_of(part, count, **more | {"holes": 0})
-
-    return [mock.patch.object(parting, "head_of", other)]
+    return _cut_differently(lambda head, _part: replace(head, holes=0))
 
 
 def _mark_stays_behind_a_cut() -> Patches:
-    head_of = parting.head_of
+    return _cut_differently(lambda head, part: replace(head, last=part.last))
 
-    def other(part: Part, count: int, **more: Any) -> Part:
-        return head_of(part, count, **more | {"last": part.last})
 
-    return [mock.patch.object(parting, "head_of", other)]
+def _cut_differently(change: Callable[[Head, Any], Head]) -> Patches:
+    cut = parting._cut
+
+    def other(life: Any, *arguments: Any) -> Any:
+        found = cut(life, *arguments)
+        if found is None or found[1] is None:
+            return found
+        end, head = found
+        (part,) = [one for one in life.parts() if one.queue_offset == head.queue_offset]
+        return end, change(head, part)
+
+    return [mock.patch.object(parting, "_cut", other)]
 
 
 def _tags_of_the_first() -> Patches:
@@ -531,8 +638,8 @@ def _cloned_writer_goes_on() -> Patches:
 
 
 MUTANTS: dict[str, Callable[[], Patches]] = {
-    "index before data": _index_before_data,
-    "entry before index": _entry_before_index,
+    "an entry before the bundle that it names": _entry_before_bundle,
+    "a bundle of which nobody knows is taken for stored": _unknown_bundle_is_stored,
     "an entry re-cut while its outcome is unknown": _recut_while_unknown,
     "unknown taken for failed": _unknown_is_failed,
     "exists taken for done": _exists_is_done,
@@ -547,7 +654,15 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a gap passed over in silence": _gap_not_recorded,
     "a part named before the one before it": _later_part_first,
     "repeated records taken twice": _trim_off_by_one,
-    "sealing loses bytes": _merge_loses,
+    "a commit that was given up is named": _given_up_is_named,
+    "what is behind a failed commit goes on": _rest_goes_on,
+    "an entry with its bundles in another order": _bundles_in_another_order,
+    "a commit named by its neighbour's section": _named_by_a_neighbour,
+    "sections of a bundle in another order": _sections_in_another_order,
+    "merging loses bytes": _merge_loses,
+    "a cut part merged from its section's beginning": _cut_part_from_its_beginning,
+    "a merge ends the open segment": _merge_ends_the_segment,
+    "gc of a bundle of which a part is still named": _gc_of_what_is_named_in_part,
     "memory not given back": _memory_not_given_back,
     "gc without grace": _gc_without_grace,
     "gc of the running reign's objects": _gc_of_the_present_reign,
@@ -555,8 +670,6 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a take_back at the wrong offset": _take_back_at_the_wrong_offset,
     "incarnation not begun": _incarnation_not_begun,
     "what was taken back is forgotten": _tail_forgotten,
-    "a batch is stored when one of it is": _batch_is_one,
-    "outcomes of a batch in another order": _batch_out_of_order,
     "a merged part with its first part's mark": _first_mark_kept,
     "a merged part with its last part's holes": _holes_of_the_last,
     "a merged part with times that are taken to rise": _times_of_ends,
@@ -574,6 +687,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a clone's entry is no reason to stop": _cloned_writer_goes_on,
 }
 RARE: dict[str, Callable[[], Patches]] = {
+    "a merge that presumes nothing": _merge_presumes_nothing,
     "read in bulk behind what has come meanwhile": _read_behind_what_came,
     "records taken while a gap is on its way": _taken_while_a_gap_is_on_its_way,
 }

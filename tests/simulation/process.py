@@ -23,6 +23,7 @@ from tiered.model import MessageQueue
 from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Iterator, Sequence
 
     from simulation.broker import QueueKey
@@ -111,6 +112,10 @@ class SimStore(WrappingStore):
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         self._ask(key)
         return self._inner.get(key, byte_range)
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        self._ask(key)
+        return self._inner.get_ranges(key, byte_ranges)
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
         self._ask(key)

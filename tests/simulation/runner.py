@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.world import World
 
+from backends.testing.faulty import Fault
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,7 +37,7 @@ BRANCHES = {
     "parts with holes merged": 50, "packed": 50,
     "expired": 20, "expired segment": 20, "expiry leaves a gap": 5, "topic removed": 1, "deleted": 30,
     # who reads meanwhile
-    "read beside": 500, "read ahead beside": 500, "wrong bit found": 5,
+    "read beside": 500, "read ahead beside": 500, "wrong bit": 100,
 }  # fmt: skip
 """What happens in the first 300 seeds at least so often: the branches that carry a guarantee, not the starts."""
 _FAILED_MAX = 50
@@ -69,6 +71,7 @@ def met(world: World) -> Counter[str]:
     found["fenced"] = sum(process.fenced for process in world.processes)
     found["stray"] = len(history.strays)
     found["turns"] = world.scheduler.steps
+    found["wrong bit"] = sum(event.fault is Fault.FLIP for event in world.faulty.events)
     found["requests"] = len(world.faulty.events)
     dispatchers = [process.attachment.dispatcher for process in world.processes]
     found["switch"] = sum(one.counters.switches for one in dispatchers if one)

@@ -160,7 +160,7 @@ def plan_merge(
     chosen, level = _full_level(state, used, policy)
     if not chosen:
         chosen = _sparse(used, policy)
-        level = max((use.bundle.level for use in chosen), default=0)
+        level = max([1, *(use.bundle.level for use in chosen)])  # (level 0: as committed)
     if not chosen:
         return None
     keys = {use.bundle.key for use in chosen}
