@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from support.dispatching import PREFIX, filled, run_once
+from support.merging import gather, text
+from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import FencedError, InvalidError
 from tiered.journal.lease import Holder, Lease
+from tiered.log.named import named_bundles, parts_by_bundle
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.plugin.repair import Repairer, RepairReport
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from support.synthetic import SyntheticStore
 
     from backends.base import ObjectStore
+    from tiered.log.parts import TierState
     from tiered.log.verify_report import VerifyReport
 
 
@@ -62,65 +67,133 @@ def local() -> SyntheticStore:
 
 @pytest.fixture(scope="module")
 def tier(local: SyntheticStore) -> ObjectStore:
-    store = MemoryStore()
-    run_once(store, local)
-    assert deep(store, local).problems == []
-    return store
+    """Rounds of both queues: a bundle with two sections each."""
+    builder = TierBuilder()
+    for at in range(0, 40, 10):
+        some = [
+            local.read(queue, at, bytes_max=1 << 20, count_max=10)
+            for queue in sorted(local.queues())
+        ]
+        builder.add_round(*filter(None, some))
+    assert deep(builder.store, local).problems == []
+    return builder.store
 
 
 def data_keys(store: ObjectStore) -> list[str]:
-    return [info.key for info in store.list(PREFIX + "queue/")]
+    roots = ("bundle/", "topic/", "queue/")
+    return [info.key for root in roots for info in store.list(PREFIX + root)]
+
+
+def state_of(store: ObjectStore) -> TierState:
+    reader = TierReader(store, PREFIX)
+    reader.refresh()
+    return reader.state
 
 
 def parts_of(store: ObjectStore) -> list[tuple[object, ...]]:
-    reader = TierReader(store, PREFIX)
-    reader.refresh()
     return [
-        (queue, part.queue_offset, part.count, part.log_offset, part.log.crc, part.index.crc)
-        for queue, lives in reader.state.queues.items()
+        (
+            queue,
+            part.queue_offset,
+            part.count,
+            part.log_offset,
+            part.holes,
+            part.last,
+            part.section.crc,
+        )
+        for queue, lives in state_of(store).queues.items()
         for part in lives[-1].parts()
     ]
 
 
-def test_a_byte_flipped_in_each_object_is_repaired(tier: ObjectStore, local: SyntheticStore):
+def test_a_byte_flipped_in_each_bundle_is_repaired(tier: ObjectStore, local: SyntheticStore):
     store, keys = copy_of(tier), data_keys(tier)
-    assert len(keys) >= 8
+    assert len(keys) >= 4
     rng = random.Random(1)
     for key in keys:
         flip(store, key, rng.randrange(len(store.get(key))))
     report = repair(store, local)
     assert report.unrepaired == []
-    assert report.parts == len(keys) // 2
+    assert report.parts >= len(keys)
     after = deep(store, local)
     assert after.problems == []
-    assert after.recorded.orphans == len(keys)
     assert parts_of(store) == parts_of(tier)
 
 
-@pytest.mark.parametrize("kind", ["commitlog", "consumequeue"])
-def test_one_missing_object_is_repaired(tier: ObjectStore, local: SyntheticStore, kind: str):
+@pytest.mark.parametrize("at", ["record", "item", "table", "footer"])
+def test_only_the_damaged_section_is_written_anew(
+    tier: ObjectStore, local: SyntheticStore, at: str
+):
+    """Two queues share the bundle; the other's part stays where it is, but where the bundle's own table is damaged."""
     store = copy_of(tier)
-    key = next(key for key in data_keys(store) if kind in key)
-    change(store, key, None)
-    assert repair(store, local).parts == 1
+    before = state_of(store)
+    _, named = next(one for one in parts_by_bundle(before) if len(one[1]) == 2)
+    place, bundle = named[0].part.section, named[0].part.bundle
+    where = {"record": place.start, "item": place.start + place.items_at,
+             "table": place.start + place.table_at, "footer": bundle.size_bytes - 9}  # fmt: skip
+    flip(store, PREFIX + bundle.key, where[at])
+    report = repair(store, local if at in {"record", "item"} else None)
+    assert (report.unrepaired, report.parts) == ([], 2 if at == "footer" else 1)
+    after = named_bundles(state_of(store))
+    assert (bundle.key in after) == (at != "footer")
+    (new,) = after.keys() - named_bundles(before).keys()
+    assert after[new].level == 1
+    assert deep(store, local).problems == []
+    assert parts_of(store) == parts_of(tier)
+
+
+def test_a_missing_bundle_is_repaired(tier: ObjectStore, local: SyntheticStore):
+    store = copy_of(tier)
+    change(store, data_keys(store)[0], None)
+    assert repair(store, local).parts > 0
     assert deep(store, local).problems == []
 
 
-def test_a_damaged_trailer_needs_no_local_store(tier: ObjectStore):
-    store = copy_of(tier)
-    key = data_keys(store)[0]
-    flip(store, key, len(store.get(key)) - 20)
-    assert repair(store, None).parts == 1
-    assert deep(store).problems == []
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_damaged_merged_section_comes_back_from_what_it_was_made_of(packs: bool):
+    """The bundles that were gathered are not deleted yet; no local store is needed."""
+    builder = TierBuilder()
+    for number in range(6):
+        builder.add([text(number, 3000), None, (3, text(number, 200))])
+    gather(builder, 3 if packs else 1)
+    before = builder.journal.state
+    (bundle,) = named_bundles(before).values()
+    (part,) = before.queues[QUEUE][0].parts()
+    assert part.section.is_packed == packs
+    flip(builder.store, PREFIX + bundle.key, part.section.start + 500)
+    assert repair(builder.store, None).unrepaired == []
+    assert deep(builder.store).problems == []
+    (after,) = state_of(builder.store).queues[QUEUE][0].parts()
+    assert after.section.is_packed == packs
+    assert replace(after, bundle=part.bundle, section=part.section) == part
+
+
+def test_what_the_broker_took_back_is_repaired_from_the_tier_alone():
+    builder = TierBuilder()
+    builder.add([b"a", b"b"])
+    builder.add([b"c", b"d"])
+    builder.take_back(3)
+    builder.add([b"D"], roll=True)
+    gather(builder)
+    (bundle,) = named_bundles(builder.journal.state).values()
+    tail, life = builder.journal.state.queues[QUEUE]
+    flip(builder.store, PREFIX + bundle.key, tail.parts()[0].section.start + 8)
+    report = repair(builder.store, None)
+    reason = "it is of a life that has ended, and nothing in the tier has it any more"
+    assert [one.reason for one in report.unrepaired] == [reason]  # what it was made of is larger
+    flip(builder.store, PREFIX + bundle.key, tail.parts()[0].section.start + 8)
+    flip(builder.store, PREFIX + bundle.key, bundle.size_bytes - 3)
+    assert repair(builder.store, None, seed=4).parts == 2 + len(life.parts()) - 1
+    assert deep(builder.store).problems == []
 
 
 def test_what_the_local_store_no_longer_has_stays_damaged_and_is_said(
     tier: ObjectStore, local: SyntheticStore
 ):
     store = copy_of(tier)
-    for key in data_keys(store):
-        if "commitlog" in key:
-            flip(store, key, 3)
+    for _, named in parts_by_bundle(state_of(store)):
+        for one in named:
+            flip(store, PREFIX + one.part.bundle.key, one.part.section.start + 3)
     shorter = filled(topics=1, queues=2, each=40)
     shorter.expire("t0", 1, 20)
     report = repair(store, shorter)
@@ -129,17 +202,16 @@ def test_what_the_local_store_no_longer_has_stays_damaged_and_is_said(
         "the local store begins at queue offset 20"
     }
     assert all(one.where.startswith("t0/1 queue offsets [") for one in report.unrepaired)
-    left = set(deep(store).damaged)
-    assert len(left) == len(report.unrepaired)
-    assert {key.split("/queue/")[1].split("/")[1] for key in left} == {"0000000001"}
+    left = deep(store)
+    assert sum(map(len, left.damaged.values())) == len(report.unrepaired)
+    assert all(problem.detail.startswith("t0/1 queue offset") for problem in left.problems)
     assert repair(store, local, seed=4).unrepaired == []
     assert deep(store, local).problems == []
 
 
 def test_other_messages_repair_nothing(tier: ObjectStore):
     store = copy_of(tier)
-    key = next(key for key in data_keys(store) if "commitlog" in key)
-    flip(store, key, 3)
+    flip(store, data_keys(store)[0], 3)
     number = len(list(store.list(PREFIX)))
     report = repair(store, filled(topics=2, queues=2, each=40))  # other bodies
     assert report.unrepaired[0].reason == "the local store has other bytes there"
