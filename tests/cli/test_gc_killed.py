@@ -21,7 +21,7 @@ def litter(folder: Path) -> None:
     prefix = "/".join(next(iter(store.list(""))).key.split("/")[:2])
     for at in range(COUNT):
         name = f"{at:020d}-{1:010d}-0badcafe-{at:010d}"
-        store.put_if_absent(f"{prefix}/queue/lost/{0:010d}/{0:010d}/commitlog/{name}", b"litter")
+        store.put_if_absent(f"{prefix}/queue/lost/{0:010d}/{0:010d}/{name}", b"litter")
     store.close()
 
 

@@ -70,7 +70,7 @@ def lose_the_end(folder: Path) -> None:
 
 def lose_all_but_the_lease(folder: Path) -> None:
     lose_all(folder)
-    for root in ("queue", "index"):
+    for root in ("bundle", "index"):
         (found,) = folder.glob(f"*/*/{root}")
         shutil.rmtree(found)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cli.program import CommandLine, Start, Unpack
     from support.servers import S3Server
 
-SMALL = ("--part-size", "2KiB", "--segment-size", "8KiB")
+SMALL = ("--bundle-size", "4KiB", "--segment-size", "8KiB")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.journals import PREFIX
-from support.tiers import QUEUE, TierBuilder
+from support.tiers import QUEUE, TierBuilder, batch_of
 
 from backends.base import ObjectInfo
 from backends.memory import MemoryStore
@@ -20,17 +20,19 @@ from tiered.journal.trimming import replay_starts, trim_bound
 from tiered.keys import (
     JOURNAL,
     ObjectId,
+    bundle_key,
     checkpoint_key,
-    commit_log_key,
-    consume_queue_key,
+    index_key,
     quarantine_key,
+    queue_bundle_key,
+    topic_bundle_key,
 )
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import TierHistory
+from tiered.log.named import named_objects
 from tiered.log.orphans import Known, OrphanPlan, plan_orphans
 from tiered.log.state import TierMachine
-from tiered.log.verify_listing import named_objects
-from tiered.model import LogOffset, QueueOffset
+from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from tiered.log.state import TierState
@@ -41,7 +43,7 @@ OLD_MS = 1_000
 def known(state: TierState, **fields: object) -> Known:
     rest: dict[str, object] = {
         "prefix": PREFIX, "state": state, "base": state, "once_named": set(), "bound": 0,
-        "protected": {key for key, _ in named_objects(state)},
+        "protected": set(named_objects(state)),
         "reign": state.generation, "old_ms": OLD_MS, "now_ms": 2 * OLD_MS,
     }  # fmt: skip
     return Known(**{**rest, **fields})  # type: ignore[arg-type]
@@ -52,13 +54,14 @@ def listing(store: MemoryStore, *more: ObjectInfo) -> list[ObjectInfo]:
     return sorted([*found, *more], key=lambda info: info.key)
 
 
-def orphan(generation: int, *, at: int = 0, modified_ms: int = OLD_MS, index: bool = False):
+def orphan(generation: int, *, at: int = 0, modified_ms: int = OLD_MS, kind: str = "bundle"):
     made = ObjectId(generation, "0badcafe", 4711)
-    key = (
-        consume_queue_key(PREFIX, QUEUE, 0, QueueOffset(at), made)
-        if index
-        else commit_log_key(PREFIX, QUEUE, 0, LogOffset(at), made)
-    )
+    key = {
+        "bundle": bundle_key(PREFIX, 0, at, made),
+        "topic": topic_bundle_key(PREFIX, "topic-ä", 2, at, made),
+        "queue": queue_bundle_key(PREFIX, QUEUE, 0, QueueOffset(at), made),
+        "index": index_key(PREFIX, at, made),
+    }[kind]
     return ObjectInfo(key, 10, modified_ms)
 
 
@@ -86,13 +89,30 @@ def test_i11_what_is_named_stays():
     assert (found.deletions, found.refusals, found.missing) == ([], [], set())
 
 
-def test_an_old_orphan_of_an_earlier_reign_goes_index_before_data():
-    log, index = orphan(1), orphan(1, index=True)
-    found = plan(second_reign(), log, index)
-    assert [(one.key, one.kind) for one in found.deletions] == [
-        (index.key, "consumequeue"),
-        (log.key, "commitlog"),
-    ]
+def test_old_orphans_of_an_earlier_reign_go_the_key_index_before_data():
+    kinds = ["index", "bundle", "topic", "queue"]
+    orphans = [orphan(1, kind=kind) for kind in kinds]
+    found = plan(second_reign(), *orphans)
+    wanted = [(one.key, kind) for one, kind in zip(orphans, kinds, strict=True)]
+    assert [(one.key, one.kind) for one in found.deletions] == wanted
+
+
+def test_i11_a_bundle_goes_when_no_part_of_it_is_named_and_not_before():
+    """Two queues share it; one of them has expired."""
+    tier = TierBuilder()
+    other = MessageQueue("other", 0)
+    both = batch_of(0, [b"x"], queue=other), batch_of(0, [b"a"])
+    shared = tier.add_round(*both)[0].bundle.key
+    tier.add([b"b"], roll=True)
+    tier.add([b"y"], queue=other, roll=True)
+    before = tier.journal.state
+    steps, _ = plan_expiry(before, 1 << 60, lambda _: 0, objects_max=99)
+    assert len(steps) == 2
+    tier.say(steps[0].action())
+    once = {"once_named": set(named_objects(before))}
+    assert plan(tier, **once).deletions == []
+    tier.say(steps[1].action())
+    assert [one.key for one in plan(tier, **once).deletions] == [PREFIX + shared]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +161,7 @@ def test_i11_nothing_goes_when_anything_is_strange():
     named = next(
         i
         for i, info in enumerate(infos)
-        if info.key.endswith("0000000000") and "commitlog" in info.key
+        if info.key.endswith("0000000000") and "bundle" in info.key
     )
     infos[named] = ObjectInfo(infos[named].key, 1, OLD_MS)
     wrong_size = plan_orphans(infos, [], known(tier.journal.state), limit=9)
@@ -154,7 +174,7 @@ def test_i11_nothing_goes_when_anything_is_strange():
 
 def test_a_missing_object_is_told():
     tier = second_reign()
-    key = next(key for key, _ in named_objects(tier.journal.state))
+    key = next(iter(named_objects(tier.journal.state)))
     tier.store.delete(PREFIX + key)
     assert plan(tier).missing == {key}
 
@@ -220,10 +240,10 @@ def test_the_history_protects_what_was_named_within_the_grace():
     for roll in (False, True, True):
         aged.tier.add([b"a"], roll=roll)
         aged.clock.advance(10)
-    named = {key for key, _ in named_objects(aged.tier.journal.state)}
+    named = set(named_objects(aged.tier.journal.state))
     ((step,), _) = plan_expiry(aged.tier.journal.state, 1 << 60, lambda _: 0, objects_max=99)
     aged.tier.say(step.action())
-    left = {key for key, _ in named_objects(aged.tier.journal.state)}
+    left = set(named_objects(aged.tier.journal.state))
     assert len(left) < len(named)
     aged.clock.advance(10)
     assert aged.history(11).protected() == named  # unnamed 10 seconds ago
@@ -302,8 +322,8 @@ def test_follow_tells_what_is_named_since():
     history = aged.history(0)
     assert history.follow() == set()
     part = aged.tier.add([b"b"])
-    assert history.follow() == {part.log.key, part.index.key}
-    assert part.log.key in history.protected()
+    assert history.follow() == {part.bundle.key}
+    assert part.bundle.key in history.protected()
 
 
 # -- trimming -----------------------------------------------------------------------------------

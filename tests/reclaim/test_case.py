@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from reclaim.aged import GRACE_S, Tier, keys_of
-from support.tiers import TierBuilder
+from support.tiers import TierBuilder, batch_of
 
 from backends.memory import MemoryStore
 from backends.testing.folding import CaseFoldingStore
@@ -33,7 +33,8 @@ def test_i11_gc_deletes_nothing_when_a_named_object_can_be_read_and_is_not_liste
     for turn in range(2):
         tier.builder = TierBuilder(tier.store, writer=f"{turn:08x}")
         for topic in BOTH:
-            tier.builder.add([b"a"], queue=MessageQueue(topic, 0), first=0)
+            batch = batch_of(turn, [b"a"], queue=MessageQueue(topic, 0))
+            tier.builder.name(tier.builder.put(tier.builder.take(batch), alone=True))
     before = {info.key for info in tier.store.list("")}
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()

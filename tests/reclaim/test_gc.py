@@ -9,9 +9,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reclaim.aged import GRACE_S, Tier, keys_of, old_litter, seal_all
+from reclaim.aged import GRACE_S, Tier, keys_of, merge_all, old_litter
 from support.journals import PREFIX
-from support.tiers import QUEUE, TierBuilder, record_of
+from support.tiers import QUEUE, TierBuilder
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
@@ -21,8 +21,6 @@ from tiered.errors import DataError, InvalidError
 from tiered.journal.entry import open_text
 from tiered.keys import JOURNAL, LEDGER
 from tiered.log.orphans import LEDGER_KEPT_MS
-from tiered.log.state import part_json, queue_action
-from tiered.log.takeback import head_of
 from tiered.log.verify import verify_tier
 from tiered.plugin import gc
 from tiered.plugin.expire import apply_steps, plan_expire
@@ -106,7 +104,7 @@ def test_a_deletion_that_fails_ends_the_run_and_is_in_the_ledger():
         tier.apply(plan, FaultyStore(tier.store, random.Random(1), rule))
     last = list(tier.store.list(PREFIX + LEDGER))[-1].key
     record = open_text(tier.store.get(last), where=last)
-    assert record["deleted"] == 2  # the batch of indexes, but for one
+    assert record["deleted"] == 2  # the first batch, but for one
     assert "Unavailable" in record["error"]
     assert tier.apply(plan)["already_gone"] == 2
 
@@ -133,7 +131,7 @@ def test_a_plan_that_was_made_by_hand_deletes_nothing_that_is_named():
     info = next(i for i in tier.store.list(PREFIX) if i.key.removeprefix(PREFIX) in tier.named())
     one = {
         "key": info.key,
-        "kind": "commitlog",
+        "kind": "bundle",
         "size_bytes": info.size_bytes,
         "modified_ms": info.modified_ms,
     }
@@ -182,18 +180,18 @@ def test_i11_expired_segments_go_in_two_phases():
         tier.builder.add([b"a", b"b"], roll=roll)
     tier.clock.advance(60)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
-    assert (plan["segments"], plan["objects"]) == (2, 4)
+    assert (plan["segments"], plan["objects"]) == (2, 2)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)
     done = apply_steps(tier.at, plan)
     assert (done["steps"], done["entries"]) == (1, 1)
-    assert len(tier.data()) == 6  # nothing is deleted yet
+    assert len(tier.data()) == 3  # nothing is deleted yet
     tier.builder.add([b"c"])  # the writer met the entry and went on
     assert tier.builder.journal.state.life(QUEUE).min_offset == 4
     tier.clock.advance(GRACE_S / 2)
     assert keys_of(tier.plan()) == set()
     tier.clock.advance(GRACE_S)
     gone = tier.plan()
-    assert len(gone["deletions"]) == 4
+    assert len(gone["deletions"]) == 2
     tier.apply(gone)
     assert tier.data() == tier.named()
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
@@ -221,12 +219,7 @@ def test_a_tail_that_was_taken_back_expires_and_what_it_shares_stays():
     tier = Tier()
     tier.builder.add([b"a"])
     part = tier.builder.add([b"b", b"c"])
-    size = len(record_of(QUEUE, 1, b"b"))
-    head = head_of(part, 1, log_bytes=size, holes=0, last=0)
-    row = part_json(head)
-    tier.builder.say(
-        queue_action("take_back", QUEUE, 0, end=2, was=3, part=row, reason="power failure")
-    )
+    tier.builder.take_back(2)
     tier.restart().add([b"other"])
     lives = tier.builder.journal.state.queues[QUEUE]
     assert [(life.min_offset, life.commit_offset) for life in lives] == [(2, 3), (0, 3)]
@@ -240,13 +233,13 @@ def test_a_tail_that_was_taken_back_expires_and_what_it_shares_stays():
     tier.clock.advance(GRACE_S + 1)
     tier.apply(tier.plan())
     assert tier.data() == tier.named()
-    assert part.log.key in tier.named()  # the head that was kept lies in it
+    assert part.bundle.key in tier.named()  # the head that was kept lies in it
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
 
 STEPS = st.lists(
     st.sampled_from(
-        ["add", "add", "roll", "gap", "litter", "restart", "expire", "seal", "wait", "gc", "gc"]
+        ["add", "add", "roll", "gap", "litter", "restart", "expire", "merge", "wait", "gc", "gc"]
     ),
     max_size=25,
 )
@@ -268,15 +261,15 @@ def test_i11_whatever_happens_gc_deletes_nothing_that_anybody_may_need(
             builder.gap(2)
         elif step == "litter":
             generation = builder.journal.generation
-            key = f"queue/t/0000000000/0000000000/commitlog/{number:020d}-{generation:010d}-0badcafe-{number:010d}"
+            key = f"bundle/0/{number:020d}-{generation:010d}-0badcafe-{number:010d}"
             tier.store.put_if_absent(PREFIX + key, b"litter")
         elif step == "restart":
             tier.restart()
         elif step == "expire":
             apply_steps(tier.at, plan_expire(tier.at, lambda _: 0, objects_max=4))
             builder.journal.catch_up()
-        elif step == "seal":
-            seal_all(tier)
+        elif step == "merge":
+            merge_all(tier)
         elif step == "wait":
             tier.clock.advance(GRACE_S / 2)
             builder.journal.write_checkpoint(force=True)

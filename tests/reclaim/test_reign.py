@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from reclaim.aged import GRACE_S, Tier, keys_of, seal_all
+from reclaim.aged import GRACE_S, Tier, keys_of, merge_all
 from support.journals import PREFIX
-from support.tiers import QUEUE, batch_of, put_index, put_log
+from support.tiers import QUEUE, batch_of
 
 from tiered.clock import ManualClock
 from tiered.errors import FencedError, InvalidError
 from tiered.journal.lease import WATCH_S, Holder, Lease
-from tiered.log.state import part_json, queue_action
 from tiered.log.verify import verify_tier
 from tiered.plugin import gc
 from tiered.plugin.expire import apply_steps, plan_delete_topic
@@ -73,9 +72,9 @@ def test_merged_parts_go_beside_the_writer_that_merged_them():
     tier = Tier()
     for _ in range(3):
         tier.builder.add([b"a"])
-    small = tier.named()
     tier.builder.add([b"b"], roll=True)
-    seal_all(tier)
+    small = tier.named()
+    merge_all(tier)
     assert not small & tier.named()
     tier.clock.advance(GRACE_S / 2)
     assert keys_of(tier.plan()) == set()
@@ -84,7 +83,7 @@ def test_merged_parts_go_beside_the_writer_that_merged_them():
     plan = tier.plan()
     assert keys_of(plan) == small
     assert not plan["takes_reign"]
-    assert tier.apply(plan)["deleted"] == 6
+    assert tier.apply(plan)["deleted"] == 4
     tier.builder.add([b"c"])
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
 
@@ -155,21 +154,16 @@ def test_i11_what_a_writer_names_in_the_last_moment_stays_whatever_batch_it_is_i
     entry, and held only itself against it. (Simulation, seed 99143.)"""
     tier = Tier()
     tier.builder.add([b"a"])
-    tier.litter(1)  # its indexes are the first batch
-    file = tier.builder.file()
-    file.append(batch_of(file.append_offset, [b"late"]), 0.0)
-    commit = file.take(0)
-    stored = put_log(tier.builder.uploader, commit)
+    tier.litter(1)  # some of it is the first batch
+    stored = tier.builder.put(tier.builder.take(batch_of(1, [b"late"])))
     tier.clock.advance(GRACE_S + 1)
     plan = tier.plan()
-    late = stored.log.key
+    late = stored.bundle.key
     assert plan["takes_reign"]
     assert late in keys_of(plan)
 
     def named_before(at: Workplace) -> Any:
-        part = put_index(tier.builder.uploader, stored)
-        fields = {"segment": commit.segment, "part": part_json(part)}
-        tier.builder.say(queue_action("part", QUEUE, commit.incarnation, **fields))
+        tier.builder.name(stored)
         return reign_and(at)
 
     monkeypatch.setattr(gc, "reign_and", named_before)
