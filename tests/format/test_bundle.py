@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ from tiered.format.bundle import (
     read_table,
     tail_bytes,
 )
+from tiered.log.parts import PART
 
 WHERE = "bundle/0/1"
 SIZES = (0, 1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * PACKED_BLOCK_BYTES + 17)
@@ -383,3 +386,16 @@ def test_golden_bytes_of_a_table_and_footer():
     assert (table.topics, table.rows.tolist(), table.level) == (["Orders", "ünï"], GOLDEN_ROWS, 1)
     made = build_tail(table, tail[:-FOOTER_BYTES])
     assert made == tail
+
+
+def test_the_page_of_the_format_has_the_programs_columns():
+    page = (Path(__file__).parents[2] / "docs/formats/bundles.md").read_text()
+    found = re.findall(r"^\| `(\w+)` \| (u?int\d+) \|", page, re.MULTILINE)
+    assert found == [(name, SECTION[name].name) for name in SECTION.names]
+
+
+def test_the_page_of_the_journal_has_the_programs_columns():
+    page = (Path(__file__).parents[2] / "docs/formats/journal.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`,? ?)+) \| (u?int\d+) \|", page, re.MULTILINE)
+    found = [(name, kind) for names, kind in rows for name in re.findall(r"\w+", names)]
+    assert found == [*((name, PART[name].name) for name in PART.names), ("bundle", "uint32")]
