@@ -230,7 +230,8 @@ def queue_bundle_key(
 
 
 def _level(level: int) -> int:
-    assert 0 <= level <= LEVEL_MAX
+    if not 0 <= level <= LEVEL_MAX:
+        raise ValueError(f"there is no level {level}")
     return level
 
 
@@ -283,9 +284,9 @@ def parse_data_key(prefix: str, key: str) -> DataKey | None:
         return None
     try:
         parsed = _parse_data_key(key.removeprefix(prefix))
+        return parsed if parsed and prefix + _build(parsed) == key else None
     except ValueError:
         return None
-    return parsed if parsed and prefix + _build(parsed) == key else None
 
 
 def _parse_data_key(rest: str) -> DataKey | None:
@@ -296,7 +297,8 @@ def _parse_data_key(rest: str) -> DataKey | None:
     made = ObjectId(int(generation), writer, int(sequence))
     kind, *names = path
     if kind == "bundle":
-        return DataKey(kind, made, level=int(names[0]), begins=int(begins))
+        (level,) = names
+        return DataKey(kind, made, level=int(level), begins=int(begins))
     if kind == "topic":
         *name, level = names
         topic, escapes = _topic(name)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from backends.base import KEY_SEGMENT_BYTES_MAX, check_key
 from tiered import keys
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.model import MessageQueue, QueueOffset
 
 NAMES = st.one_of(
     st.binary(max_size=255),
@@ -64,36 +64,49 @@ def test_no_name_is_the_folder_of_another(one: str, other: str):
 
 @given(PREFIXES, QUEUES, NUMBERS, OFFSETS, IDS)
 def test_data_keys_pass_the_rules_of_all_servers_and_round_trip(
-    prefix: str, queue: MessageQueue, life: int, offset: int, made: keys.ObjectId
+    prefix: str, queue: MessageQueue, life: int, begins: int, made: keys.ObjectId
 ):
-    plain = keys.escape_name(queue.topic)
+    plain, topic = keys.escape_name(queue.topic), queue.topic
+    level = begins % (keys.LEVEL_MAX + 1)
+    at, whose = QueueOffset(begins), (topic, queue.queue_id, life)
+    key = keys.bundle_key(prefix, level, begins, made)
+    check_key(key)
+    said = keys.DataKey("bundle", made, level=level, begins=begins)
+    assert keys.parse_data_key(prefix, key) == said
     for escapes in (False, True):
-        at, by = QueueOffset(offset), {"escapes_case": escapes}
+        by = {"escapes_case": escapes}
+        more = {"begins": begins, "escapes_case": keys.escape_name(topic, **by) != plain}
         built = {
-            "commitlog": keys.commit_log_key(prefix, queue, life, LogOffset(offset), made, **by),
-            "consumequeue": keys.consume_queue_key(prefix, queue, life, at, made, **by),
-            "quarantine": keys.quarantine_key(prefix, queue, life, at, made, **by),
+            keys.queue_bundle_key(prefix, queue, life, at, made, **by): keys.DataKey(
+                "queue", made, *whose, **more
+            ),
+            keys.topic_bundle_key(prefix, topic, level, begins, made, **by): keys.DataKey(
+                "topic", made, topic, level=level, **more
+            ),
+            keys.quarantine_key(prefix, queue, life, at, made, **by): keys.DataKey(
+                "quarantine", made, *whose, **more
+            ),
         }
-        is_other = keys.escape_name(queue.topic, **by) != plain
-        for kind, key in built.items():
+        for key, said in built.items():
             check_key(key)
-            said = keys.DataKey(kind, queue, life, offset, made, escapes_case=is_other)
             assert keys.parse_data_key(prefix, key) == said
-            if kind != "quarantine":
+            if said.kind == "queue":
                 assert key.startswith(keys.queue_prefix(prefix, queue, **by))
+            assert said.queue == (None if said.kind == "topic" else queue)
 
 
 @given(st.lists(QUEUES, min_size=1, max_size=4), NUMBERS, OFFSETS, IDS)
 def test_no_key_of_a_tier_is_another_key_plus_a_slash(
-    queues: list[MessageQueue], life: int, offset: int, made: keys.ObjectId
+    queues: list[MessageQueue], life: int, begins: int, made: keys.ObjectId
 ):
     prefix = keys.broker_prefix("lease", "journal")
     every = {prefix + keys.LEASE, keys.entry_key(prefix, 7), keys.checkpoint_key(prefix, 7)}
+    every.add(keys.bundle_key(prefix, 0, begins, made))
     for queue in queues:
         every |= {
-            keys.commit_log_key(prefix, queue, life, LogOffset(offset), made),
-            keys.consume_queue_key(prefix, queue, life, QueueOffset(offset), made),
-            keys.quarantine_key(prefix, queue, life, QueueOffset(offset), made),
+            keys.queue_bundle_key(prefix, queue, life, QueueOffset(begins), made),
+            keys.topic_bundle_key(prefix, queue.topic, 1, begins, made),
+            keys.quarantine_key(prefix, queue, life, QueueOffset(begins), made),
         }
     for key in every:
         folders = {key[:index] for index, letter in enumerate(key) if letter == "/"}
@@ -104,7 +117,7 @@ def test_longest_topic_leaves_the_promised_room_for_the_prefix():
     queue = MessageQueue("\udcff" * 255, 0)
     made = keys.ObjectId(0, "0badcafe", 0)
     prefix = "p" * (keys.PREFIX_BYTES_MAX - 1) + "/"
-    check_key(keys.consume_queue_key(prefix, queue, 0, QueueOffset(0), made))
+    check_key(keys.quarantine_key(prefix, queue, 0, QueueOffset(0), made))
 
 
 @given(PREFIXES, st.integers(1, 10**20 - 2))
@@ -130,9 +143,10 @@ def test_strange_journal_keys_are_not_taken_for_entries(key: str):
     assert keys.parse_journal_key("", key) is None
 
 
-GOOD = keys.commit_log_key(
-    "", MessageQueue("t", 1), 2, LogOffset(3), keys.ObjectId(4, "0badcafe", 5)
+GOOD = keys.queue_bundle_key(
+    "", MessageQueue("t", 1), 2, QueueOffset(3), keys.ObjectId(4, "0badcafe", 5)
 )
+SHARED = keys.bundle_key("", 1, 3, keys.ObjectId(4, "0badcafe", 5))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +154,12 @@ GOOD = keys.commit_log_key(
     [
         "", "queue", "queue/t", "lease", "journal/" + "0" * 20,
         GOOD.replace("queue/", "Queue/", 1),
-        GOOD.replace("commitlog", "commitlogs"),
+        SHARED.replace("bundle/1/", "bundle/12/"),
+        SHARED.replace("bundle/1/", "bundle/01/"),
+        SHARED.replace("bundle/1/", "bundle/-1/"),
+        SHARED.replace("bundle/1/", "bundle/x/"),
+        SHARED.replace("bundle/1/", "bundle/"),
+        SHARED.replace("bundle/1/", "topic/t/12/"),
         GOOD.replace("0badcafe", "0BADCAFE"),
         GOOD.replace("0badcafe", "0badcaf"),
         GOOD.replace("/0000000001/", "/1/"),
@@ -153,6 +172,7 @@ GOOD = keys.commit_log_key(
 )  # fmt: skip
 def test_strange_data_keys_are_not_taken_for_ours(key: str):
     assert keys.parse_data_key("", GOOD) is not None
+    assert keys.parse_data_key("", SHARED) is not None
     assert keys.parse_data_key("", key) is None
     assert keys.parse_data_key("other/", GOOD) is None
 
@@ -164,8 +184,14 @@ def test_layout_of_keys_is_fixed():
     assert prefix == "212d6b50_DefaultCluster/broker-a/"
     assert keys.entry_key("p/", 12) == "p/journal/00000000000000000012"
     assert keys.checkpoint_key("p/", 12) == "p/journal/00000000000000000012.checkpoint"
-    assert keys.commit_log_key("p/", queue, 1, LogOffset(4096), made) == (
-        "p/queue/%RETRY%a~2eb/0000000002/0000000001/commitlog/00000000000000004096-0000000003-0badcafe-0000000017"
+    assert keys.queue_bundle_key("p/", queue, 1, QueueOffset(4096), made) == (
+        "p/queue/%RETRY%a~2eb/0000000002/0000000001/00000000000000004096-0000000003-0badcafe-0000000017"
+    )
+    assert keys.bundle_key("p/", 0, 1_700_000_000_000, made) == (
+        "p/bundle/0/00000001700000000000-0000000003-0badcafe-0000000017"
+    )
+    assert keys.topic_bundle_key("p/", queue.topic, 2, 1_700_000_000_000, made) == (
+        "p/topic/%RETRY%a~2eb/2/00000001700000000000-0000000003-0badcafe-0000000017"
     )
     assert keys.quarantine_key("p/", queue, 1, QueueOffset(9), made) == (
         "p/quarantine/%RETRY%a~2eb/0000000002/0000000001/00000000000000000009-0000000003-0badcafe-0000000017"
