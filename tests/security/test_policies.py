@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 FILES = ROOT / "localstack" / "policies"
 PLACE = broker_prefix("DefaultCluster", "broker-a")
-DATA = (
-    f"{PLACE}queue/orders/0000000000/0000000000/commitlog/{'9' * 20}-0000000001-0badcafe-0000000000"
-)
+DATA = f"{PLACE}queue/orders/0000000000/0000000000/{'9' * 20}-0000000001-0badcafe-0000000000"
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -229,10 +227,12 @@ def planted(actors: Actors) -> dict[str, str]:
     """An object of each kind; key by kind."""
     keys = {
         "data": DATA,
+        "bundle": f"{PLACE}bundle/0/{1:020d}-0000000001-0badcafe-0000000000",
+        "topic": f"{PLACE}topic/orders/1/{1:020d}-0000000001-0badcafe-0000000000",
         "entry": f"{PLACE}journal/{7:020d}",
         "lease": f"{PLACE}lease",
         "ledger": f"{PLACE}ledger/{1:020d}-0badcafe-0000000000",
-        "quarantine": DATA.replace("queue/", "quarantine/").replace("commitlog/", ""),
+        "quarantine": DATA.replace("queue/", "quarantine/"),
         "index": f"{PLACE}index/{1:020d}-0000000001-0badcafe-0000000000",
         "probe": "probe-0badcafe-put",
     }

@@ -20,7 +20,7 @@ from backends.probe import PREFIX as PROBE
 from backends.registry import redacted
 from backends.s3_settings import split_location
 from tiered.errors import InvalidError
-from tiered.keys import INDEX, JOURNAL, LEASE, LEDGER, QUARANTINE, QUEUE, broker_prefix
+from tiered.keys import DATA_ROOTS, JOURNAL, LEASE, LEDGER, broker_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,7 @@ _MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d+:(key|alias)/[A-Za-z0-9/_-]+")
 _UNFIT = frozenset("*?$")
 """Characters that mean something else in a policy."""
+_DATA = tuple(f"{root}*" for root in DATA_ROOTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Role:
 ROLES: Mapping[str, Role] = {
     WRITER: Role(
         "attach, verify --repair, rebuild, lease --break, doctor",
-        puts=(f"{JOURNAL}*", LEASE, f"{QUEUE}*", f"{QUARANTINE}*", f"{INDEX}*"),
+        puts=(f"{JOURNAL}*", LEASE, *_DATA),
         probes=True,
     ),
     READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),
@@ -63,7 +64,7 @@ ROLES: Mapping[str, Role] = {
     RECLAIMER: Role(
         "expire, gc, delete-topic, take-back, lease --break",
         puts=(f"{JOURNAL}*", LEASE, f"{LEDGER}*"),
-        deletes=(f"{JOURNAL}*", f"{QUEUE}*", f"{QUARANTINE}*", f"{INDEX}*", f"{LEDGER}*"),
+        deletes=(f"{JOURNAL}*", *_DATA, f"{LEDGER}*"),
     ),
 }
 
