@@ -297,6 +297,7 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "messages": counters.messages,
         "size_bytes": counters.record_bytes,
         "parts": counters.parts,
+        "bundles": counters.bundles,
         "rounds": counters.rounds,
         "requests": requests.requests,
         "request_dollars": round(requests.dollars, 6),
@@ -328,7 +329,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     found = [
         (
             f"tiered: {counted(document['messages'], 'message')},"
-            f" {format_size(document['size_bytes'])} in {counted(document['parts'], 'part')},"
+            f" {format_size(document['size_bytes'])} in {counted(document['bundles'], 'object')},"
             f" {counted(document['requests'], 'request')}, {document['seconds']:.1f} s,"
             f" {document['mib_per_second']:.1f} MiB/s"
         )
