@@ -92,9 +92,9 @@ def test_start_latest_and_start_at_a_time(
 
 def test_seal_seals_every_segment(tiered: CommandLine, basic: Path, tmp_path: Path):
     url = f"file://{tmp_path}"
-    tiered.good("attach", basic, "--to", url, "--once", "--seal", "--part-size", "64KiB")
+    tiered.good("attach", basic, "--to", url, "--once", "--seal", "--bundle-size", "64KiB")
     rows = tiered.good("ls", url, "--objects", "-o", "jsonl").lines
-    assert {row["state"] for row in rows} == {"sealed"}
+    assert {part["state"] for row in rows for part in row["parts"]} == {"sealed"}
     assert tiered("attach", basic, "--to", url, "--seal").code == 2
 
 
@@ -258,11 +258,11 @@ def test_what_cannot_drain_is_cut_short(
 ):
     """An upload rate so low that nothing gets through: draining ends after its time."""
     url = f"file://{tmp_path}/tier"
-    slow = ("--max-upload-rate", "1KiB", "--drain-seconds", "0.5", "--part-size", "16KiB")
+    slow = ("--max-upload-rate", "1KiB", "--drain-seconds", "0.5", "--bundle-size", "16KiB")
     process = start("attach", basic, "--to", url, *slow)
     try:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("tier/*/*/queue")):
+        while not [*tmp_path.glob("tier/*/*/queue"), *tmp_path.glob("tier/*/*/bundle")]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
@@ -288,7 +288,13 @@ def test_metrics_and_health_are_served(start: Start, basic: Path, tmp_path: Path
             assert time.monotonic() < deadline, values
             time.sleep(0.1)
         assert values["tiered_up"] == "1"
-        assert int(values['tiered_requests_total{kind="put"}']) > 50
+        assert int(values['tiered_requests_total{kind="put"}']) > 3
+        assert int(values["tiered_parts_total"]) >= 25 > int(values["tiered_bundles_total"]) > 0
+        assert (
+            values["tiered_merge_retries_total"]
+            == values["tiered_unmergeable_bundles_total"]
+            == "0"
+        )
         assert int(values["tiered_resident_bytes"]) > 1 << 20
         assert fetch(f"{base}/healthz") == (200, "ok")
         assert fetch(f"{base}/other")[0] == 404

@@ -22,7 +22,7 @@ def storm(server: S3Server, store: Path, *, seed: int, share: float) -> StormPro
     """Attach through a storm, once; then hold everything against the local store, without one."""
     url = f"s3://{server.bucket()}/tier"
     with StormProxy(server.endpoint_url, seed=seed, share=share) as proxy:
-        attached = run("attach", store, "--to", url, "--once", "--part-size", "16KiB", "--freshness", "0.2",
+        attached = run("attach", store, "--to", url, "--once", "--bundle-size", "16KiB", "--freshness", "0.2",
                        "--request-timeout", "5", "--lease-seconds", "5", "--endpoint-url", proxy.url)  # fmt: skip
     assert attached.returncode == 0, attached.stderr[-2000:]
     verified = run("verify", url, "--deep", "--store", store, "--json")

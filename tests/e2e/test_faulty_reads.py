@@ -44,7 +44,7 @@ class Broken(FaultProxy):
 @pytest.fixture
 def tier(s3_environment: S3Server, stores: Callable[[str], Path]) -> tuple[S3Server, str, Path]:
     url, store = f"s3://{s3_environment.bucket()}/tier", stores(NAME)
-    here("attach", store, "--to", url, "--once", "--part-size", "16KiB").good()
+    here("attach", store, "--to", url, "--once", "--bundle-size", "16KiB").good()
     return s3_environment, url, store
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 64 << 20
 OPTIONS = StoreOptions(65 << 20, index_slots=100, index_items=400, message_bytes_max=LARGE_BYTES)
-SMALL_BUFFERS = ("--part-size", "1MiB", "--buffer-size", "4MiB")
+SMALL_BUFFERS = ("--bundle-size", "1MiB", "--buffer-size", "4MiB")
 
 
 def make(directory: Path, *, large: int = 1) -> int:

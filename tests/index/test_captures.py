@@ -76,7 +76,7 @@ def check_each_key(tier: Tier, dump: harness.Dump) -> int:
 def test_each_key_of_a_captured_store(name: str, tmp_path: Path):
     store, url = harness.unpack(name, tmp_path), f"file://{tmp_path}/tier"
     here(
-        "attach", store, "--to", url, "--once", "--part-size", "16KiB", "--index-items", "300"
+        "attach", store, "--to", url, "--once", "--bundle-size", "16KiB", "--index-items", "300"
     ).good()
     dump, tier = harness.captured(name), open_tier(url)
     lives = [lives[-1] for lives in tier.state.queues.values()]

@@ -17,12 +17,12 @@ from tiered.journal.entry import Entry, json_text
 from tiered.keys import ObjectId, index_key, maker_of, parse_index_key
 from tiered.log.history import keys_of
 from tiered.log.indexed import index_action, indexed_to, uncovered
+from tiered.log.named import named_objects
 from tiered.log.parts import Cover, IndexObject, ObjectRange
 from tiered.log.ranges import clipped, joined, ranges_of, without
 from tiered.log.state import TierMachine
 from tiered.log.verify import verify_tier
 from tiered.log.verify_index import check_indexes
-from tiered.log.verify_listing import named_objects
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def mails(count: int, key: str = "k") -> list[Mail | None]:
 
 def index_of(name: str, *covers: Cover) -> IndexObject:
     key = index_key("", TIME_MS, ObjectId(1, "0badcafe", int(name)))
-    return IndexObject(ObjectRange(key, 0, 8, 8, 60, 7), 0, 0, -1, -1, covers)
+    return IndexObject(ObjectRange(key, 8, 60, 7), 0, 0, -1, -1, covers)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_is_covered_grows_without_a_hole(tier: KeyedTier):
     assert [indexed_to(one.queues[queue][-1]) for queue in (A, B)] == [6, 4]
     two = after(one, index_action([index_of("2", Cover(A, 0, 6, 10))]), generation=0)
     assert (ranges(two), len(two.indexes)) == ([((0, 10),), ((0, 4),)], 2)
-    assert {key for key, _ in named_objects(two)} > {index.place.key for index in two.indexes}
+    assert named_objects(two).keys() > {index.place.key for index in two.indexes}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_an_index_of_what_has_expired_goes_with_it():
     first, second = tier.journal.state.indexes
     tier.expire(A)
     assert tier.journal.state.indexes == (second,)
-    assert first.place.key not in {key for key, _ in named_objects(tier.journal.state)}
+    assert first.place.key not in named_objects(tier.journal.state)
     assert [hit.queue_offset for hit in tier.ask("a", "k0").hits] == [6, 3]
     tier.expire(A)
     assert tier.journal.state.indexes == ()

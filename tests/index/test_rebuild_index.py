@@ -28,7 +28,7 @@ from tiered.plugin.workplace import Workplace
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = ("--part-size", "16KiB", "--index-items", "2000")
+SMALL = ("--bundle-size", "16KiB", "--index-items", "2000")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ NAME = "s01-basic"
 def settings(**changes: object) -> AttachSettings:
     """Many small parts, short pauses."""
     dispatch = DispatchSettings(
-        freshness_s=0.1, part_bytes=32 << 10, backoff_s_min=0.05, backoff_s_max=0.5
+        freshness_s=0.1, bundle_bytes=32 << 10, backoff_s_min=0.05, backoff_s_max=0.5
     )
     return AttachSettings(dispatch=dispatch, lease_s=3.0, drain_s=5.0, **changes)  # type: ignore[arg-type]
 
