@@ -80,6 +80,7 @@ class ByteCache(Generic[V]):
     held_bytes: int = 0
     reserved_bytes: int = 0
     _spent_bytes: int = 0
+    _unread_bytes: int = 0
     _entries: dict[Hashable, Entry[V]] = field(default_factory=dict)
     _shelves: dict[Shelf, OrderedDict[int, Entry[V]]] = field(
         default_factory=lambda: {shelf: OrderedDict() for shelf in Shelf}
@@ -88,6 +89,11 @@ class ByteCache(Generic[V]):
     def get(self, key: Hashable) -> Entry[V] | None:
         """What is there under a key."""
         return self._entries.get(key)
+
+    def reserve_gently(self, size_bytes: int) -> bool:
+        """Make room for what nobody needs yet, if that costs only what was read, and half is left for others."""
+        ahead = self._unread_bytes + self.reserved_bytes + size_bytes
+        return ahead <= self.bytes_max // 2 and self.reserve(size_bytes)[0]
 
     def reserve(self, size_bytes: int) -> tuple[bool, list[Entry[V]]]:
         """Make room for what will be put, if that can be done.
@@ -194,10 +200,12 @@ class ByteCache(Generic[V]):
         entry.shelf, entry.used_s = shelf, now_s
         self._shelves[shelf][id(entry)] = entry
         self._spent_bytes += entry.size_bytes if shelf is Shelf.SPENT else 0
+        self._unread_bytes += entry.size_bytes if shelf is Shelf.UNREAD else 0
 
     def _take_off(self, entry: Entry[V]) -> None:
         del self._shelves[entry.shelf][id(entry)]
         self._spent_bytes -= entry.size_bytes if entry.shelf is Shelf.SPENT else 0
+        self._unread_bytes -= entry.size_bytes if entry.shelf is Shelf.UNREAD else 0
 
     def _oldest(self) -> Entry[V] | None:
         if self._shelves[Shelf.SPENT]:

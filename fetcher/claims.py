@@ -108,7 +108,7 @@ def plan_claims(
                 asked = part.log_offset
                 break
             if not known.is_known(key_of(part, INDEX)):
-                claims.append(_whole_claim(part, settings))
+                claims.append(whole_claim(part, settings))
             left -= max(part.log_bytes, PART_BYTES)
         elif left <= 0:
             asked = part.log_offset
@@ -129,7 +129,8 @@ def _indexes_ahead(
     """Claims for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
     claims = []
     for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
-        if known.layout(one) is None and not known.is_known(key_of(one, INDEX)):
+        is_here = known.layout(one) is not None or known.is_known(key_of(one, INDEX))
+        if not is_here and not _is_small(one, settings):
             claims.append(_index_claim(one, settings))
         left -= max(one.log_bytes, PART_BYTES)
         if left <= 0:
@@ -138,11 +139,14 @@ def _indexes_ahead(
 
 
 def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
-    if (
-        part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
-    ):  # which is read at once whatever is wanted of it
-        return part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
-    return part.log_bytes <= min(max(left, settings.block_bytes), settings.piece_bytes)
+    most = min(max(left, settings.block_bytes), settings.piece_bytes)
+    return part.log_bytes <= most or _is_small(part, settings)
+
+
+def _is_small(part: Part, settings: FetchSettings) -> bool:
+    """Whether its section is read at once whatever is wanted of it, and no more than can be kept comes out of it."""
+    is_short = part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
+    return is_short and part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
 
 
 def _index_claim(part: Part, settings: FetchSettings) -> Claim:
@@ -155,7 +159,8 @@ def _layout_room(part: Part, settings: FetchSettings) -> int:
     )
 
 
-def _whole_claim(part: Part, settings: FetchSettings) -> Claim:
+def whole_claim(part: Part, settings: FetchSettings) -> Claim:
+    """A claim for all of a part."""
     blocks = range(block_count(part, settings.block_bytes))
     keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
     size_bytes = room_of(part.log_bytes, part.count) + _layout_room(part, settings)

@@ -41,13 +41,14 @@ from fetcher.runs import Run
 from fetcher.settings import FREE_SHARE, FetchSettings
 from fetcher.stats import FetchStats
 from fetcher.stock import NOTHING, Begun, Stock
+from fetcher.sweeps import Member, Sweep
 from fetcher.transfers import Transfers
 from tiered.errors import DataError
 from tiered.log.parts import Gap
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Executor
 
     from fetcher.readers import Name
@@ -323,14 +324,43 @@ class TieredMessageFetcher:
         if self._readers.is_spent(name, entry.value.end):
             self._stock.cache.retire(entry)
 
-    def forget(self, group: str) -> None:
+    def expect(
+        self, group: str, wanted: Iterable[tuple[QueueCursor, QueueOffset, QueueOffset]]
+    ) -> None:
+        """A reader says what it will read: what lies side by side then comes with one request (``fetcher.sweeps``).
+
+        It changes nothing of what is read. Until the reader is forgotten, or says something else.
+
+        Args:
+            group: Who reads.
+            wanted: Queues, and from where to where.
+        """
+        places = [(cursor, cursor.at(start), start, until) for cursor, start, until in wanted]
+        with self._stock.lock:
+            members = []
+            for cursor, place, start, until in places:
+                stream = self._readers.announce((group, cursor.queue, cursor.history))
+                stream.look(place.view)
+                stream.until = until
+                members.append(
+                    Member(stream, place.view, start, QueueOffset(min(until, place.end)))
+                )
+            sweep = Sweep(members, self.settings)
+            for member in members:
+                member.stream.sweep = sweep
+
+    def forget(self, group: str, queue: MessageQueue | None = None) -> None:
         """A reader has done: what was read ahead for it makes room, and the others may read further ahead.
 
         Readers that have come to the end of their queue, or have not read for a minute, are forgotten by themselves.
+
+        Args:
+            group: Who.
+            queue: Only with this one.
         """
         with self._stock.lock:
             names = self._readers.of_group(group)
-        self._drop(names)
+        self._drop([name for name in names if queue is None or name[1] == queue])
 
     def forget_soon(self, group: str) -> None:
         """As ``forget``, within a second or with the next read that has to look; no lock is taken, and nothing waited for.

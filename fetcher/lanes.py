@@ -32,7 +32,8 @@ def plan_merge(
     Args:
         places: (start, end, ...) of ranges of one object, ordered by start; they may overlap.
         at: The one that is to be asked for in any case.
-        gap_bytes: Most unwanted bytes between two neighbours.
+        gap_bytes: Most unwanted bytes between two neighbours. In all there are never more than wanted ones: at most half
+            of what is read is read in vain.
         bytes_max: Most bytes of the whole, unless the one alone is larger.
 
     Returns:
@@ -40,18 +41,22 @@ def plan_merge(
     """
     start, end = places[at][:2]
     low, high = at, at + 1
-    while high < len(places) and places[high][0] - end <= gap_bytes:
-        farther = max(end, places[high][1])
-        if farther - start > bytes_max:
+    balance = end - start  # bytes wanted, less those that are not
+    while high < len(places):
+        after = places[high]
+        gap, farther = max(after[0] - end, 0), max(end, after[1])
+        more = farther - end - 2 * gap
+        if gap > gap_bytes or balance + more < 0 or farther - start > bytes_max:
             break
-        end = farther
+        end, balance = farther, balance + more
         high += 1
-    while low and start - places[low - 1][1] <= gap_bytes:
+    while low:
         before = places[low - 1]
-        nearer, farther = min(start, before[0]), max(end, before[1])
-        if farther - nearer > bytes_max:
+        gap, nearer = max(start - before[1], 0), min(start, before[0])
+        more, farther = start - nearer - 2 * gap, max(end, before[1])
+        if gap > gap_bytes or balance + more < 0 or farther - nearer > bytes_max:
             break
-        start, end = nearer, farther
+        start, end, balance = nearer, farther, balance + more
         low -= 1
     return Merge(low, high, start, end)
 

@@ -46,6 +46,7 @@ class Load(Generic[V]):
         size_bytes: Room that is reserved for it.
         future: Ends with the thing, or with why it cannot be had.
         requests: What brings its bytes.
+        leader: What it comes along with, as its neighbour: it is asked for as that is.
         is_over: It is here or will not come; set before the future ends, so that nobody waits for it once more.
     """
 
@@ -54,7 +55,29 @@ class Load(Generic[V]):
     size_bytes: int
     future: Future[V] = field(default_factory=Future)
     requests: list[Future[Data]] = field(default_factory=list)
+    leader: Load[V] | None = None
     is_over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[V]):
+    """What a load is to bring.
+
+    Attributes:
+        load: What is on its way from now on.
+        wanted: Ranges, all of one section, none empty; there may be none.
+        make: Gets the bytes of each; called once, in whatever thread brings the last of them.
+        end: Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for the
+            future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the future
+            would also keep the load: what has been read would stay in memory until the collector comes.)
+        plan: What is asked for.
+    """
+
+    load: Load[V]
+    wanted: Sequence[SectionRange]
+    make: Callable[[list[memoryview]], V]
+    end: Callable[[BaseException | None], None]
+    plan: SectionPlan | None = None
 
 
 class Loader:
@@ -71,38 +94,32 @@ class Loader:
         self._open: OrderedDict[tuple[str, int], OpenSection] = OrderedDict()
         self._memory_bytes = 0
 
-    def begin(
-        self,
-        load: Load[V],
-        wanted: Sequence[SectionRange],
-        make: Callable[[list[memoryview]], V],
-        end: Callable[[BaseException | None], None],
-    ) -> None:
-        """Ask for ranges of a section, and make something of their bytes.
+    def begin(self, jobs: Sequence[Job[V]]) -> None:
+        """Ask for ranges of sections, neighbours together, and make something of their bytes.
 
-        Whatever goes wrong becomes the end of ``load.future``.
-
-        Args:
-            load: What is on its way from now on.
-            wanted: The ranges, all of one section, none empty; there may be none.
-            make: Gets the bytes of each; called once, in whatever thread brings the last of them.
-            end: Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for
-                the future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the
-                future would also keep the load: what has been read would stay in memory until the collector comes.)
+        Whatever goes wrong becomes the end of the futures of the loads.
         """
+        sound = [job for job in jobs if self._plan_job(job)]
+        for urgent in (True, False):
+            some = [job for job in sound if _is_urgent(job.load) is urgent]
+            try:
+                self._ask_all([(job.load, job.plan) for job in some if job.plan], urgent=urgent)
+            except BaseException as error:
+                for job in some:
+                    _fail(job, error)
+                if not isinstance(error, Exception):
+                    raise
+                continue
+            for job in some:
+                _Gathering(self, job).begin()
+
+    def _plan_job(self, job: Job[V]) -> bool:
         try:
-            plan = self.plan(wanted) if wanted else None
-            if plan is not None:
-                self.ask(load, plan)
-        except BaseException as error:
-            self.cancel(load)
-            load.is_over = True
-            end(error)
-            load.future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        _Gathering(self, plan, load, make, end).begin()
+            job.plan = self.plan(job.wanted) if job.wanted else None
+        except DataError as error:
+            _fail(job, error)
+            return False
+        return True
 
     def plan(self, wanted: Sequence[SectionRange], known: OpenSection | None = None) -> SectionPlan:
         """What to ask for, given what is known of the section.
@@ -118,17 +135,24 @@ class Loader:
         Raises:
             TieredStoreError: The fetcher is closed, or too much is waiting.
         """
-        is_urgent = load.is_urgent
-        key = self.prefix + plan.wants[0].key
+        self._ask_all([(load, plan)], urgent=_is_urgent(load))
+
+    def _ask_all(self, planned: Sequence[tuple[Load[V], SectionPlan]], *, urgent: bool) -> None:
+        ranges = [(number, one) for number, (_, plan) in enumerate(planned) for one in plan.ranges]
         # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
-        order = sorted(range(len(plan.ranges)), key=lambda number: plan.ranges[number].size_bytes)
-        asked = self.transfers.ask_all(
-            load.stream, [(key, plan.ranges[number]) for number in order], urgent=is_urgent
-        )
-        found = dict(zip(order, asked, strict=True))
-        load.requests = [found[number] for number in range(len(order))]
-        if load.is_urgent and not is_urgent:  # since a moment ago
-            self.hurry(load)
+        order = sorted(range(len(ranges)), key=lambda at: ranges[at][1].size_bytes)
+        wanted = []
+        for at in order:
+            load, plan = planned[ranges[at][0]]
+            wanted.append((load.stream, self.prefix + plan.wants[0].key, ranges[at][1]))
+        found = dict(zip(order, self.transfers.ask_all(wanted, urgent=urgent), strict=True))
+        for load, _ in planned:
+            load.requests = []
+        for at, (number, _) in enumerate(ranges):
+            planned[number][0].requests.append(found[at])
+        for load, _ in planned:
+            if load.is_urgent and not urgent:  # since a moment ago
+                self.hurry(load)
 
     def hurry(self, load: Load[V]) -> None:
         """Somebody waits for it now."""
@@ -185,22 +209,27 @@ class Loader:
                 self._memory_bytes -= self._open.popitem(last=False)[1].memory_bytes
 
 
+def _is_urgent(load: Load[V]) -> bool:
+    """Whether somebody waits for it, or for what it comes along with."""
+    return load.is_urgent or (load.leader is not None and load.leader.is_urgent)
+
+
+def _fail(job: Job[V], error: BaseException) -> None:
+    """It will not come, and nothing is on its way for it."""
+    job.load.is_over = True
+    job.end(error)
+    job.load.future.set_exception(error)
+
+
 class _Gathering(Generic[V]):
     """Waits for the requests of a load, without a thread of its own; once more when a block table says what to ask for."""
 
-    def __init__(
-        self,
-        loader: Loader,
-        plan: SectionPlan | None,
-        load: Load[V],
-        make: Callable[[list[memoryview]], V],
-        end: Callable[[BaseException | None], None],
-    ) -> None:
+    def __init__(self, loader: Loader, job: Job[V]) -> None:
         self._loader = loader
-        self._plan = plan
-        self._load = load
-        self._make = make
-        self._end = end
+        self._plan = job.plan
+        self._load = job.load
+        self._make = job.make
+        self._end = job.end
         self._lock = threading.Lock()
         self._missing = 0
 

@@ -29,6 +29,7 @@ class Readers:
         """Begin with none, whose windows will have these limits."""
         self._limits = limits
         self._streams: dict[Name, Stream] = {}
+        self._announced: dict[Name, Stream] = {}
         self._together: dict[tuple[MessageQueue, History | None], dict[Stream, None]] = {}
 
     def __len__(self) -> int:
@@ -38,12 +39,21 @@ class Readers:
         """A reader that is known."""
         return self._streams.get(name)
 
+    def announce(self, name: Name) -> Stream:
+        """A reader that will begin; it takes no share until then."""
+        stream = self._streams.get(name) or self._announced.get(name)
+        if stream is None:
+            group, queue, _ = name
+            stream = self._announced[name] = Stream(group, queue, self._limits)
+        return stream
+
     def make(self, name: Name, now_s: float) -> Stream:
         """A reader, which begins now unless it is known."""
         stream = self._streams.get(name)
         if stream is None:
             group, queue, _ = name
-            stream = self._streams[name] = Stream(group, queue, self._limits)
+            stream = self._announced.pop(name, None) or Stream(group, queue, self._limits)
+            self._streams[name] = stream
             stream.used_s, stream.sure_max = now_s, self._limits.bytes_max
             self._together.setdefault(name[1:], {})[stream] = None
         return stream
@@ -51,16 +61,17 @@ class Readers:
     def forget(self, name: Name) -> Stream | None:
         """A reader has done; None: nobody knows it."""
         stream = self._streams.pop(name, None)
-        if stream is not None:
-            others = self._together[name[1:]]
-            del others[stream]
-            if not others:
-                del self._together[name[1:]]
+        if stream is None:
+            return self._announced.pop(name, None)
+        others = self._together[name[1:]]
+        del others[stream]
+        if not others:
+            del self._together[name[1:]]
         return stream
 
     def of_group(self, group: str) -> list[Name]:
-        """All of one group."""
-        return [name for name in self._streams if name[0] == group]
+        """All of one group, begun or not."""
+        return [name for name in (*self._streams, *self._announced) if name[0] == group]
 
     def idle(self, now_s: float) -> list[Name]:
         """Those that have not read for a minute."""
@@ -80,4 +91,5 @@ class Readers:
     def clear(self) -> None:
         """Forget all."""
         self._streams.clear()
+        self._announced.clear()
         self._together.clear()

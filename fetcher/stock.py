@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from fetcher.cache import ByteCache, Entry, Shelf
-from fetcher.claims import INDEX, Claim, Key, key_of, plan_claims
+from fetcher.claims import INDEX, Claim, Key, key_of, plan_claims, whole_claim
 from fetcher.layout import PartLayout
-from fetcher.loading import Load, Loader
+from fetcher.loading import Job, Load, Loader
 from fetcher.runs import Run, compact
 from fetcher.streams import Stream
 from tiered.log.consume_queue import ITEM_BYTES
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from fetcher.memory import Memory
     from fetcher.settings import FetchSettings
+    from fetcher.streams import Beside
     from tiered.clock import Clock
     from tiered.log.parts import Part, SectionRange
     from tiered.log.view import LifeView
@@ -168,12 +169,28 @@ class Stock:
         begun: Begun = []
         stream.asked = plan.asked
         for claim in plan.claims:
+            if begun and claim.layout is None and self.is_known(key_of(claim.part, INDEX)):
+                continue  # it comes along with what was claimed a moment ago
             has_room, dropped = self.cache.reserve(claim.size_bytes)
             self._lose(dropped)
             if not has_room:
                 stream.asked = min(stream.asked, claim.part.log_offset)
                 break
             load: Load[Thing] = Load(stream, urgent and not begun, claim.size_bytes)
+            self._loads.update(dict.fromkeys(claim.keys, load))
+            begun.append((claim, load))
+            if stream.sweep is not None and claim.layout is None and claim.blocks:
+                begun += self._beside(stream.sweep, claim.part, load)
+        return begun
+
+    def _beside(self, sweep: Beside, part: Part, leader: Load[Thing]) -> Begun:
+        """Claim what lies beside a section and is wanted by the same reader, as far as there is room."""
+        begun: Begun = []
+        for stream, one in sweep.beside(part, self.is_known):
+            claim = whole_claim(one, self._settings)
+            if not self.cache.reserve_gently(claim.size_bytes):
+                break
+            load: Load[Thing] = Load(stream, False, claim.size_bytes, leader=leader)
             self._loads.update(dict.fromkeys(claim.keys, load))
             begun.append((claim, load))
         return begun
@@ -218,8 +235,8 @@ class Stock:
 
     def begin(self, begun: Begun) -> None:
         """Ask for what was claimed."""
-        for claim, load in begun:
-            self._ask(claim, load)
+        if begun:
+            self._loader.begin([self._job(claim, load) for claim, load in begun])
 
     def hurry(self, load: Load[Thing]) -> None:
         """Somebody waits for it now."""
@@ -236,7 +253,7 @@ class Stock:
             if not load.is_urgent:
                 self._loader.cancel(load)
 
-    def _ask(self, claim: Claim, load: Load[Thing]) -> None:
+    def _job(self, claim: Claim, load: Load[Thing]) -> Job[Thing]:
         part, layout = claim.part, claim.layout
         wanted: list[SectionRange] = []
         if layout is None:
@@ -247,7 +264,7 @@ class Stock:
             begin, end = layout.span(claim.blocks)
             if end > begin:
                 wanted.append(part.log.part_of(begin - part.log_offset, end - part.log_offset))
-        self._loader.begin(
+        return Job(
             load,
             wanted,
             lambda pieces: self._arrive(claim, load, pieces),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 from fetcher.runs import Run
@@ -11,14 +11,25 @@ from fetcher.window import grown, halved, wants_more
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from weakref import ReferenceType
 
     from fetcher.cache import Entry
+    from fetcher.claims import Key
     from fetcher.layout import PartLayout
     from fetcher.window import WindowLimits
     from tiered.log.decode import TierBatch
+    from tiered.log.parts import Part
     from tiered.log.view import LifeView
     from tiered.model import MessageQueue
+
+
+class Beside(Protocol):
+    """What lies beside what is asked for (``fetcher.sweeps``)."""
+
+    def beside(self, part: Part, is_known: Callable[[Key], bool]) -> list[tuple[Stream, Part]]:
+        """What comes along with a part."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +50,8 @@ class Stream:
         last_start: Queue offset of the last batch; likewise.
         leapt_to: Where it has gone, until it is given something there; else -1.
         until: Up to where its reader says that it will read; -1: it does not say.
+        sweep: What its reader reads besides, if it has said so.
+        ahead_max: Bytes to read ahead at most; 0: no limit but the others.
         sure_max: Bytes of that to read ahead at most; less once some were dropped unread.
         wary: Queue offsets near damage: no more is asked for than is needed.
         paused_s: Nothing is read ahead before, since that failed; monotonic seconds.
@@ -59,6 +72,8 @@ class Stream:
     leapt_to: int = -1
     until: int = -1
     sure_max: int = 0
+    sweep: Beside | None = None
+    ahead_max: int = 0
     wary: range = range(0)
     paused_s: float = 0.0
     _end: tuple[int, LifeView | None, int] = (-1, None, 0)
@@ -146,7 +161,7 @@ class Stream:
             self.next_offset < 0 or sure <= 0
         ):  # records need not be alike: what is left by their number
             sure = end - view.about(QueueOffset(position))
-        return max(min(sure, self.sure_max, share // 2), 1)
+        return max(min(sure, self.sure_max, share // 2, self.ahead_max or share), 1)
 
     def wants_more(self, window: int) -> bool:
         """Whether it is time to read ahead, with a window of so many bytes."""

@@ -121,7 +121,28 @@ class TransferState:
         deadline_s: float | None,
         now_s: float,
     ) -> None:
-        """Take up a wish.
+        """Take up a wish, and send what may be sent.
+
+        Raises:
+            BusyError: The queue is full; nothing has changed.
+        """
+        self.take_up(
+            asked, stream, key, byte_range, urgent=urgent, deadline_s=deadline_s, now_s=now_s
+        )
+        self.send(now_s)
+
+    def take_up(
+        self,
+        asked: Asked,
+        stream: Hashable,
+        key: str,
+        byte_range: ByteRange,
+        *,
+        urgent: bool,
+        deadline_s: float | None,
+        now_s: float,
+    ) -> None:
+        """Take up a wish; it waits for ``send``.
 
         Raises:
             BusyError: The queue is full; nothing has changed.
@@ -131,9 +152,7 @@ class TransferState:
         )
         if deadline_s is not None:
             self._promise(deadline_s)
-        if piece.request is None:
-            self._send(now_s)
-        elif urgent:
+        if piece.request is not None and urgent:
             self._hurry_hedge(piece, now_s)
 
     def hurry(self, asked: Asked, now_s: float) -> None:
@@ -162,7 +181,7 @@ class TransferState:
         if asked.piece is None:
             return False
         self._cancel(asked)
-        self._send(now_s)  # what was behind it may be smaller, and fit
+        self.send(now_s)  # what was behind it may be smaller, and fit
         return True
 
     def finish(self, attempt: Attempt, outcome: Data | BaseException, now_s: float) -> None:
@@ -184,13 +203,13 @@ class TransferState:
             else:
                 self.counts["hedge_wins"] += attempt.is_hedge
                 self._answer(request, outcome)
-        self._send(now_s)
+        self.send(now_s)
 
     def tick(self, now_s: float) -> float | None:
         """Do what is due; the moment of the next thing, None when nothing is to come."""
         for asked in self.wishes.overdue(now_s):
             self._expire(asked)
-        self._send(now_s)
+        self.send(now_s)
         moments = [self._hedge(now_s), self.wishes.next_deadline_s(), self._tokens_s(now_s)]
         self._promised_s = min((one for one in moments if one is not None), default=None)
         return self._promised_s
@@ -237,7 +256,7 @@ class TransferState:
         )
         self._effects.failures.append(Failure([asked], error))
 
-    def _send(self, now_s: float) -> None:
+    def send(self, now_s: float) -> None:
         """Send whatever may be sent now."""
         while (piece := self._next(now_s)) is not None:
             limits = self._limits

@@ -118,9 +118,11 @@ class Transfers:
         return asked
 
     def ask_all(
-        self, stream: Hashable, wanted: Sequence[tuple[str, ByteRange]], *, urgent: bool
+        self, wanted: Sequence[tuple[Hashable, str, ByteRange]], *, urgent: bool
     ) -> list[Future[Data]]:
-        """As ``ask`` for each (key, range), in order, but with less ado: what is small and quick shares a thread.
+        """As ``ask`` for each (stream, key, range), in order, but together: neighbours of one object are one request.
+
+        And with less ado: what is small and quick shares a thread.
 
         Raises:
             BusyError: Too much is waiting; none of them is asked for.
@@ -133,14 +135,15 @@ class Transfers:
             if self._is_closed:
                 raise ClosedError("reads of the tier have been closed")
             try:
-                for one, (key, byte_range) in zip(asked, wanted, strict=True):
-                    self._state.ask(
+                for one, (stream, key, byte_range) in zip(asked, wanted, strict=True):
+                    self._state.take_up(
                         one, stream, key, byte_range, urgent=urgent, deadline_s=None, now_s=now_s
                     )
             except BusyError as error:
                 refusal = error
                 for one in asked:
                     self._state.cancel(one, now_s)
+            self._state.send(now_s)
             together = self._state.are_quick()
             effects = self._state.take_effects()
         self._do(effects, together=together)

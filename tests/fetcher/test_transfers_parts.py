@@ -73,6 +73,12 @@ def test_neighbours_are_merged_within_the_gap():
     assert plan_merge(row, 0, gap_bytes=11, bytes_max=100) == (0, 4, 0, 50)
 
 
+def test_a_merge_reads_no_more_in_vain_than_is_wanted():
+    row = places((0, 10), (20, 22), (30, 32), (40, 60))
+    assert plan_merge(row, 0, gap_bytes=100, bytes_max=100) == (0, 2, 0, 22)
+    assert plan_merge(row, 3, gap_bytes=100, bytes_max=100) == (0, 4, 0, 60)
+
+
 def test_a_merge_has_a_size():
     row = places((0, 10), (10, 20), (20, 30), (30, 40))
     assert plan_merge(row, 1, gap_bytes=0, bytes_max=20) == (1, 3, 10, 30)
@@ -100,6 +106,7 @@ def test_a_merge_holds_what_it_says(rows: list[tuple[int, int]], data: st.DataOb
     assert end - start <= bytes_max or (low, high) == (at, at + 1)
     holes = end - start - len({byte for one in merged for byte in range(one[0], one[1])})
     assert holes <= gap * (len(merged) - 1)
+    assert 2 * holes <= end - start, "no more is read in vain than is wanted"
 
 
 def test_lane_pays_by_stream():

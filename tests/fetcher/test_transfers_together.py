@@ -9,12 +9,12 @@ from backends.base import ByteRange
 from fetcher.transfers import BusyError
 from tiered.errors import ClosedError
 
-RANGES = [("a", ByteRange(0, 5)), ("b", ByteRange(7, 9)), ("c", ByteRange(1, 2))]
+RANGES = [("s", "a", ByteRange(0, 5)), ("s", "b", ByteRange(7, 9)), ("s", "c", ByteRange(1, 2))]
 WANTED = [OBJECT[0:5], OBJECT[7:9], OBJECT[1:2]]
 
 
 def ask(rig: Rig, *, urgent: bool = True):
-    return rig.transfers.ask_all("s", RANGES, urgent=urgent)
+    return rig.transfers.ask_all(RANGES, urgent=urgent)
 
 
 def learn(rig: Rig, seconds: float) -> None:
@@ -91,10 +91,19 @@ def test_none_is_asked_for_when_not_all_can_be():
     rig = Rig(requests_in_flight_max=1, pending_max=2)
     held = rig.transfers.ask("s", "a", ByteRange(50, 60), urgent=True)
     with pytest.raises(BusyError):
-        rig.transfers.ask_all("s", [*RANGES, ("d", ByteRange(0, 1))], urgent=True)
+        rig.transfers.ask_all([*RANGES, ("s", "d", ByteRange(0, 1))], urgent=True)
     assert rig.transfers.stats.pending == 0
     rig.executor.run_all()
     assert held.done()
     rig.transfers.close()
     with pytest.raises(ClosedError):
         ask(rig)
+
+
+def test_neighbours_asked_for_at_once_are_one_request_though_they_are_of_several_readers():
+    rig = Rig(coalesced_bytes_max=100)
+    wanted = [(f"reader {n}", "a", ByteRange(2 * n, 2 * n + 2)) for n in range(5)]
+    found = rig.transfers.ask_all(wanted, urgent=True)
+    assert len(rig.executor.calls) == 1
+    rig.executor.run_all()
+    assert [bytes(one.result(0)) for one in found] == [OBJECT[2 * n : 2 * n + 2] for n in range(5)]

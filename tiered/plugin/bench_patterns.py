@@ -3,7 +3,7 @@
 =========== =============================================================================================================
 pattern     readers
 =========== =============================================================================================================
-sequential  each group reads every queue once, a client's batch at a time, and says that it will read all of it; threads
+sequential  each group reads every queue once, a client's batch at a time, and says that it will read all of them; threads
             share the queues, taking turns in them
 groups      each group in a thread of its own reads one queue round and round for a time, all begun at different places
 seeks       reads of one batch each at random places
@@ -204,6 +204,10 @@ def _sequential(run: Run) -> None:
                     at[queue] = _end_of(found)
         run.add(seen)
 
+    for number in range(load.groups):
+        cursors = [run.tier.reader.cursor(queue) for queue in run.queues]
+        whole = [(cursor, cursor.low, cursor.end) for cursor in cursors]
+        run.tier.engine.expect(f"g{number}", whole)
     shares = [run.queues[n :: load.threads] for n in range(load.threads)]
     jobs = [(f"g{g}", share) for g in range(load.groups) for share in shares if share]
     _all(work, jobs)

@@ -23,7 +23,7 @@ from tiered.errors import ClosedError
 from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fetcher.settings import FetchSettings
     from tiered.clock import Clock
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Gap
     from tiered.log.reader import TierReader
-    from tiered.model import QueueOffset
+    from tiered.model import MessageQueue, QueueOffset
 
 
 class Engine:
@@ -101,6 +101,18 @@ class Engine:
         except BackendError:
             with backend_errors():
                 raise
+
+    def expect(
+        self, group: str, wanted: Iterable[tuple[QueueCursor, QueueOffset, QueueOffset]]
+    ) -> None:
+        """See ``TieredMessageFetcher.expect``."""
+        self.fetcher.expect(group, wanted)
+
+    def forget(self, group: str, queue: MessageQueue) -> None:
+        """A reader has done with a queue."""
+        made = self._made
+        if made is not None:
+            made[0].forget(group, queue)
 
     @contextmanager
     def group(self) -> Iterator[str]:

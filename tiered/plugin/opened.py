@@ -13,7 +13,7 @@ from tiered.log.reader import TierReader
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 from tiered.plugin.choice import Choice, time_ms
 from tiered.plugin.engine import Engine
-from tiered.plugin.reading import follow_queue, interleave, plan_span, read_span, require_positive
+from tiered.plugin.reading import follow_queue, plan_span, read_span, read_spans, require_positive
 from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
@@ -269,12 +269,9 @@ class Tier:
                 where=self.store.url,
                 do="`tiered ls URL` lists the topics",
             )
-        cursors = (self.reader.cursor(queue, state=state) for queue in queues)
-        sources = (
-            read_span(self.engine, plan_span(cursor, 0, None), batch_bytes=batch_bytes)
-            for cursor in cursors
-        )
-        return interleave(sources, at_once=queues_at_once)
+        cursors = [self.reader.cursor(queue, state=state) for queue in queues]
+        spans = [plan_span(cursor, 0, cursor.end) for cursor in cursors]
+        return read_spans(self.engine, spans, batch_bytes=batch_bytes, at_once=queues_at_once)
 
     def follow(
         self,

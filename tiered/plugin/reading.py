@@ -17,7 +17,7 @@ from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     from tiered.log.cursor import QueueCursor
@@ -88,24 +88,52 @@ def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierB
         DataError: Bytes are damaged.
         StoreUnavailableError: The store does not answer. The iterator is over; a new one may go on behind the last batch.
     """
-    at = span.start
     with engine.group() as group:
-        while at < span.stop:
-            found = engine.fetch(
-                group,
-                span.cursor,
-                at,
-                bytes_max=batch_bytes,
-                count_max=min(span.stop - at, COUNT_MAX),
-                until=span.stop if span.is_firm else None,
-            )
-            if found is None:
-                return
-            if isinstance(found, Gap):
-                at = found.end
-            else:
-                at = found.end_offset
-                yield found
+        yield from _read(engine, span, group, batch_bytes)
+
+
+def _read(engine: Engine, span: Span, group: str, batch_bytes: int) -> Iterator[TierBatch]:
+    at = span.start
+    while at < span.stop:
+        found = engine.fetch(
+            group,
+            span.cursor,
+            at,
+            bytes_max=batch_bytes,
+            count_max=min(span.stop - at, COUNT_MAX),
+            until=span.stop if span.is_firm else None,
+        )
+        if found is None:
+            return
+        if isinstance(found, Gap):
+            at = found.end
+        else:
+            at = found.end_offset
+            yield found
+
+
+def read_spans(
+    engine: Engine, spans: Sequence[Span], *, batch_bytes: int, at_once: int
+) -> Iterator[TierBatch]:
+    """Everything in several spans, each in order, some at once; what lies side by side is asked for together.
+
+    Args:
+        engine: Reads.
+        spans: Of queues that are all different.
+        batch_bytes: Of a batch, at most.
+        at_once: How many are read at once (> 0).
+
+    Raises:
+        TieredStoreError: As ``read_span``.
+    """
+
+    def read(span: Span) -> Iterator[TierBatch]:
+        yield from _read(engine, span, group, batch_bytes)
+        engine.forget(group, span.cursor.queue)
+
+    with engine.group() as group:
+        engine.expect(group, [(span.cursor, span.start, span.stop) for span in spans])
+        yield from interleave(map(read, spans), at_once=at_once)
 
 
 class Follower:
