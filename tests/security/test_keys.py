@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.synthetic import SyntheticStore
 
 from backends.base import check_key
 from backends.memory import MemoryStore
 from backends.probe import PREFIX, probe
 from tiered import keys
+from tiered.clock import SystemClock
 from tiered.dispatch.uploads import Uploader
 from tiered.journal.entry import seal_text
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.log.composite import CommitPolicy, CompositeFlatFile
+from tiered.log.parts import QueueLife
+from tiered.model import MessageQueue, QueueOffset
 from tiered.plugin.place import Place, find_places
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ NAMES = st.one_of(
     st.text(max_size=80),
     st.binary(max_size=255).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
 ).map(lambda name: name.encode("utf-8", "replace").decode() if _is_odd(name) else name)
+POLICY = CommitPolicy(1024, 1.0, 1 << 30, 3_600_000)
 NUMBERS = st.integers(0, 10**10 - 1)
 IDS = st.builds(keys.ObjectId, NUMBERS, st.just("0badcafe"), NUMBERS)
 
@@ -49,8 +54,10 @@ BUILDERS: Mapping[str, Callable[[str, MessageQueue, int, keys.ObjectId], str]] =
     "index_key": lambda at, _queue, number, made: keys.index_key(at, number, made),
     "ledger_key": lambda at, _queue, number, made: keys.ledger_key(at, number, made.writer, 1),
     "queue_prefix": lambda at, queue, _number, _made: keys.queue_prefix(at, queue) + "x",
-    "commit_log_key": lambda at, queue, n, made: keys.commit_log_key(at, queue, n, LogOffset(1), made),
-    "consume_queue_key": lambda at, queue, n, made: keys.consume_queue_key(at, queue, n, QueueOffset(1), made),
+    "mount_prefix": lambda at, queue, _number, _made: keys.mount_prefix(at, queue.topic) + "x",
+    "bundle_key": lambda at, _queue, number, made: keys.bundle_key(at, number % 10, number, made),
+    "topic_bundle_key": lambda at, queue, n, made: keys.topic_bundle_key(at, queue.topic, n % 10, n, made),
+    "queue_bundle_key": lambda at, queue, n, made: keys.queue_bundle_key(at, queue, n, QueueOffset(1), made),
     "quarantine_key": lambda at, queue, n, made: keys.quarantine_key(at, queue, n, QueueOffset(1), made),
 }  # fmt: skip
 
@@ -78,7 +85,9 @@ def test_no_key_leaves_its_tier(
         assert key.startswith(prefix)
         below = key.removeprefix(prefix).split("/")
         assert not {"", ".", ".."}.intersection(below)
-        assert below[0] in {"journal", "ledger", "queue", "quarantine", "index"}
+        assert below[0] in {
+            *("journal", "ledger", "bundle", "topic", "queue", "quarantine", "index", "meta")
+        }
         assert key.isascii()
         assert not set(key).intersection("\\*?$#\0\n\r ")
 
@@ -104,10 +113,22 @@ def test_names_come_back_from_a_listing(cluster: str, broker: str):
 
 @given(NAMES)
 def test_what_an_uploader_makes_lies_below_its_prefix(topic: str):
-    uploader = Uploader(MemoryStore(), "tier/", generation=1, writer="0badcafe")
-    made: Any = uploader.next_id()
-    key = keys.commit_log_key("tier/", MessageQueue(topic, 1), 0, LogOffset(0), made)
-    assert key.startswith("tier/queue/")
+    clock = SystemClock()
+    store = MemoryStore()
+    uploader = Uploader(store, "tier/", generation=1, writer="0badcafe", clock=clock)
+    queue = MessageQueue(topic, 1)
+    local = SyntheticStore()
+    local.append("t", 1, b"body")
+    batch = local.read(MessageQueue("t", 1), QueueOffset(0), bytes_max=1, count_max=1)
+    assert batch is not None
+    for alone in (True, False):
+        file = CompositeFlatFile(queue, QueueLife(0, QueueOffset(0), QueueOffset(0)), POLICY)
+        file.append(batch, 0.0)
+        commit = file.take(0)
+        assert commit is not None
+        stored = uploader.put_commits([commit], alone=alone)
+        assert stored.bundle.key.startswith("queue/" if alone else "bundle/0/")
+    assert all(info.key.startswith("tier/") for info in store.list(""))
 
 
 def test_probes_lie_where_policies_allow_them():
