@@ -42,6 +42,8 @@ DISPATCH = DispatchSettings(
 )  # fmt: skip
 PACKING = replace(DISPATCH, compression=Compression(block_bytes=700))
 _LATENCY_S = 0.04
+DEADLINE_S = 60.0
+"""Of every request, as the product's connections have it."""
 
 
 class SimStore(WrappingStore):
@@ -52,19 +54,26 @@ class SimStore(WrappingStore):
         self._process = process
         self._world = process.world
 
-    def _travel(self, slow: float = 1.0) -> None:
+    def _travel(self, slow: float = 1.0) -> bool:
+        """One way, or as long as anybody waits for it; whether that was enough."""
         world = self._world
         slow *= 40 if not world.is_calm and world.rng.random() < world.slowness else 1
-        world.scheduler.park(world.rng.expovariate(1 / _LATENCY_S) * slow)
+        seconds = world.rng.expovariate(1 / _LATENCY_S) * slow
+        world.scheduler.park(min(seconds, DEADLINE_S))
+        return seconds <= DEADLINE_S
 
     def _write(self, key: str, write: Any, late: Any, slow: float = 1.0) -> Any:
         self._world.dramatise(self._process, key)
         try:
-            self._travel(slow)
+            is_in_time = self._travel(slow)
         except SimulatedCrash:
             if self._world.rng.random() < 0.4:  # on its way all the same
                 self._world.leave_behind(self._process, late)
             raise
+        if not is_in_time:
+            self._world.leave_behind(self._process, late)
+            self._world.count("deadline")
+            raise UnknownOutcomeError(f"no answer to a write of {key} in {DEADLINE_S:.0f} s")
         try:
             done = write()
         except UnknownOutcomeError:

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 BRANCHES = {
     # what happens to writers and to the store
-    "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "full": 10, "fenced": 100, "stray": 3,
-    "number used and deleted": 2,
+    "start": 1000, "kill": 300, "pause": 300, "late": 300, "outage": 50, "full": 10, "deadline": 1, "fenced": 100,
+    "stray": 3, "number used and deleted": 2,
     "switch": 200, "batch": 500, "batch divided": 50, "batch broken": 5, "clone": 10, "collected": 100, "spoiled": 50,
     "level without a restart": 30, "reign behind sealed ends": 1,
     # what happens to the broker
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
     "damaged end lost": 10, "lag grown": 5,
     # what became of it
-    "gap": 50, "gap in the middle": 30, "taken back": 20, "part divided": 10, "take-back refused": 1, "begun anew": 40,
+    "gap": 50, "gap in the middle": 30, "gap at the beginning": 10,
+    "taken back": 20, "part divided": 10, "take-back refused": 1, "begun anew": 40,
     "sealed": 100, "open segment sealed": 100, "merge too late": 1, "equal parts merged": 1,
     "parts with holes merged": 20, "packed": 100,
     "expired": 20, "expired segment": 20, "expiry leaves a gap": 5, "topic removed": 1, "deleted": 30,

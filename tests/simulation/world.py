@@ -560,8 +560,9 @@ class World:
         raw = now.at(life.commit) if now and now.min <= life.commit else None
         if now is None or raw is None or is_hole(raw):
             return None
-        if now.at(life.commit - 1) != life.record(life.commit - 1):
-            return None  # not of one branch
+        last = life.record(life.commit - 1)
+        if last is None or is_hole(last) or now.at(life.commit - 1) != last:
+            return None  # not of one branch, or nobody can tell: no writer goes on there unlooked
         identity = keys.ObjectId(
             self.history.generation, self.history.writer, self.rng.getrandbits(30)
         )
