@@ -179,7 +179,7 @@ class Puller:
         wanted = self._filter(request, group, topic, flags)
         committed = fields.whole(request, "commitOffset", -1)
         if flags & COMMITS and committed >= 0:
-            self._offsets.set(group, topic, queue_id, committed)
+            self._offsets.commit(group, topic, queue_id, committed)
         return Pull(
             group,
             MessageQueue(topic, queue_id),
