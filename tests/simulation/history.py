@@ -435,6 +435,10 @@ class History:
         for key in {key for row in rows for key in row.keys} - named:
             self._unnamed_s[key] = self._now_s
 
+    def has_unnamed(self, since_s: float) -> bool:
+        """Whether anything that was named is named no more since then."""
+        return any(at_s >= since_s for at_s in self._unnamed_s.values())
+
     def deleting(self, key: str, now_s: float, grace_s: float) -> None:
         """An object is about to be deleted (I11)."""
         short = key.removeprefix(self._prefix)

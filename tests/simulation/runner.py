@@ -34,6 +34,7 @@ BRANCHES = {
     "sealed": 100, "open segment sealed": 100, "merge too late": 1, "equal parts merged": 1,
     "parts with holes merged": 20, "packed": 100,
     "expired": 20, "expired segment": 20, "expiry leaves a gap": 5, "topic removed": 1, "deleted": 30,
+    "collected early": 3,
     # who reads meanwhile
     "read beside": 500, "read ahead beside": 500, "wrong bit found": 5,
 }  # fmt: skip
@@ -90,7 +91,16 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--seeds", type=int, default=0, help="run so many, in parallel")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--defects",
+        action="store_true",
+        help="look for every planted defect, and write the table of docs/durability.md anew",
+    )
     options = parser.parse_args(arguments)
+    if options.defects:
+        from simulation.defects import find_all
+
+        return find_all(options.jobs)
     if options.seeds:
         return _Many(options.seed, options.seeds, options.jobs).run()
     try:
