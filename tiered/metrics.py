@@ -212,8 +212,8 @@ MOUNT_METRICS: tuple[Metric, ...] = (
     Metric(
         "tiered_mount_dropped_connections_total",
         _C,
-        "Connections ended for what the client did: `frame` (no frame of this protocol), `silence`, `cut` (within a"
-        " frame), `network`.",
+        "Connections ended for what the client did: `frame` (no frame of this protocol), `silence`, `slow` (takes no"
+        " answers), `cut` (within a frame), `network`.",
         ("reason",),
     ),
     Metric("tiered_mount_requests_total", _C, "Requests of clients, by name.", ("request",)),

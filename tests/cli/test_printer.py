@@ -86,6 +86,25 @@ def test_each_gap_is_said_once_also_while_following():
     assert "offset 8 to 10" in said[1]
 
 
+def test_a_gap_at_the_beginning_of_a_queue_is_said_once_and_where_it_is_wanted():
+    made, out, said = Made(), BytesIO(), []
+    made.builder.gap(5, queue=ORDERS)
+    made.add(b"5", b"6")
+    with made.open() as tier:
+        printer = Printer(ALL, out, None, tier.engine, said.append)
+        look(tier, printer)
+        look(tier, printer)
+        (one,) = said
+        assert "offset 0 to 5" in one
+        assert "made so" in one, "the reason"
+        from_five = Wish(
+            offset=5, from_ms=None, until_ms=None, filter=None, form="body", raw_body=False
+        )
+        look(tier, Printer(from_five, out, None, tier.engine, said.append))
+    assert out.getvalue() == b"5656"
+    assert len(said) == 1
+
+
 def test_what_expired_before_it_could_be_printed_is_said_while_following():
     made, out, said = Made(), BytesIO(), []
     made.builder.add([b"0"], queue=ORDERS, roll=True)

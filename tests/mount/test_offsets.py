@@ -52,10 +52,10 @@ def begin(kept: OffsetsKeeper) -> Mapping[tuple[str, str], Mapping[int, int]]:
 def test_changes_are_taken_once_and_may_be_put_back():
     offsets = ConsumerOffsets({("g", "t"): {0: 5}})
     assert offsets.take_changes() == []
-    offsets.set("g", "t", 0, 5)
+    offsets.commit("g", "t", 0, 5)
     assert offsets.take_changes() == []
-    offsets.set("g", "t", 1, 7)
-    offsets.set("a", "t", 0, 1)
+    offsets.commit("g", "t", 1, 7)
+    offsets.commit("a", "t", 0, 1)
     rows = offsets.take_changes()
     assert rows == [["a", "t", [0], [1]], ["g", "t", [0, 1], [5, 7]]]
     assert offsets.take_changes() == []
@@ -69,7 +69,7 @@ def test_changes_are_taken_once_and_may_be_put_back():
 @pytest.mark.parametrize("offset", [-1, 1 << 62])
 def test_what_is_no_offset_is_refused(offset: int):
     with pytest.raises(RefusalError):
-        ConsumerOffsets().set("g", "t", 0, offset)
+        ConsumerOffsets().commit("g", "t", 0, offset)
 
 
 def test_offsets_of_elsewhere_count_only_where_there_are_none():

@@ -199,14 +199,15 @@ def test_i11_expired_segments_go_in_two_phases():
     assert (again["steps"], again["already_done"]) == (0, 1)
 
 
-def test_expiry_is_refused_by_a_clock_that_is_ahead_and_after_the_tier_moved_on():
+def test_expiry_is_refused_by_a_clock_that_is_wrong_and_after_the_tier_moved_on():
     tier = Tier()
     tier.builder.add([b"a"])
     tier.builder.add([b"b"], roll=True)
-    ours = ManualClock(tier.clock.now_ms() + 10**9)
-    at = tier.workplace(tier.store, ours)
-    with pytest.raises(InvalidError, match="ahead of the store's"):
-        apply_steps(at, plan_expire(at, lambda _: 0, objects_max=99))
+    for apart_ms, where in ((10**9, "ahead of"), (-(10**9), "behind")):
+        ours = ManualClock(tier.clock.now_ms() + apart_ms)
+        at = tier.workplace(tier.store, ours)
+        with pytest.raises(InvalidError, match=f"1000000 s {where} the store's"):
+            apply_steps(at, plan_expire(at, lambda _: 0, objects_max=99))
     assert tier.builder.journal.state.life(QUEUE).min_offset == 0
     tier.clock.advance(10)
     plan = plan_expire(tier.at, lambda _: 0, objects_max=99)

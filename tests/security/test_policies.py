@@ -13,7 +13,10 @@ from support.servers import ROOT
 
 from backends.errors import PermissionDeniedError
 from backends.registry import open_store
+from tests.mount.harness import mounted
+from tiered.errors import StoreUnavailableError
 from tiered.keys import broker_prefix
+from tiered.mount import codes
 from tiered.plugin.policies import ROLES, Grounds, policy
 
 if TYPE_CHECKING:
@@ -176,6 +179,56 @@ def test_a_writer_and_a_reader(actors: Actors, tiered: CommandLine, tier: str, b
 
 
 @pytest.mark.go
+def test_a_mounter_serves_and_keeps_offsets_and_writes_nowhere_else(actors: Actors, tier: str):
+    """Its own journal is trimmed, too; a reader serves the same without keeping anything."""
+    place = {"consumerGroup": "g", "topic": "orders", "queueId": 1}
+    kept = Store(actors)
+    before = kept.keys()
+    actors.be("mounter")
+    with mounted(tier, snapshot_s=0.01) as served, served.client() as client:
+        for offset in range(60):
+            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=offset, **place)
+            assert client.pull("orders", 1, offset).code == 0
+        served.stop()
+        assert served.mount.is_drained
+    prefix = served.mount.store.place.prefix
+    assert {
+        key for key in kept.keys() ^ before if not key.startswith(f"{prefix}meta/mount/broker-a/")
+    } == set()
+    with mounted(tier) as served, served.client() as client:
+        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": "59"}
+    before = kept.keys()
+    actors.be("reader")
+    with pytest.raises(StoreUnavailableError, match="s3:PutObject"), mounted(tier):
+        pass
+    with mounted(tier, keeps_offsets=False) as served, served.client() as client:
+        assert client.pull("orders", 1, 0).code == 0
+    assert kept.keys() == before
+
+
+class Store:
+    """Looks at the tier as its owner, whoever else is at work."""
+
+    def __init__(self, actors: Actors) -> None:
+        self._actors = actors
+
+    def keys(self) -> set[str]:
+        actors = self._actors
+        client = actors.server.client()
+        try:
+            pages = client.get_paginator("list_objects_v2").paginate(
+                Bucket=actors.bucket, Prefix="some/prefix/"
+            )
+            return {
+                row["Key"].removeprefix("some/prefix/")
+                for page in pages
+                for row in page.get("Contents", ())
+            }
+        finally:
+            client.close()
+
+
+@pytest.mark.go
 def test_a_writer_mends(actors: Actors, tiered: CommandLine, tier: str, basic: Path):
     """An index object that is gone, and then the journal: what the owner has deleted, the writer makes again."""
     for folder in ("consumequeue/", "journal/"):
@@ -235,6 +288,7 @@ def planted(actors: Actors) -> dict[str, str]:
         "quarantine": DATA.replace("queue/", "quarantine/"),
         "index": f"{PLACE}index/{1:020d}-0000000001-0badcafe-0000000000",
         "probe": "probe-0badcafe-put",
+        "mount": f"{PLACE}meta/mount/broker-a/journal/{7:020d}",
     }
     store = open_store(actors.url)
     for key in keys.values():
@@ -250,7 +304,13 @@ MAY = {
     "archiver": set(),
     "reclaimer": {("put", kind) for kind in ("entry", "lease", "ledger")}
     | {("delete", kind) for kind in ("data", "entry", "quarantine", "index", "ledger")},
+    "mounter": {("put", "mount"), ("delete", "mount")},
 }
+BY_THE_STAR = {
+    "writer": {("put", "mount")},
+    "reclaimer": {("put", "mount"), ("delete", "mount")},
+}
+"""Where the broker is not named: the star for it covers slashes, and a mount has a journal as well."""
 
 
 @pytest.mark.go
@@ -274,7 +334,7 @@ def test_what_each_role_may(
                 continue
             found.add((operation, kind))
     store.close()
-    assert found == MAY[role]
+    assert found == MAY[role] | (set() if exact else BY_THE_STAR.get(role, set()))
 
 
 def _put(store: ObjectStore, key: str) -> None:

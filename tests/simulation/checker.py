@@ -46,6 +46,10 @@ def check_end(world: World) -> None:
         raise world.scheduler.failure
     reader = TierReader(world.memory, world.place.prefix)
     reader.refresh()
+    for queue, had in world.broker.branches.items():
+        now = world.broker.present(queue)
+        is_met = queue in world.history.queues or not (now and now.end)
+        require(is_met, f"I12: nothing is told of {queue}, which has had {len(had[-1].records)}")
     for queue in world.history.queues:
         if world.is_thorough:
             _check_lives(world, reader, queue)
@@ -152,6 +156,10 @@ def check_level(world: World, key: QueueKey) -> None:
     """
     now, life = world.broker.present(key), world.history.present(key)
     assert life is not None
+    has_begun = life.start == 0
+    if not life.incarnation and not has_begun:
+        has_begun = life.start <= world.history.met_first.get(key, -1)
+    require(has_begun, f"I12: {key} begins at {life.start}, and nothing is told of what was before")
     if now is None or now.min == now.end:
         ends = life.commit + world.broker.gone_unseen(key, life)
         require(not now or ends >= now.end, f"I12: {key} ends at {ends}, and no gap is told")
@@ -165,7 +173,11 @@ def check_level(world: World, key: QueueKey) -> None:
         require(life.record(offset) == now.at(offset), f"I3: {key} is not level at {offset}")
     if shared and not told and now.end < life.commit:
         return  # nothing to compare, so that a queue made anew looks like a lagging copy: not told until it grows
-    require(life.start <= now.min or life.start < life.min, f"I1: {key} has lost its beginning")
+    if (
+        not shared or shared[0] in told
+    ):  # else it may begin with another life's, which nobody can tell
+        has_begun = life.start <= now.min or life.start < life.min
+        require(has_begun, f"I1: {key} has lost its beginning")
     _check_end(key, life, now)
     require(life.commit >= now.end, f"I1: {key} ends at {life.commit}, the broker's at {now.end}")
 

@@ -85,6 +85,7 @@ class History:
         strays: Numbers of entries under a number that was used and deleted long ago.
         refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
         taken_back: How often each generation has cut a life.
+        met_first: What retention had taken of each queue when the broker was attached for the first time: up to there.
         flips: Some reads give a wrong bit, so that a writer may not know the mark of what stays of a part.
         may_expire: Whether what has this as its newest store time may be given up now, by a topic's policy.
         met: What was met how often (branches that carry a guarantee).
@@ -102,6 +103,7 @@ class History:
         self.queues: dict[QueueKey, list[Life]] = {}
         self.courses: dict[tuple[str, int, int], list[dict[int, bytes]]] = {}
         self.texts: dict[int, bytes] = {}
+        self.met_first: dict[QueueKey, int] = {}
         self.flips = False
         self.taken_back: Counter[int] = Counter()
         self._now_s = 0.0
@@ -160,6 +162,9 @@ class History:
 
     def _reign(self, generation: int, writer: str) -> None:
         require(generation > self.generation, f"I6: reign {generation} after {self.generation}")
+        if not self.generation:
+            had = self._broker.branches.items()
+            self.met_first = {queue: max(one.min for one in some) for queue, some in had}
         self.generation, self.writer = generation, writer
         lives = [some[-1] for some in self.queues.values()]
         self.met["reign behind sealed ends"] += any(
@@ -293,6 +298,7 @@ class History:
         self._note(queue, life, start, [GAP] * (end - start))
         self.met["gap"] += 1
         self.met["gap in the middle"] += bool(life.segments)
+        self.met["gap at the beginning"] += start == 0
         life.min = life.min if life.segments else end
         life.commit = end
         self.queues.setdefault(queue, [life])
@@ -319,10 +325,15 @@ class History:
         courses = self.courses[*queue, life.incarnation]
         courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})
         self.met["taken back"] += 1
-        lost = tail.record(end)
-        others = [branch.at(end) for branch in self._broker.branches[queue]]
+        # Where the index of the part that is to be cut has a wrong bit, all of the part goes: it differs somewhere.
+        whole = [row for row in tail.rows if self.flips and row.start == end and not action["part"]]
+        differs = any(
+            branch.at(offset) not in {None, tail.record(offset)}
+            for branch in self._broker.branches[queue]
+            for offset in range(end, whole[0].end if whole else end + 1)
+        )
         what = f"{queue} is taken back from {end} on, where the broker has never had another record"
-        require(lost is None or any(other not in {None, lost} for other in others), what)
+        require(tail.record(end) is None or differs, what)
 
     def _is_cut_rightly(
         self, queue: QueueKey, life: Life, end: int, head: list[int] | None
@@ -443,6 +454,10 @@ class History:
         """Note since when nobody names the bundles of these parts, if nobody does."""
         for key in {row.key for row in rows} - self.named():
             self._unnamed_s[key] = self._now_s
+
+    def has_unnamed(self, since_s: float) -> bool:
+        """Whether anything that was named is named no more since then."""
+        return any(at_s >= since_s for at_s in self._unnamed_s.values())
 
     def deleting(self, key: str, now_s: float, grace_s: float) -> None:
         """An object is about to be deleted (I11)."""

@@ -241,6 +241,28 @@ def _gap_not_recorded() -> Patches:
     return [mock.patch.object(Compensation, "_record_gap", silent)]
 
 
+def _beginning_not_told() -> Patches:
+    """A queue that the tier has never met begins with what retention has left of it."""
+    from tiered.plugin.starting import Starting
+
+    begin = Starting.__call__
+
+    def silent(self: Starting, queue: Any, bounds: Any) -> Any:
+        return max(begin(self, queue, bounds), bounds.min)
+
+    return [mock.patch.object(Starting, "__call__", silent)]
+
+
+def _anew_behind_what_expired() -> Patches:
+    """A queue that is made anew begins with what retention has left of it."""
+    begin = parting._begin_anew
+
+    def silent(queue: Any, life: Any, bounds: Any, start: int = 0) -> Any:
+        return begin(queue, life, bounds, max(start, bounds.min))
+
+    return [mock.patch.object(parting, "_begin_anew", silent)]
+
+
 def _later_part_first() -> Patches:
     """A part is named although the bundle with the one before it is still on its way."""
 
@@ -652,6 +674,8 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "replay takes a part wherever it begins": _replay_is_lax,
     "a fenced writer goes on": _fenced_goes_on,
     "a gap passed over in silence": _gap_not_recorded,
+    "what expired before a queue was met is not told": _beginning_not_told,
+    "what expired of a queue made anew is not told": _anew_behind_what_expired,
     "a part named before the one before it": _later_part_first,
     "repeated records taken twice": _trim_off_by_one,
     "a commit that was given up is named": _given_up_is_named,

@@ -41,7 +41,7 @@ class Reclaimer(Owner):
     """
 
     def __init__(self, world: World, number: int, what: str = "") -> None:
-        """``what``: what it does, else it chooses between expiry and gc."""
+        """``what``: what it does (``expire``, ``delete-topic``, ``gc``), else it chooses between expiry and gc."""
         super().__init__(f"r{number}")
         self._what = what
         self.world = world
@@ -98,7 +98,7 @@ class Reclaimer(Owner):
             topic = self._rng.choice(sorted({topic for topic, _ in self.world.broker.branches}))
             self.world.removed.add(topic)
             return plan_delete_topic(at, topic, objects_max=100)
-        if self._what == "expire" or self._rng.random() < 0.25:
+        if self._what == "expire" or (not self._what and self._rng.random() < 0.25):
             return plan_expire(at, lambda _topic: round(TTL_S * 1000), objects_max=20)
         return plan_gc(
             at.store, at.place, at.clock, grace_ms=round(GRACE_S * 1000), max_deletions=50

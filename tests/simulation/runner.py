@@ -31,11 +31,12 @@ BRANCHES = {
     "topic deleted": 50, "tail lost": 100, "copy level": 3, "emptied and grown": 10, "hole": 500, "quarantined": 500,
     "damaged end lost": 10, "lag grown": 5,
     # what became of it
-    "gap": 50, "gap in the middle": 30, "taken back": 20, "part divided": 10, "take-back refused": 1, "begun anew": 40,
+    "gap": 50, "gap in the middle": 30, "gap at the beginning": 10, "taken back": 20, "part divided": 10, "take-back refused": 1, "begun anew": 40,
     "sealed": 100, "merged": 500, "to level 1": 200, "to level 2": 50, "to level 3": 100, "open segment merged": 300,
     "tail merged": 10, "cut parts merged": 10, "segments joined": 1, "merge too late": 10, "equal parts merged": 5,
     "parts with holes merged": 50, "packed": 50,
     "expired": 20, "expired segment": 20, "expiry leaves a gap": 5, "topic removed": 1, "deleted": 30,
+    "collected early": 3,
     # who reads meanwhile
     "read beside": 500, "read ahead beside": 500, "wrong bit": 100,
 }  # fmt: skip
@@ -93,7 +94,16 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--seeds", type=int, default=0, help="run so many, in parallel")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--defects",
+        action="store_true",
+        help="look for every planted defect, and write the table of docs/durability.md anew",
+    )
     options = parser.parse_args(arguments)
+    if options.defects:
+        from simulation.defects import find_all
+
+        return find_all(options.jobs)
     if options.seeds:
         return _Many(options.seed, options.seeds, options.jobs).run()
     try:

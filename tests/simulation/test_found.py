@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.dispatching import dispatching, read_back, run_once
-from support.synthetic import SyntheticStore
+from support.synthetic import SyntheticStore, _Queue
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
@@ -17,6 +18,7 @@ from tiered.journal.writer import JournalWriter
 from tiered.keys import JOURNAL
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import TierHistory
+from tiered.log.parting import find_witness
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
@@ -192,6 +194,29 @@ def test_what_is_read_in_bulk_is_not_taken_behind_what_has_come_meanwhile():
     assert read_back(store, queue) == (local.raw(queue), [])
 
 
+def test_what_was_read_in_bulk_is_looked_at_behind_the_taking():
+    """The tail was lost from the very first record on that had been read, and other messages came, before it was taken: the
+    record before it was still the same. (Seed 6010 of its day.)"""
+    store, local, queue = MemoryStore(), Racing(), MessageQueue("t", 0)
+    for number in range(10):
+        local.append("t", 0, b"old %d" % number)
+    run_once(store, local)
+    local.append("t", 0, b"lost")
+    with dispatching(store, local, seed=2) as dispatcher:
+        local.meanwhile = lambda: local.cut("t", 0, 10) or local.append("t", 0, b"new")  # type: ignore[func-returns-value]
+        dispatcher._leave(queue)
+        wait_until(lambda: dispatcher.counters.taken_back == 1)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not holds() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert holds()
+
+
 def test_what_compensation_took_ahead_of_the_follower_is_held_against_what_the_follower_meets():
     """Compensation had taken records that the follower never met, since the broker took them back and wrote others: for
     the follower no offset fell, and what came behind them hid them for good. (Seed 6454.)"""
@@ -215,6 +240,113 @@ def test_what_compensation_took_ahead_of_the_follower_is_held_against_what_the_f
         dispatcher.follow(lambda: False, until_idle=True)
         assert dispatcher.drain(20), dispatcher.fault
     assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def test_what_was_taken_ahead_of_the_follower_up_to_a_damaged_record_is_held_against_what_it_meets():
+    """A damaged record is like any other, so what the follower met was taken behind records that the broker had taken
+    back. (Seed 1058 of its day.)"""
+    store, local, queue = MemoryStore(), SyntheticStore(), MessageQueue("t", 0)
+    fill(local, b"old %d", 12)
+    ahead = local.read(queue, 0, bytes_max=1 << 20, count_max=100)
+    assert ahead is not None
+    with dispatching(store, local, seed=2) as dispatcher:
+        assert dispatcher.dispatch(ahead)
+        local.cut("t", 0, 8)
+        fill(local, b"new %d", 9)
+        met = local.read(queue, 0, bytes_max=1 << 20, count_max=100)
+        assert met is not None
+        assert not dispatcher.dispatch(met)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def test_what_was_compared_with_a_store_that_changed_meanwhile_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A tail was lost and written anew where the tier has holes; while that was decided, all of the queue was lost for a
+    while. When it was there again it was taken for what had been compared. (Seed 3364 of its day.)"""
+    store, local, queue = MemoryStore(), SyntheticStore(), MessageQueue("t", 0)
+    for number in range(4):
+        local.append("t", 0, b"old %d" % number, is_damaged=number >= 2)
+    run_once(store, local)
+    local.cut("t", 0, 2)
+    for number in range(4):
+        local.append("t", 0, b"new %d" % number)
+    lost: list[_Queue] = []
+
+    def loses(*arguments: Any) -> tuple[int, int] | None:
+        found = find_witness(*arguments)
+        lost.append(local._queues[queue].cut(0))
+        return found
+
+    with dispatching(store, local, seed=2) as dispatcher:
+        with monkeypatch.context() as patched:
+            patched.setattr("tiered.dispatch.continuity.find_witness", loses)
+            dispatcher.follow(lambda: False, until_idle=True)
+            assert dispatcher.drain(20), dispatcher.fault
+        for one in lost:
+            local._queues[queue].regain(one)
+        dispatcher.follow(lambda: False, until_idle=True)
+        assert dispatcher.drain(20), dispatcher.fault
+    assert lost
+    assert read_back(store, queue) == (local.raw(queue), [])
+
+
+def fill(local: SyntheticStore, body: bytes, count: int) -> None:
+    """Messages, of which the one at queue offset 11 is damaged."""
+    for number in range(count):
+        bounds = local.queues().get(MessageQueue("t", 0))
+        local.append("t", 0, body % number, is_damaged=bool(bounds and bounds.end == 11))
+
+
+class Passing(SyntheticStore):
+    """A tail is lost that the follower has passed and nobody has taken; then other messages come, below where it stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_cut = False
+
+    def read(
+        self, queue: MessageQueue, start: int, *, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        if start == 17 and count_max > 1 and not self.is_cut:
+            self.is_cut = True
+            self._queues[queue].cut(17)
+            self._log = [
+                (name, offset, _Queue(0) if offset >= 17 else row)
+                for name, offset, row in self._log
+            ]
+        return super().read(queue, start, bytes_max=bytes_max, count_max=count_max)
+
+
+def test_what_comes_below_where_the_follower_stands_is_tiered_though_nothing_can_be_compared():
+    """The follower had given records that were left to compensation, since a gap was to be recorded before them. The broker
+    took them back, and what came instead was passed over until the queue had grown beyond them. (Seed 4058 of its day.)"""
+    store, local, queue = MemoryStore(), Passing(), MessageQueue("t", 0)
+    for number in range(15):
+        local.append("t", 0, b"old %d" % number)
+    run_once(store, local)
+    for number in range(8):
+        local.append("t", 0, b"lost %d" % number)
+    local.expire("t", 0, 17)
+    with dispatching(store, local, seed=2) as dispatcher:
+        deadline_s, has_grown = time.monotonic() + 20, False
+
+        def stop() -> bool:
+            nonlocal has_grown
+            if local.is_cut and not has_grown and dispatcher.is_settled:
+                has_grown = True
+                local.append("t", 0, b"new 17")
+                local.append("t", 0, b"new 18")
+            return time.monotonic() > deadline_s or dispatcher.lag().get(queue) == 19
+
+        dispatcher.follow(stop)
+        assert dispatcher.fault is None
+        assert dispatcher.lag()[queue] == 19
+    assert [*read_back(store, queue)[0]] == [*range(15), 17, 18]
 
 
 def test_a_queue_made_anew_before_anything_was_taken_begins_anew_though_no_offset_fell():

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from simulation.mutants import MUTANTS, QUICK, defect
+from simulation.defects import SEEDS, first_found, told
+from simulation.mutants import MUTANTS, QUICK
 from simulation.runner import BRANCHES, main, met, one_processor, run_seed, run_world
 from simulation.scheduler import Scheduler
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 300
 MORE_SEEDS = 900
 """So many at most are looked through for a branch that 300 have missed."""
 BLOCK = 50
@@ -114,18 +114,13 @@ def test_the_same_seed_gives_the_same_trace_also_in_another_process():
     ],
 )
 def test_a_planted_defect_is_found(name: str):
-    assert first_found(name, SEEDS) is not None
+    assert first_found(name) is not None
 
 
-def first_found(name: str, seeds: int) -> int | None:
-    """The first seed that finds a defect."""
-    for seed in range(seeds):
-        try:
-            with defect(name):
-                run_seed(seed)
-        except AssertionError:
-            return seed
-    return None
+def test_the_table_of_first_seeds_names_every_planted_defect():
+    """``python -m tests.simulation --defects`` makes it anew."""
+    assert list(told()) == list(MUTANTS)
+    assert max(told().values()) < SEEDS
 
 
 def test_many_seeds_are_run_and_summed_up(capsys: pytest.CaptureFixture[str]):

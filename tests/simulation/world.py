@@ -59,6 +59,8 @@ _BAD_END = 0.3
 """How often, at each step, a queue is chosen whose tail is lost when it is tiered up to a damaged record."""
 _BEFORE_GAP = 0.2
 """How often, at each step, somebody expires what lies before a gap, if that is old."""
+_EARLY_S = 2.5
+"""So soon after something was merged somebody collects, in some worlds: the grace is longer."""
 _LAGS = 0.2
 """In so many of the seeds one queue lags, and goes on by other messages when that is known."""
 _CALM = 0.7
@@ -239,6 +241,7 @@ class World:
         # Of these three one at a time: two of them may lose a journal together.
         bane = rng.choice((self._collect, self._spoil_checkpoint, self._reclaim))
         self._ambush = rng.choice((0.0, 0.2)) if bane == self._collect else 0.0
+        self._collects = bane == self._reclaim and rng.random() < 0.5
         some = [
             (self.broker.store_some, 25.0 if self._famine else 10.0),
             # (What retention has taken cannot be lost while it is merged.)
@@ -284,6 +287,8 @@ class World:
             self._lose_damaged_end()
         if self._traps.lags and scheduler.now_s >= END_S / 2:
             self._lag()
+        if self._collects:
+            self._collect_early()
         if self._famine and self.rng.random() < _BEFORE_GAP:
             self._expire_before_gap()
         operations, weights = zip(*self._operations, strict=True)
@@ -470,6 +475,19 @@ class World:
         if is_due and all(one.dead or one.ended for one in self.reclaimers):
             self._reclaim("expire")
 
+    def _collect_early(self) -> None:
+        """What was merged a moment ago is named by nobody; its writer dies, and a collector takes a reign."""
+        is_busy = any(not (one.dead or one.ended) for one in self.reclaimers)
+        reigning = self._reigning()
+        if is_busy or not reigning or not self.history.has_unnamed(self.scheduler.now_s - _EARLY_S):
+            return
+        for process in reigning:
+            process.dead = True
+            self.count("kill")
+        self.memory.delete(self.place.prefix + LEASE)  # (nobody has to wait for it)
+        self._reclaim("gc")
+        self.count("collected early")
+
     def _lose_damaged_end(self) -> None:
         """A queue that ends with a damaged record rests until all of it is tiered; then its tail is lost, and as many other
         messages come at once: a look at its last record does not tell."""
@@ -572,8 +590,9 @@ class World:
         raw = now.at(life.commit) if now and now.min <= life.commit else None
         if now is None or raw is None or is_hole(raw):
             return None
-        if now.at(life.commit - 1) != life.record(life.commit - 1):
-            return None  # not of one branch
+        last = life.record(life.commit - 1)
+        if last is None or is_hole(last) or now.at(life.commit - 1) != last:
+            return None  # not of one branch, or nobody can tell: no writer goes on there unlooked
         identity = keys.ObjectId(
             self.history.generation, self.history.writer, self.rng.getrandbits(30)
         )

@@ -90,8 +90,10 @@ def run_once(store: ObjectStore, local: SyntheticStore, **more: Any) -> TieredDi
     return dispatcher
 
 
-def read_back(store: ObjectStore, queue: MessageQueue) -> tuple[dict[int, bytes], list[Gap]]:
-    reader = TierReader(store, PREFIX)
+def read_back(
+    store: ObjectStore, queue: MessageQueue, *, prefix: str = PREFIX
+) -> tuple[dict[int, bytes], list[Gap]]:
+    reader = TierReader(store, prefix)
     reader.refresh()
     messages: dict[int, bytes] = {}
     gaps: list[Gap] = []

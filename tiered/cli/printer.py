@@ -176,7 +176,11 @@ class Printer:
         start = self.wish.offset
         if self.wish.from_ms is not None:
             start = max(start, reader.offset_by_time(self.wish.from_ms))
-        start = QueueOffset(max(start, reader.life.min_offset))
+        low = reader.life.min_offset
+        for gap in reader.life.gaps if self.wish.from_ms is None else ():
+            if start < gap.end <= low:  # nothing is before it, so reading begins behind it
+                self._say_gap(reader.queue, QueueOffset(max(start, gap.start)), gap)
+        start = QueueOffset(max(start, low))
         self.places[reader.queue] = (reader.cursor, start)
         return start
 

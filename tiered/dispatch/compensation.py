@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tiered.dispatch")
 NOTHING_THERE = "the local store has neither entries nor records of these"
+OVERTAKEN = "local retention overtook dispatch"
+NEVER_MET = (
+    "expired before anything of this queue was tiered: it came while nothing was attached, its topic was not selected,"
+    " or local retention overtook dispatch"
+)
+"""Where a queue begins, nobody can tell these apart: the journal does not know what was selected, and when."""
 _COUNT_MAX = 1 << 16
 """Items read at once; bounds the arrays of a queue of tiny messages."""
 
@@ -112,6 +118,7 @@ class Compensation:
         """Whether the queue is level with the local store now."""
         if not self._is_continuous(file):
             return False
+        has_taken = False
         while not self._stop.is_set() and self._has_room():
             with file.lock:
                 start, last = file.append_offset, file.last_taken
@@ -119,7 +126,8 @@ class Compensation:
                 file.queue, start, bytes_max=self._batch_bytes, count_max=_COUNT_MAX
             )
             if batch is None:
-                return not self._has_emptied(file, start)
+                is_sound = not has_taken or self._is_as_taken(file.queue, start, last)
+                return is_sound and not self._has_emptied(file, start)
             if batch.base_offset > start:
                 self._record_gap(file, batch.base_offset)
                 return False
@@ -129,8 +137,21 @@ class Compensation:
                 )  # looked at behind the read: what was read may be another's
                 return False
             self._take(file, batch)
+            has_taken = True
             self._counters.compensated += 1
         return False
+
+    def _is_as_taken(
+        self, queue: MessageQueue, start: QueueOffset, last: tuple[QueueOffset, int] | None
+    ) -> bool:
+        """Whether the broker still has what was taken last; a queue that is only shorter is left to the patrol.
+
+        It may be gone since it was read, and its offset seen to fall before it was taken.
+        """
+        is_odd = self._continuity.look(queue, start, last) in {Look.DIFFERENT, Look.UNKNOWN}
+        if is_odd:
+            self._continuity.suspect(queue)
+        return not is_odd
 
     def _has_emptied(self, file: CompositeFlatFile, start: QueueOffset) -> bool:
         """Whether retention has taken all that was left of a queue; that gap is on its way then."""
@@ -171,6 +192,7 @@ class Compensation:
 
         bounds = self._local.queues().get(file.queue)
         is_expired = bounds is None or end <= bounds.min
-        reason = "local retention overtook dispatch" if is_expired else NOTHING_THERE
+        why = OVERTAKEN if start > 0 else NEVER_MET
+        reason = why if is_expired else NOTHING_THERE
         gap = {"start": start, "end": end, "reason": reason}
         self._state_fact(Fact(queue_action("gap", file.queue, file.incarnation, **gap), done))

@@ -300,12 +300,22 @@ class Continuity:
         if last is None:
             is_odd = not self._beginnings.is_right(file.queue, file.append_offset)
         else:
-            number = last[0] - batch.base_offset
-            found = mark_of_item(batch, number) if 0 <= number < batch.count else 0
-            is_odd = 0 not in {found, last[1]} and found != last[1]
+            is_odd = self._is_another(file.queue, last, batch)
         if is_odd:
             self.suspect(file.queue)
         return is_odd
+
+    def _is_another(
+        self, queue: MessageQueue, last: tuple[QueueOffset, int], batch: RecordBatch
+    ) -> bool:
+        """Whether a batch has another record in the place of the last one taken, or one that only the tier can tell."""
+        (offset, mark), number = last, last[0] - batch.base_offset
+        if not 0 <= number < batch.count:
+            return False
+        found = mark_of_item(batch, number) if batch.sizes[number] else HOLE
+        if mark > 0 and found > 0:
+            return found != mark
+        return not self._is_vouched(queue, offset, found)
 
     def suspect(self, queue: MessageQueue) -> None:
         """Take nothing more of a queue until it is decided."""
@@ -403,8 +413,8 @@ class Continuity:
         if change is None:
             if bounds.end < life.commit_offset:
                 self._lagging[queue] = lag
-            if vouched:
-                self._vouched[queue] = vouched
+            if vouched and self._local_mark(queue, vouched.offset) == vouched.found:
+                self._vouched[queue] = vouched  # (else the store has changed meanwhile)
         return change
 
     def _done(self, file: CompositeFlatFile, change: Change) -> None:

@@ -251,7 +251,8 @@ class TieredDispatcher:
             TieredStoreError: The local store cannot be read.
         """
         starts = self._files.starts()
-        register(self._files.unknown_and_empty(starts), self._rounds.state_fact)
+        fall_behind = self._compensation.fall_behind
+        register(self._files.unknown(), self._rounds.state_fact, fall_behind)
         following = Following(
             self._local,
             starts,

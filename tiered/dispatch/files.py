@@ -6,7 +6,8 @@ Threads: any. After a crash nothing here survives, and nothing has to.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
     from tiered.local.face import LocalStore
 
 Start = Callable[[MessageQueue, QueueBounds], QueueOffset]
+"""Where a queue begins that the tier has never met; what retention has taken from there on is a gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Queues that the journal has never met.
+
+    Attributes:
+        above_0: Those that begin above 0, and where.
+        emptied: Those of which retention has taken all that they had from where they begin.
+    """
+
+    above_0: Mapping[MessageQueue, QueueOffset]
+    emptied: Sequence[MessageQueue]
 
 
 class QueueFiles:
@@ -95,17 +110,18 @@ class QueueFiles:
             for queue, bounds in self._bounds.items()
         }
 
-    def unknown_and_empty(
-        self, starts: Mapping[MessageQueue, QueueOffset]
-    ) -> dict[MessageQueue, QueueOffset]:
-        """Those of ``starts`` that the journal has never met, that begin above 0, and that have nothing to take yet."""
+    def unknown(self) -> Unknown:
+        """Those of ``starts`` that the journal has never met, and would not learn of by what they have."""
         state = self._state()
-        return {
-            queue: offset
-            for queue, offset in starts.items()
+        rows = {
+            queue: (self.file(queue).commit_offset, bounds)
+            for queue, bounds in self._bounds.items()
             if self._selects(queue) and state.life(queue) is None
-            if 0 < offset >= self._bounds[queue].end
         }
+        return Unknown(
+            {queue: start for queue, (start, _) in rows.items() if start > 0},
+            [queue for queue, (start, has) in rows.items() if start < has.min == has.end],
+        )
 
     def _life(self, queue: MessageQueue) -> QueueLife:
         life = self._state().life(queue)

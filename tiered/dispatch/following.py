@@ -9,6 +9,7 @@ Threads: the dispatch thread only. After a crash nothing has to survive.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from tiered.dispatch.rounds import Fact
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
     from tiered.dispatch.compensation import Compensation
     from tiered.dispatch.continuity import Continuity
-    from tiered.dispatch.files import QueueFiles
+    from tiered.dispatch.files import QueueFiles, Unknown
     from tiered.dispatch.throttle import Throttle
     from tiered.local.face import Follower, LocalStore, RecordBatch
     from tiered.model import MessageQueue, QueueOffset
+
+_LOG = logging.getLogger("tiered.dispatch")
 
 
 class Following:
@@ -58,6 +61,7 @@ class Following:
         self._compensation = compensation
         self._dispatch = dispatch
         self._throttle = throttle
+        self._left: set[MessageQueue] = set()  # of which the last batch was not taken
         continuity.reopen(queue for queue in starts if files.known(queue))
 
     def step(self, window_bytes: int, *, until_idle: bool) -> bool:
@@ -77,8 +81,11 @@ class Following:
         fallen = self._follower.take_fallen()
         if fallen:
             self._continuity.reopen(fallen)
+        for queue in self._left.intersection(fallen):
+            # What it was behind is gone, and the follower, which has passed that place, gives nothing of what came instead.
+            self._compensation.fall_behind(queue)
         for batch in batches:
-            self._dispatch(batch)
+            (self._left.discard if self._dispatch(batch) else self._left.add)(batch.queue)
         self._throttle.take(sum(memoryview(batch.data).nbytes for batch in batches))
         is_done = not batches and self._follower.is_idle
         is_at_end = self._follower.is_at_end or is_done
@@ -92,11 +99,23 @@ class Following:
         self._follower.close()
 
 
-def register(empty: Mapping[MessageQueue, QueueOffset], say: Callable[[Fact], None]) -> None:
-    """Have the journal know queues that begin above 0 and have nothing to take yet.
+def register(
+    unknown: Unknown, say: Callable[[Fact], None], fall_behind: Callable[[MessageQueue], None]
+) -> None:
+    """Have the journal know queues that begin above 0, and those that are empty already.
 
     So their bounds are seen in the tier, and a restart goes on where they began, whatever came in between.
+
+    Args:
+        unknown: Queues that it has never met.
+        say: Has the next entry say something.
+        fall_behind: Leaves a queue to compensation, which records what is gone of it: no record of it will be met.
     """
-    for queue, offset in empty.items():
+    for queue, offset in unknown.above_0.items():
         begin = {"start": offset, "reason": "begins here"}
         say(Fact(queue_action("incarnation", queue, 0, **begin), lambda: None))
+    if unknown.above_0:
+        what = "new queues that begin above 0 (what came before is not in the local store, or not wanted): %d"
+        _LOG.info(what, len(unknown.above_0))
+    for queue in unknown.emptied:
+        fall_behind(queue)

@@ -93,7 +93,7 @@ def plan_change(
             return None
     cut = _cut(life, QueueOffset(end), tier_mark, read_items) if is_common else None
     if cut is None:
-        return _begin_anew(queue, life, bounds, bounds.min)
+        return _begin_anew(queue, life, bounds)
     return _end_at(queue, life, *cut, "the local store has other messages from queue offset {} on")
 
 
@@ -168,7 +168,7 @@ def plan_beginning(
         life: Its present life, in which nothing is (left); None: the journal has not met it.
         bounds: What the local store has of it; not empty.
         goes_on: Where it would go on.
-        start: Where it would begin if the tier had never met it.
+        start: Where it would begin if the tier had never met it; what is missing from there on is a gap.
 
     Returns:
         None when it may well go on there.
@@ -178,8 +178,8 @@ def plan_beginning(
         action = queue_action("incarnation", queue, 0, **why)
         return Change(action, goes_on, start) if start < goes_on else None
     if bounds.end < goes_on:
-        return _begin_anew(queue, life, bounds, bounds.min)
-    if not was_taken(life) and start < goes_on:
+        return _begin_anew(queue, life, bounds)
+    if not was_taken(life) and max(start, bounds.min) < goes_on:
         return _begin_anew(queue, life, bounds, start)
     return None
 
@@ -193,8 +193,12 @@ def was_taken(life: QueueLife) -> bool:
 
 
 def _begin_anew(
-    queue: MessageQueue, life: QueueLife, bounds: QueueBounds, start: QueueOffset
+    queue: MessageQueue,
+    life: QueueLife,
+    bounds: QueueBounds,
+    start: QueueOffset = QueueOffset(0),  # noqa: B008 (a NewType: the number itself)
 ) -> Change:
+    """At 0, also where retention has taken the first messages of the new life already: these are a gap."""
     why = {
         "start": start,
         "reason": f"the local store has other messages [{bounds.min}, {bounds.end}) and none in common",

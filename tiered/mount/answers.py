@@ -116,7 +116,7 @@ class Answers:
         topic, queue_id = self._queue(asked.request)
         self.topics.require(topic, queue_id)
         offset = fields.whole(asked.request, "commitOffset")
-        self.offsets.set(group, topic, queue_id, offset)
+        self.offsets.commit(group, topic, queue_id, offset)
         return Command(Code.SUCCESS)
 
     def max_offset(self, asked: Exchange) -> Command:

@@ -64,6 +64,7 @@ class Request:
 
 
 PULL_MESSAGE: Final = 11
+QUERY_MESSAGE: Final = 12
 QUERY_CONSUMER_OFFSET: Final = 14
 UPDATE_CONSUMER_OFFSET: Final = 15
 GET_ALL_TOPIC_CONFIG: Final = 21
@@ -84,6 +85,14 @@ REGISTER_BROKER: Final = 103
 UNREGISTER_BROKER: Final = 104
 GET_ROUTEINFO_BY_TOPIC: Final = 105
 GET_BROKER_CLUSTER_INFO: Final = 106
+GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Final = 201
+GET_TOPIC_STATS_INFO: Final = 202
+GET_CONSUMER_CONNECTION_LIST: Final = 203
+GET_CONSUME_STATS: Final = 208
+QUERY_TOPIC_CONSUME_BY_WHO: Final = 300
+QUERY_TOPICS_BY_CONSUMER: Final = 343
+GET_TOPIC_CONFIG: Final = 351
+GET_SUBSCRIPTIONGROUP_CONFIG: Final = 352
 LITE_PULL_MESSAGE: Final = 361
 
 _S, _R, _U = Answer.SERVED, Answer.REFUSED, Answer.UNSUPPORTED
@@ -92,7 +101,7 @@ _BACK = "The client sends the message to `%RETRY%<group>` of another broker, or 
 REQUESTS: Final[tuple[Request, ...]] = (
     Request(10, "SEND_MESSAGE", _R),
     Request(PULL_MESSAGE, "PULL_MESSAGE", _S, "Long polls are held, a bounded number of them."),
-    Request(12, "QUERY_MESSAGE", _U, "Not yet; `tiered query` finds messages by key."),
+    Request(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
     Request(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
     Request(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),
     Request(17, "UPDATE_AND_CREATE_TOPIC", _R),
@@ -116,11 +125,20 @@ REQUESTS: Final[tuple[Request, ...]] = (
     Request(GET_ROUTEINFO_BY_TOPIC, "GET_ROUTEINFO_BY_TOPIC", _S, "A mount is a name server of its own topics."),
     Request(GET_BROKER_CLUSTER_INFO, "GET_BROKER_CLUSTER_INFO", _S, "Likewise."),
     Request(200, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", _R),
+    Request(GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", _S, "Of groups that are known here."),
+    Request(GET_TOPIC_STATS_INFO, "GET_TOPIC_STATS_INFO", _S),
+    Request(GET_CONSUMER_CONNECTION_LIST, "GET_CONSUMER_CONNECTION_LIST", _S),
+    Request(204, "GET_PRODUCER_CONNECTION_LIST", _U, "There are no producers."),
     Request(207, "DELETE_SUBSCRIPTIONGROUP", _R),
+    Request(GET_CONSUME_STATS, "GET_CONSUME_STATS", _S),
     Request(215, "DELETE_TOPIC_IN_BROKER", _R),
     Request(222, "INVOKE_BROKER_TO_RESET_OFFSET", _R, "Set offsets with UPDATE_CONSUMER_OFFSET."),
+    Request(QUERY_TOPIC_CONSUME_BY_WHO, "QUERY_TOPIC_CONSUME_BY_WHO", _S),
     Request(310, "SEND_MESSAGE_V2", _R),
     Request(320, "SEND_BATCH_MESSAGE", _R),
+    Request(QUERY_TOPICS_BY_CONSUMER, "QUERY_TOPICS_BY_CONSUMER", _S),
+    Request(GET_TOPIC_CONFIG, "GET_TOPIC_CONFIG", _S),
+    Request(GET_SUBSCRIPTIONGROUP_CONFIG, "GET_SUBSCRIPTIONGROUP_CONFIG", _S),
     Request(LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _S, "As PULL_MESSAGE."),
     Request(400, "QUERY_ASSIGNMENT", _U, "Clients that rebalance by themselves, as is the default, never ask."),
     Request(200_050, "POP_MESSAGE", _U, "Popping writes; pull instead."),

@@ -37,6 +37,7 @@ from tiered.mount.consumers import Consumers, Locks
 from tiered.mount.naming import Identity, NameServers
 from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
 from tiered.mount.pulling import Puller, PullLimits
+from tiered.mount.queries import Queries
 from tiered.mount.server import RemotingServer, ServerLimits
 from tiered.mount.topics import Topics
 from tiered.plugin.ends import require_conditional_writes
@@ -285,7 +286,8 @@ class Mount:
             self._clock,
             self._clock.now_ms(),
         )
-        self.server.handlers = answers.handlers()
+        queries = Queries(self.store, identity, self.topics, self.consumers, self.offsets, readers)
+        self.server.handlers = {**answers.handlers(), **queries.handlers()}
         self.names = NameServers(settings.namesrv, identity, self.topics)
         await self.names.begin()
         return self.names

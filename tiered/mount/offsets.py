@@ -61,7 +61,7 @@ class ConsumerOffsets:
         """Where a group is; None: it never said."""
         return self._table.get((group, topic), {}).get(queue_id)
 
-    def set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """A group says where it is.
 
         Raises:
@@ -86,13 +86,17 @@ class ConsumerOffsets:
         for (group, topic), row in known.items():
             for queue_id, offset in row.items():
                 if self.get(group, topic, queue_id) is None:
-                    self.set(group, topic, queue_id, offset)
+                    self.commit(group, topic, queue_id, offset)
         return self._count - before
 
     @property
     def group_count(self) -> int:
+        """How many groups have an offset."""
+        return len(self.all_groups())
+
+    def all_groups(self) -> set[str]:
         """Groups that have an offset."""
-        return len({group for group, _ in self._table})
+        return {group for group, _ in self._table}
 
     def topics(self, group: str) -> list[str]:
         """Topics of which a group has offsets."""

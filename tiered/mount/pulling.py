@@ -36,8 +36,10 @@ from tiered.mount import fields
 from tiered.mount.codes import Code, RefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
     from concurrent.futures import Executor
+
+    import numpy.typing as npt
 
     from fetcher.filters import Filter
     from fetcher.message_store import TieredMessageStore
@@ -177,7 +179,7 @@ class Puller:
         wanted = self._filter(request, group, topic, flags)
         committed = fields.whole(request, "commitOffset", -1)
         if flags & COMMITS and committed >= 0:
-            self._offsets.set(group, topic, queue_id, committed)
+            self._offsets.commit(group, topic, queue_id, committed)
         return Pull(
             group,
             MessageQueue(topic, queue_id),
@@ -332,19 +334,33 @@ def gather(pieces: tuple[Piece, ...]) -> list[memoryview]:
     last = -1
     for piece in pieces:
         records, items = piece.records, piece.items
-        starts, sizes = records.positions[items], records.sizes[items].astype(np.int64)
-        is_new = np.ones(len(items), np.bool_)
-        is_new[1:] = starts[1:] != starts[:-1]
+        starts = records.positions[items]
+        ends = starts + records.sizes[items]
         places = records.physical_offsets[items]
-        is_new[0] = int(places[0]) < 0 or int(places[0]) != last
+        is_apart = starts[1:] != ends[:-1]
+        is_known = 0 <= int(places[0]) == last
         last = int(places[-1])
-        starts, ends = starts[is_new], (starts + sizes)[is_new]
-        firsts = np.flatnonzero(np.append(True, starts[1:] != ends[:-1]))
         view = memoryview(records.data).cast("B")
-        for begin, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(starts)], strict=True):
-            if end > begin:
-                found.append(view[int(starts[begin]) : int(ends[end - 1])])
+        if not is_known and not is_apart.any():  # nearly always
+            found.append(view[int(starts[0]) : int(ends[-1])])
+        else:
+            found += _rows(view, starts, ends, is_known=is_known)
     return found
+
+
+def _rows(
+    view: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], *, is_known: bool
+) -> Iterator[memoryview]:
+    """Rows of neighbours; items of an inner batch share a record, and the first may have gone already."""
+    is_new = np.append(not is_known, starts[1:] != starts[:-1])
+    if is_known:
+        is_new &= starts != starts[0]
+    starts, ends = starts[is_new], ends[is_new]
+    if len(starts):
+        firsts = np.flatnonzero(np.append(True, starts[1:] != ends[:-1]))
+        lasts = np.append(firsts[1:], len(starts)) - 1
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            yield view[int(starts[first]) : int(ends[last])]
 
 
 def _end_of_record(piece: Piece) -> int:

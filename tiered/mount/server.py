@@ -1,15 +1,16 @@
 """The remoting server: connections, frames, limits, and dispatch by the table of codes.
 
 Overview
-    One asyncio loop. Each connection is read frame by frame; a request goes to the handler of its code. What a handler
-    answers at once is written at once; a coroutine runs as a task, so that held requests are in nobody's way. Answers may
-    overtake each other, as the protocol allows.
+    One asyncio loop. Each connection cuts what it receives into frames; a request goes to the handler of its code. What a
+    handler answers at once is written at once; a coroutine runs as a task, so that held requests are in nobody's way.
+    Answers may overtake each other, as the protocol allows.
 
 Limits
-    Connections, requests under way on each, and bytes: frames that are being received and answers that are not sent yet
-    take of one budget for all, and answers of one of the connection's own besides, so that slow readers wait for
-    themselves only. Who says nothing for ``idle_s``, does not finish a frame within ``frame_s``, or takes nothing for
-    ``send_s`` is disconnected. What is in the socket's buffer below ``BUFFER_BYTES`` is no longer counted.
+    Connections, requests under way on each, and bytes: large frames that are being received and answers that are not sent
+    yet take of one budget for all, and answers of one of the connection's own besides, so that slow readers wait for
+    themselves only; nothing is read from a client that takes no answers. Who says nothing for ``idle_s``, does not finish
+    a frame within ``frame_s``, or takes nothing for ``send_s`` is disconnected. Of each connection up to ``BUFFER_BYTES``
+    of a frame, and as much that waits to be sent, are not counted.
 
 Errors
     A frame that is none ends its connection. A request that fails is answered with a code and a remark; a defect of ours is
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tiered.mount")
 BUFFER_BYTES: Final = 64 * 1024
+LINGER_S: Final = 1.0
+"""For what was written to go, at the end."""
 READ_ONLY: Final = "this broker is mounted read-only from its tier"
 
 
@@ -86,8 +89,7 @@ class Budget:
 
     async def take(self, size_bytes: int) -> None:
         """Take bytes; more than there are in all only when nobody has any."""
-        if not self._waiting and self._fits(size_bytes):
-            self.used_bytes += size_bytes
+        if self.try_take(size_bytes):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, turn))
@@ -97,6 +99,13 @@ class Budget:
             if turn.done() and not turn.cancelled():
                 self.give(size_bytes)
             raise
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Take bytes if that needs no waiting; whether they were taken."""
+        if self._waiting or not self._fits(size_bytes):
+            return False
+        self.used_bytes += size_bytes
+        return True
 
     def give(self, size_bytes: int) -> None:
         """Give bytes back; below 0: take them without waiting, even if there are none left."""
@@ -137,71 +146,200 @@ class Counters:
     sent_bytes: int = 0
 
 
-class Connection:
+class Connection(asyncio.Protocol):
     """A client's connection.
 
     Attributes:
         peer: Its address, for people.
-        local: Our address that it has reached.
         answers: Budget of its answers.
         tasks: Requests under way.
         is_closed: Nothing goes over it any more.
+        heard_s: When something came last.
+        begun_s: Since when a frame is incomplete; None: none is.
+        stuck_s: Since when it takes no more of what is written; None: it does.
     """
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        limits: ServerLimits,
-    ) -> None:
-        """Take over an accepted connection."""
-        self.reader = reader
-        self.peer = _address(writer.get_extra_info("peername"))
-        self.local = _address(writer.get_extra_info("sockname"))
-        self.answers = Budget(limits.answer_bytes_max)
+    def __init__(self, server: RemotingServer) -> None:
+        """Not connected yet."""
+        self.peer = ""
+        self.answers = Budget(server.limits.answer_bytes_max)
         self.tasks: set[asyncio.Task[None]] = set()
-        self.is_closed = False
-        self._writer = writer
-        self._send_s = limits.send_s
-        writer.transport.set_write_buffer_limits(BUFFER_BYTES)
+        self.is_closed = True
+        self.heard_s = server.clock.monotonic_s()
+        self.begun_s: float | None = None
+        self.stuck_s: float | None = None
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._reserved_bytes = 0
+        self._making_room: asyncio.Task[None] | None = None
+        self._is_paused = False
+        self._drains: set[asyncio.Future[None]] = set()
 
-    async def send(self, command: Command) -> int:
-        """Write a command, and wait until most of it has gone; its size in bytes.
+    # What the loop says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See ``asyncio.Protocol``."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.peer = _address(transport.get_extra_info("peername"))
+        if not self._server.welcome(self):
+            transport.abort()
+            return
+        self.is_closed = False
+        transport.set_write_buffer_limits(BUFFER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        self.heard_s = self._server.clock.monotonic_s()
+        self._buffer += data
+        self._take_frames()
+
+    def pause_writing(self) -> None:
+        """See ``asyncio.Protocol``."""
+        self.stuck_s = self._server.clock.monotonic_s()
+
+    def resume_writing(self) -> None:
+        """See ``asyncio.Protocol``."""
+        self.stuck_s = None
+        for drain in self._drains:
+            if not drain.done():
+                drain.set_result(None)
+        self.go_on()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See ``asyncio.Protocol``."""
+        if not self.is_closed:
+            reason = "cut" if self._buffer else "network" if error else ""
+            self._server.note_dropped(self, reason)
+        self.is_closed = True
+        for drain in self._drains:
+            if not drain.done():
+                drain.set_exception(ConnectionError("the client is gone"))
+        for task in (*self.tasks, *([self._making_room] if self._making_room else [])):
+            task.cancel()
+        self._server.budget.give(self._reserved_bytes)
+        self._reserved_bytes = 0
+        self._buffer.clear()
+        self._server.part(self)
+
+    # Frames
+
+    def _take_frames(self) -> None:
+        """Hand on each frame that is whole, as far as there may be more requests."""
+        at, buffer = 0, self._buffer
+        try:
+            while not self.is_closed and not self._is_full() and len(buffer) - at >= SIZE_BYTES:
+                size = frame_size(buffer[at : at + SIZE_BYTES])
+                end = at + SIZE_BYTES + size
+                if end > len(buffer):
+                    self._expect(size)
+                    break
+                frame = bytes(memoryview(buffer)[at + SIZE_BYTES : end])
+                at = end
+                self._give_back()
+                self._server.take(self, decode(frame))
+        except FrameError as error:
+            self.drop("frame", str(error))
+        del buffer[:at]
+        if not buffer or self._is_paused:
+            self.begun_s = None
+        elif at or self.begun_s is None:
+            self.begun_s = self.heard_s
+
+    def _is_full(self) -> bool:
+        """Whether no more is to be read for now; then the transport is told."""
+        is_full = (
+            len(self.tasks) >= self._server.limits.requests_max
+            or self.stuck_s is not None
+            or self._making_room is not None
+        )
+        if is_full and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        return is_full
+
+    def go_on(self) -> None:
+        """Read on, if that was not to be, and may be now."""
+        if self._is_paused and not self.is_closed and not self._is_full():
+            assert self._transport is not None
+            self._is_paused = False
+            self.heard_s = self._server.clock.monotonic_s()
+            self._take_frames()
+            if not self._is_paused and not self.is_closed:
+                self._transport.resume_reading()
+
+    def _expect(self, size: int) -> None:
+        """A frame of this size is coming: a large one needs room, or waits for it."""
+        if size <= BUFFER_BYTES or self._reserved_bytes:
+            return
+        if self._server.budget.try_take(size):
+            self._reserved_bytes = size
+            return
+        self._making_room = asyncio.create_task(self._make_room(size))
+        self._is_full()
+
+    async def _make_room(self, size: int) -> None:
+        await self._server.budget.take(size)
+        self._reserved_bytes, self._making_room = size, None
+        self.go_on()
+
+    def _give_back(self) -> None:
+        self._server.budget.give(self._reserved_bytes)
+        self._reserved_bytes = 0
+
+    # Answers
+
+    def write(self, command: Command) -> int:
+        """Write a command; its size in bytes.
 
         Raises:
-            ConnectionError: The client is gone, or takes nothing.
+            ConnectionError: The client is gone.
             FrameError: It is too large.
         """
         pieces: list[Buffer] = encode(command)
-        if self.is_closed:
-            raise ConnectionError("closed")
-        self._writer.writelines(pieces)  # type: ignore[arg-type] # any buffer will do
+        if self.is_closed or self._transport is None:
+            raise ConnectionError("the client is gone")
+        self._transport.writelines(pieces)  # type: ignore[arg-type] # any buffer will do
+        return sum(map(len, pieces))  # type: ignore[arg-type] # of bytes
+
+    async def drained(self) -> None:
+        """Wait until most of what was written has gone.
+
+        Raises:
+            ConnectionError: The client is gone.
+        """
+        if self.stuck_s is None:
+            return
+        drain: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._drains.add(drain)
         try:
-            async with asyncio.timeout(self._send_s):
-                await self._writer.drain()
-        except TimeoutError:
-            self.abort()
-            raise ConnectionError(f"it took nothing for {self._send_s:.0f} s") from None
-        return sum(memoryview(piece).nbytes for piece in pieces)
+            await drain
+        finally:
+            self._drains.discard(drain)
 
     def tell(self, command: Command) -> None:
         """Write something that nobody waits for; to who takes nothing it is not written."""
-        if not self.is_closed and self._writer.transport.get_write_buffer_size() < BUFFER_BYTES:
-            self._writer.writelines(encode(command))  # type: ignore[arg-type]
+        if self.stuck_s is None and not self.is_closed:
+            self.write(command)
+
+    def drop(self, reason: str, why: str) -> None:
+        """End it now, because of what the client did."""
+        if not self.is_closed:
+            self._server.note_dropped(self, reason, why)
+            self.abort()
 
     def abort(self) -> None:
         """End it now."""
         self.is_closed = True
-        self._writer.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
-    async def close(self) -> None:
-        """End it when what was written has gone, within a second."""
+    def close(self) -> None:
+        """End it when what was written has gone."""
         self.is_closed = True
-        self._writer.close()
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._writer.wait_closed()
-        self._writer.transport.abort()
+        if self._transport is not None:
+            self._transport.close()
 
 
 class Exchange:
@@ -259,6 +397,7 @@ class RemotingServer:
         counters: What was done.
         budget: Bytes of all connections.
         connections: That are open.
+        clock: Measures.
     """
 
     def __init__(
@@ -282,10 +421,10 @@ class RemotingServer:
         self.budget = Budget(self.limits.bytes_max)
         self.connections: set[Connection] = set()
         self.handlers = handlers
-        self._clock = clock
+        self.clock = clock
         self._on_gone = on_gone
         self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -294,9 +433,15 @@ class RemotingServer:
         Raises:
             InvalidError: The address cannot be listened at.
         """
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.start_server(
-                self._accept, host or None, port, ssl=tls, backlog=1024, limit=BUFFER_BYTES
+            self._server = await loop.create_server(
+                lambda: Connection(self),
+                host or None,
+                port,
+                ssl=tls,
+                backlog=1024,
+                ssl_handshake_timeout=self.limits.frame_s if tls else None,
             )
         except OSError as error:
             raise InvalidError(
@@ -304,6 +449,7 @@ class RemotingServer:
                 where="--listen",
                 do="choose an address of this machine and a free port",
             ) from error
+        self._watch = asyncio.create_task(self._watch_silence())
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, drain_s: float) -> bool:
@@ -319,88 +465,79 @@ class RemotingServer:
         left: set[asyncio.Task[None]] = set()
         if under_way:
             _, left = await asyncio.wait(under_way, timeout=drain_s)
-        await asyncio.gather(*(connection.close() for connection in list(self.connections)))
-        for task in list(self._serving):
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        for connection in list(self.connections):
+            connection.close()
+        until_s = self.clock.monotonic_s() + LINGER_S
+        while self.connections and self.clock.monotonic_s() < until_s:  # noqa: ASYNC110 (of many)
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
+        if self._watch is not None:
+            self._watch.cancel()
         return not left
 
     # -- connections ------------------------------------------------------------------------------
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def welcome(self, connection: Connection) -> bool:
+        """Whether a new connection may stay."""
         if self._is_closing or len(self.connections) >= self.limits.connections_max:
             self.counters.refused_connections += 1
-            writer.transport.abort()
-            return
-        connection = Connection(reader, writer, self.limits)
+            return False
         self.connections.add(connection)
-        serving = asyncio.current_task()
-        assert serving is not None
-        self._serving.add(serving)
-        try:
-            await self._serve(connection)
-        finally:
-            self._serving.discard(serving)
-            await self._end(connection)
+        return True
 
-    async def _serve(self, connection: Connection) -> None:
-        reason = ""
-        try:
-            while not (connection.is_closed or self._is_closing):
-                await self._take_one(connection)
-        except FrameError as error:
-            reason = "frame"
-            _LOG.info("connection of %s ended: %s", connection.peer, error)
-        except TimeoutError:
-            reason = "silence"
-        except asyncio.IncompleteReadError as error:
-            reason = "cut" if error.partial else ""
-        except OSError:
-            reason = "network"
-        except asyncio.CancelledError:
-            if not self._is_closing:
-                raise
+    def part(self, connection: Connection) -> None:
+        """A connection has ended."""
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._on_gone(connection)
+
+    def note_dropped(self, connection: Connection, reason: str, why: str = "") -> None:
+        """A connection ended by what the client did; no reason: it went as it should."""
         if reason:
             self.counters.dropped[reason] += 1
+        if why:
+            _LOG.info("connection of %s ended: %s", connection.peer, why)
 
-    async def _end(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        connection.is_closed = True
-        for task in connection.tasks:
-            task.cancel()
-        self._on_gone(connection)
-        connection.abort()
-
-    async def _take_one(self, connection: Connection) -> None:
-        """Read a request and see it on its way."""
-        while len(connection.tasks) >= self.limits.requests_max:
-            await asyncio.wait(connection.tasks, return_when=asyncio.FIRST_COMPLETED)
-        async with asyncio.timeout(self.limits.idle_s):
-            size = frame_size(await connection.reader.readexactly(SIZE_BYTES))
-        await self.budget.take(size)
-        try:
-            async with asyncio.timeout(self.limits.frame_s):
-                request = decode(await connection.reader.readexactly(size))
-        finally:
-            self.budget.give(size)
-        if not request.is_answer:  # what we ask clients wants no answer
-            await self._begin(connection, request)
+    async def _watch_silence(self) -> None:
+        """Disconnect who keeps us waiting."""
+        limits = self.limits
+        pause_s = min(1.0, min(limits.idle_s, limits.frame_s, limits.send_s) / 4)
+        while True:
+            await asyncio.sleep(pause_s)
+            now_s = self.clock.monotonic_s()
+            for connection in list(self.connections):
+                if connection.stuck_s is not None:
+                    if now_s - connection.stuck_s > limits.send_s:
+                        connection.drop("slow", f"it took nothing for {limits.send_s:.0f} s")
+                elif connection.begun_s is not None and now_s - connection.begun_s > limits.frame_s:
+                    connection.drop("silence", "a frame was not finished in time")
+                elif now_s - connection.heard_s > limits.idle_s and not connection.tasks:
+                    connection.drop("silence", "")
 
     # -- requests ---------------------------------------------------------------------------------
 
-    async def _begin(self, connection: Connection, request: Command) -> None:
+    def take(self, connection: Connection, request: Command) -> None:
+        """See a request on its way."""
+        if request.is_answer:
+            return  # what we ask clients wants no answer
         self.counters.requests[request.code] += 1
-        asked = Exchange(connection, request, self.budget, self._clock.monotonic_s())
+        asked = Exchange(connection, request, self.budget, self.clock.monotonic_s())
         try:
             found = self._dispatch(asked)
         except Exception as error:  # noqa: BLE001 (each request is answered)
             found = failed(request, error)
         if isinstance(found, Command):
-            await self._finish(asked, found)
+            with contextlib.suppress(ConnectionError):
+                self._finish(asked, found)
             return
         task = asyncio.create_task(self._answer(asked, found))
         connection.tasks.add(task)
-        task.add_done_callback(connection.tasks.discard)
+        task.add_done_callback(lambda done: self._done(connection, done))
+
+    def _done(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        connection.tasks.discard(task)
+        connection.go_on()
 
     def _dispatch(self, asked: Exchange) -> Handled:
         code = asked.request.code
@@ -419,29 +556,34 @@ class RemotingServer:
                 answer = await work
             except Exception as error:  # noqa: BLE001 (each request is answered)
                 answer = failed(asked.request, error)
-            with contextlib.suppress(OSError):
-                await self._finish(asked, answer)
+            with contextlib.suppress(ConnectionError):
+                self._finish(asked, answer)
+                await asked.connection.drained()
         finally:
             asked.end()
 
-    async def _finish(self, asked: Exchange, answer: Command) -> None:
-        """Send the answer, as the protocol wants it."""
+    def _finish(self, asked: Exchange, answer: Command) -> None:
+        """Write the answer, as the protocol wants it.
+
+        Raises:
+            ConnectionError: The client is gone.
+        """
         request = asked.request
         if not request.is_oneway:
-            answer = await self._send(asked.connection, request, answer)
+            answer = self._write(asked.connection, request, answer)
         self.counters.answers[answer.code] += 1
         busy_s = self.counters.busy_s
-        taken_s = self._clock.monotonic_s() - asked.began_s
+        taken_s = self.clock.monotonic_s() - asked.began_s
         busy_s[request.code] = busy_s.get(request.code, 0.0) + taken_s
 
-    async def _send(self, connection: Connection, request: Command, answer: Command) -> Command:
-        """Send it, or if that cannot be, why not; what was sent."""
+    def _write(self, connection: Connection, request: Command, answer: Command) -> Command:
+        """Write it, or if that cannot be, why not; what was written."""
         answer = _addressed(answer, request)
         try:
-            self.counters.sent_bytes += await connection.send(answer)
+            self.counters.sent_bytes += connection.write(answer)
         except (FrameError, UnicodeEncodeError) as error:
             answer = _addressed(failed(request, error), request)
-            await connection.send(answer)
+            connection.write(answer)
         return answer
 
 

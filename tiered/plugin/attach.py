@@ -32,14 +32,15 @@ from tiered.plugin.index import IndexThread
 from tiered.plugin.naming import open_named, place_of, require_apart
 from tiered.plugin.patience import PatientStore
 from tiered.plugin.settings import AttachSettings
+from tiered.plugin.starting import Starting
 from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from backends.metered import MeteredStore
     from tiered.local.face import LocalStore, Waiting
-    from tiered.model import MessageQueue, QueueBounds, QueueOffset
+    from tiered.model import MessageQueue, QueueBounds
     from tiered.plugin.place import Place
 
 __all__ = ["AttachResult", "AttachSettings", "Attachment"]
@@ -114,7 +115,7 @@ class Attachment:
         self._fault: BaseException | None = None
         self._drained: bool | None = None
         self._threads: list[threading.Thread] = []
-        self._present: Mapping[MessageQueue, QueueBounds] = {}
+        self._start_of = Starting(local, settings.start)
         self.dispatcher: TieredDispatcher | None = None
         self.index: IndexThread | None = None
         self.sealed = 0
@@ -192,7 +193,6 @@ class Attachment:
             )
             self._start_thread("lease", self._renew)
             self._take_reign()
-        self._note_present()
         dispatcher = TieredDispatcher(
             store=self.patient,
             prefix=self.place.prefix,
@@ -227,29 +227,16 @@ class Attachment:
         require_same_store(self._journal.state.store, mine, where)
 
     def _take_reign(self) -> None:
+        self._start_of.note()
         self._journal.catch_up()
         self._require_same_store()  # again: another store may have begun this tier a moment ago
+        self._start_of.is_first = self._journal.state.generation == 0
         remembered = self._lease.remembered
         self._journal.take_reign(asdict(Holder.present()), remembered=remembered)
         mine = store_document(self.local.identity, self.place)
         known = self._journal.state.store
         if not known or (mine["store_id"] and not known["store_id"]):
             self._journal.append([{"do": "meta", "store": mine}])
-
-    def _note_present(self) -> None:
-        """See how far the store is now: one that a broker runs on was opened up to its newest log file only."""
-        if self._settings.start != "earliest":
-            self.local.refresh()
-            self._present = dict(self.local.queues())
-
-    def _start_of(self, queue: MessageQueue, bounds: QueueBounds) -> QueueOffset:
-        start = self._settings.start
-        if isinstance(start, int):
-            return max(bounds.min, self.local.offset_by_time(queue, start))
-        present = self._present.get(queue)
-        if start == "earliest" or present is None or present.end > bounds.end:
-            return bounds.min  # of a queue that has come (or come again) since, all
-        return max(bounds.min, present.end)
 
     # -- running --------------------------------------------------------------------------------
 

@@ -208,11 +208,19 @@ def _is_done(state: TierState, step: ExpiryStep) -> bool:
 
 
 def _require_clock(at: Workplace, plan: Plan, store_now_ms: int) -> None:
-    """Nothing expires by a clock that is wrong: ours is held against the store's, at planning and now."""
-    ahead_ms = max(at.clock.now_ms() - store_now_ms, plan["made_ms"] - store_now_ms)
-    if ahead_ms > CLOCKS_APART_MS:
+    """Nothing expires by a clock that is wrong: ours is held against the store's, at planning and now.
+
+    By one that is behind all store times lie in the future, which is not believed; so that is refused as well. (How long ago
+    a plan was made is another matter.)
+    """
+    now_ms = at.clock.now_ms()
+    ahead_ms = max(now_ms, plan["made_ms"]) - store_now_ms
+    behind_ms = store_now_ms - now_ms
+    if max(ahead_ms, behind_ms) > CLOCKS_APART_MS:
+        is_ahead = ahead_ms > CLOCKS_APART_MS
+        apart, where = (ahead_ms, "ahead of") if is_ahead else (behind_ms, "behind")
         raise InvalidError(
-            f"our clock is {ahead_ms / 1000:.0f} s ahead of the store's, so nothing can be called old",
+            f"our clock is {apart / 1000:.0f} s {where} the store's, so nothing can be called old",
             where=at.store.url,
             do="set the clock",
         )

@@ -5,8 +5,8 @@ AWS and MinIO take alike. The tests run each role's commands on a server that en
 refuse.
 
 The patterns of keys follow ``tiered.keys``. When the broker is not named, ``*`` stands for it; since ``*`` also covers
-slashes, a topic that is itself called ``journal`` or ``ledger`` then lies within what a reclaimer may put. Naming cluster
-and broker makes the patterns exact.
+slashes, a topic that is itself called ``journal`` or ``ledger`` then lies within what a reclaimer may put, and the journal
+of a mount within what a writer or a reclaimer may. Naming cluster and broker makes the patterns exact.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from backends.probe import PREFIX as PROBE
 from backends.registry import redacted
 from backends.s3_settings import split_location
 from tiered.errors import InvalidError
-from tiered.keys import DATA_ROOTS, JOURNAL, LEASE, LEDGER, broker_prefix
+from tiered.keys import DATA_ROOTS, JOURNAL, LEASE, LEDGER, MOUNT, broker_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WRITER, READER, ARCHIVER, RECLAIMER = "writer", "reader", "archiver", "reclaimer"
+MOUNTER = "mounter"
 LIST, GET, PUT, DELETE = "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"
 _MULTIPART = ("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d+:(key|alias)/[A-Za-z0-9/_-]+")
@@ -66,6 +67,7 @@ ROLES: Mapping[str, Role] = {
         puts=(f"{JOURNAL}*", LEASE, f"{LEDGER}*"),
         deletes=(f"{JOURNAL}*", *_DATA, f"{LEDGER}*"),
     ),
+    MOUNTER: Role("mount", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",)),
 }
 
 

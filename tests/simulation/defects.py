@@ -1,0 +1,65 @@
+"""Which seed finds each planted defect first; and the table of that in docs/durability.md, made anew."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulation.mutants import MUTANTS, defect
+from simulation.runner import one_processor, run_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SEEDS = 300
+"""So many are looked through for a defect."""
+PAGE = Path(__file__).parents[2] / "docs/durability.md"
+_TABLE = re.compile(r"(?<=when last counted \|\n\|---\|---\|\n)(?:\|.*\|\n)*")
+
+
+def first_found(name: str, seeds: int = SEEDS) -> int | None:
+    """The first seed that finds a defect; None: none of so many."""
+    for seed in range(seeds):
+        try:
+            with defect(name):
+                run_seed(seed)
+        except AssertionError:
+            return seed
+    return None
+
+
+def told() -> dict[str, int]:
+    """What the page says."""
+    table = _TABLE.search(PAGE.read_text())
+    assert table is not None
+    rows = [line.strip("| \n").split(" | ") for line in table.group().splitlines()]
+    return {name: int(seed) for name, seed in rows}
+
+
+def write(found: Mapping[str, int]) -> None:
+    """Have the page say it."""
+    rows = "".join(f"| {name} | {seed} |\n" for name, seed in found.items())
+    PAGE.write_text(_TABLE.sub(rows, PAGE.read_text()))
+
+
+def find_all(jobs: int) -> int:
+    """Look for every defect, and write the page when all are found; 1 when one was not."""
+    found: dict[str, int | None] = {}
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for name, seed in pool.imap_unordered(_find, enumerate(MUTANTS)):
+            found[name] = seed
+            print(f"{name}: {'NOT FOUND' if seed is None else f'seed {seed}'}", flush=True)
+    ordered = {name: found[name] for name in MUTANTS}
+    missed = [name for name, seed in ordered.items() if seed is None]
+    print(f"{len(found) - len(missed)} of {len(found)} found within {SEEDS} seeds")
+    if not missed:
+        write({name: seed for name, seed in ordered.items() if seed is not None})
+    return 1 if missed else 0
+
+
+def _find(job: tuple[int, str]) -> tuple[str, int | None]:
+    number, name = job
+    one_processor(number)
+    return name, first_found(name)
