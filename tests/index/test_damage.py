@@ -77,7 +77,7 @@ def test_a_lost_index_object_is_told_and_the_rest_is_found(tier: KeyedTier):
 
 
 def test_a_lost_message_is_told_and_the_rest_is_found(tier: KeyedTier):
-    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[1].log.key)
+    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[1].bundle.key)
     found = lookup(tier, "a")
     assert len(found.damaged) == 1
     assert [(hit.queue, hit.queue_offset) for hit in found.hits] == [(B, 0), (A, 0)]
@@ -104,9 +104,9 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_answer(tier: KeyedTier)
 def test_a_damaged_part_stops_its_queue_only(tier: KeyedTier):
     tier.post(A, mails("d"))
     tier.post(A, mails("e"))
-    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[2].log.key)
+    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[2].bundle.key)
     tier.store.put_if_absent(
-        PREFIX + tier.journal.state.queues[A][-1].parts()[2].log.key, [b"junk"]
+        PREFIX + tier.journal.state.queues[A][-1].parts()[2].bundle.key, [b"junk"]
     )
     tier.index()
     lives = tier.journal.state.queues
