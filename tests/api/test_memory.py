@@ -102,7 +102,7 @@ def keyed() -> KeyedTier:
     tier = KeyedTier()
     for number in range(3):
         mails = [Mail(keys=(f"key-{number}-{n}",)) for n in range(1000)]
-        tier.put(MessageQueue("orders", 0), mails)
+        tier.post(MessageQueue("orders", 0), mails)
         tier.index()
     assert len(tier.journal.state.indexes) == 3
     return tier
@@ -142,7 +142,7 @@ def test_filters_that_are_held_before_anything_is_read_count_too():
 
 def test_a_lookup_with_hardly_any_memory_finds_the_same():
     tier = keyed()
-    tier.put(MessageQueue("orders", 1), [Mail(keys=("late",)) for _ in range(300)])
+    tier.post(MessageQueue("orders", 1), [Mail(keys=("late",)) for _ in range(300)])
     told: list[int] = []
     lookups = Lookups(tier.store, PREFIX, memory_bytes=5000, tell=told.append)
     try:

@@ -30,8 +30,10 @@ from backends.errors import (
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered.errors import FencedError, StoreUnavailableError
+from tiered.journal.reader import JournalReader
 from tiered.local.face import RecordBatch
 from tiered.log.reader import TierReader
+from tiered.log.state import TierMachine
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -68,6 +70,18 @@ def test_slow_queues_cost_one_commit_per_round_and_idle_ones_nothing():
     assert dispatcher.counters.parts == 10
     again = run_once(store, local, seed=3)
     assert again.counters.parts == 0
+
+
+def test_one_entry_names_all_sections_of_a_bundle():
+    """Whatever the number of queues; an entry a queue would cost two requests each."""
+    store, local = MemoryStore(), filled(topics=2, queues=50, each=4)
+    run_once(store, local, settings=replace(FAST, uploads_max=1, bundle_bytes=65536))
+    journal = JournalReader(store, PREFIX, TierMachine())
+    entries = [journal.read_entry(number) for number in journal.behind(0)[0]]
+    actions = [a for found in entries if found for a in found[0].actions if a["do"] == "part"]
+    named = [row[0] for action in actions for row in action["bundles"]]
+    assert len(named) == len(set(named)) < 50
+    assert_equal(store, local)
 
 
 def test_a_following_dispatcher_takes_what_comes_later():

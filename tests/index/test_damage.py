@@ -38,11 +38,11 @@ def mails(*keys: str) -> list[Mail | None]:
 @pytest.fixture
 def tier() -> Iterator[KeyedTier]:
     made = KeyedTier()
-    made.put(A, mails("a", "b"))
+    made.post(A, mails("a", "b"))
     made.index()
-    made.put(A, mails("a", "c"))
+    made.post(A, mails("a", "c"))
     made.index()
-    made.put(B, mails("a"))
+    made.post(B, mails("a"))
     yield made
     made.builder.reset()
 
@@ -77,7 +77,7 @@ def test_a_lost_index_object_is_told_and_the_rest_is_found(tier: KeyedTier):
 
 
 def test_a_lost_message_is_told_and_the_rest_is_found(tier: KeyedTier):
-    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[1].log.key)
+    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[1].bundle.key)
     found = lookup(tier, "a")
     assert len(found.damaged) == 1
     assert [(hit.queue, hit.queue_offset) for hit in found.hits] == [(B, 0), (A, 0)]
@@ -102,11 +102,11 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_answer(tier: KeyedTier)
 
 
 def test_a_damaged_part_stops_its_queue_only(tier: KeyedTier):
-    tier.put(A, mails("d"))
-    tier.put(A, mails("e"))
-    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[2].log.key)
+    tier.post(A, mails("d"))
+    tier.post(A, mails("e"))
+    tier.store.delete(PREFIX + tier.journal.state.queues[A][-1].parts()[2].bundle.key)
     tier.store.put_if_absent(
-        PREFIX + tier.journal.state.queues[A][-1].parts()[2].log.key, [b"junk"]
+        PREFIX + tier.journal.state.queues[A][-1].parts()[2].bundle.key, [b"junk"]
     )
     tier.index()
     lives = tier.journal.state.queues
@@ -140,7 +140,7 @@ def test_a_work_file_that_has_changed_is_told(tmp_path: Path):
 
 
 def test_a_full_disk_loses_nothing_but_the_work(tier: KeyedTier, monkeypatch: pytest.MonkeyPatch):
-    tier.put(A, mails("f"))
+    tier.post(A, mails("f"))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

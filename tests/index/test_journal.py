@@ -46,8 +46,8 @@ def index_of(name: str, *covers: Cover) -> IndexObject:
 @pytest.fixture
 def tier() -> Iterator[KeyedTier]:
     made = KeyedTier()
-    made.put(A, mails(10))
-    made.put(B, mails(4))
+    made.post(A, mails(10))
+    made.post(B, mails(4))
     yield made
     made.builder.reset()
 
@@ -149,11 +149,11 @@ def test_keys_of_index_objects():
 
 def test_an_index_of_what_has_expired_goes_with_it():
     tier = KeyedTier()
-    tier.put(A, mails(3))
+    tier.post(A, mails(3))
     tier.index()
-    tier.put(A, mails(3), roll=True)
+    tier.post(A, mails(3), roll=True)
     tier.index()
-    tier.put(A, mails(3), roll=True)
+    tier.post(A, mails(3), roll=True)
     first, second = tier.journal.state.indexes
     tier.expire(A)
     assert tier.journal.state.indexes == (second,)

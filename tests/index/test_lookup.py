@@ -65,7 +65,7 @@ def play(tier: KeyedTier, steps: list[Any]) -> None:
                 if queue in tier.journal.state.queues:
                     tier.gap(3, queue=queue)
             case (queue, items, roll):
-                tier.put(queue, items, roll=roll)
+                tier.post(queue, items, roll=roll)
 
 
 @given(steps=STEPS, count=st.integers(1, 5), low=st.integers(-4, 9), every=st.booleans())
@@ -99,11 +99,11 @@ def one(*keys: str) -> list[Mail | None]:
 
 def test_messages_written_where_others_were_taken_back_are_found():
     tier = KeyedTier()
-    tier.put(A0, one("a", "b"))
-    tier.put(A0, one("a", "c"))
+    tier.post(A0, one("a", "b"))
+    tier.post(A0, one("a", "c"))
     tier.index()
     tier.take_back_parts(A0, 1)
-    tier.put(A0, one("c", "a", "d"))
+    tier.post(A0, one("c", "a", "d"))
     for is_indexed in (False, True):
         assert [hit[2] for hit in places(tier.ask("orders", "a"))] == [3, 0]
         assert [hit[2] for hit in places(tier.ask("orders", "c"))] == [2]
@@ -115,11 +115,11 @@ def test_messages_written_where_others_were_taken_back_are_found():
 
 def test_a_topic_made_anew_has_only_its_own_messages():
     tier = KeyedTier()
-    tier.put(A0, one("a", "b"))
+    tier.post(A0, one("a", "b"))
     tier.index()
     tier.begin_anew(A0)
     assert places(tier.ask("orders", "a")) == []
-    tier.put(A0, one("b", "a"))
+    tier.post(A0, one("b", "a"))
     for is_indexed in (False, True):
         assert [hit[1:3] for hit in places(tier.ask("orders", "a"))] == [(1, 1)]
         every = places(tier.ask("orders", "a", every_life=True))
@@ -138,9 +138,9 @@ def test_keys_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPa
     assert hashing.key_hash("a", "b") != 0
     tier = KeyedTier()
     for queue in (A0, B0):
-        tier.put(queue, [Mail(keys=(f"k{n % 3}",)) for n in range(9)])
+        tier.post(queue, [Mail(keys=(f"k{n % 3}",)) for n in range(9)])
     tier.index()
-    tier.put(A0, [Mail(keys=(f"k{n % 3}",)) for n in range(9)])
+    tier.post(A0, [Mail(keys=(f"k{n % 3}",)) for n in range(9)])
     for key in ("k0", "k1", "k2", "k3"):
         assert places(tier.ask("orders", key)) == tier.expected("orders", key)
     assert places(tier.ask("orders", "k1", count=2)) == tier.expected("orders", "k1", count=2)

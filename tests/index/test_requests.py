@@ -31,7 +31,7 @@ class Counted:
         for number in range(OBJECTS):
             at = range(number * MESSAGES, (number + 1) * MESSAGES)
             mails = [Mail((f"order-{n}", "all"), f"U{n:031X}", BODY, 10_000 + n) for n in at]
-            self.tier.put(QUEUE, mails)
+            self.tier.post(QUEUE, mails)
             self.tier.index()
         self.meter = MeteredStore(store)
         self.reader = IndexReader(self.meter, PREFIX)

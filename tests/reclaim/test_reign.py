@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from reclaim.aged import GRACE_S, Tier, keys_of, merge_all
 from support.journals import PREFIX
+from support.merging import gather, merger_of, runs_of
 from support.tiers import QUEUE, batch_of
 
 from tiered.clock import ManualClock
 from tiered.errors import FencedError, InvalidError
 from tiered.journal.lease import WATCH_S, Holder, Lease
+from tiered.log.merge import MergeOutput
 from tiered.log.verify import verify_tier
 from tiered.plugin import gc
 from tiered.plugin.expire import apply_steps, plan_delete_topic
@@ -86,6 +88,28 @@ def test_merged_parts_go_beside_the_writer_that_merged_them():
     assert tier.apply(plan)["deleted"] == 4
     tier.builder.add([b"c"])
     assert verify_tier(tier.store, PREFIX, deep=True).is_clean
+
+
+def test_what_was_merged_twice_goes_beside_the_writer_that_merged_it():
+    """The bundles between have been named, if no checkpoint remembers it; one of a merge that came too late never was."""
+    tier = Tier()
+    builder = tier.builder
+    builder.add([b"a"])
+    builder.add([b"b"])
+    (run,) = runs_of(builder.journal.state)
+    late = merger_of(builder).make(MergeOutput(1, (run,)), lambda: False)
+    assert late is not None
+    for level in (1, 2, 3):
+        gather(builder, level)
+    builder.say(late.action())
+    (last,) = tier.named()
+    doomed = tier.data() - {last, late.stored.bundle.key}
+    leased(tier)
+    tier.clock.advance(GRACE_S + 1)
+    plan = tier.plan()
+    assert keys_of(plan) == doomed
+    assert not plan["takes_reign"]
+    assert (tier.apply(plan)["deleted"], plan["left"]["present_reign"]) == (4, 1)
 
 
 def test_a_topic_s_removal_needs_that_nobody_writes():

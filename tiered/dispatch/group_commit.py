@@ -118,6 +118,7 @@ class GroupCommitter:
         self._pool = ThreadPoolExecutor(settings.uploads_max, "tiered-upload")
         self._throttle = Throttle(settings.upload_rate_bytes_s, clock, stop)
         self._lock = threading.Lock()
+        self._handing_on = threading.Lock()  # held before any queue's: order
         self._buffering: dict[CompositeFlatFile, None] = {}  # in the order in which they came
         self._durable: dict[
             GroupCommit, Durable
@@ -224,32 +225,43 @@ class GroupCommitter:
     def _stored(self, some: Sequence[Taken], stored: StoredBundle) -> None:
         now_s = self._clock.monotonic_s()
         was_out, self.last_success_s = now_s - self.last_success_s > _OUTAGE_S, now_s
-        released = 0
+        quarantined: dict[int, int] = {}
         for number, (file, commit) in enumerate(some):
             try:
-                quarantined = self._uploader.put_quarantine(commit)
+                quarantined[number] = self._uploader.put_quarantine(commit)
             except BackendError as error:
                 self._failed([(file, commit)], error)
-                continue
-            rest = replace(commit, batches=())
-            with file.lock:
-                if not file.is_on_its_way(commit):
-                    continue  # given up, since one before it failed: other bundles will have it
-                self._durable[commit] = Durable(rest, stored, number, commit.missing(), quarantined)
-                ready = file.stored(commit)
-                self._hand_on(ready)  # before the queue's next can be handed on: order
-            released += sum(one.data_bytes for one in ready)
-        self._budget.release(released)
+        with (
+            self._handing_on
+        ):  # before a queue's next can be handed on; and all at once: one entry names them
+            ready: list[GroupCommit] = []
+            for number, count in quarantined.items():
+                ready += self._ready(*some[number], stored, number, count)
+            found = [self._durable.pop(commit) for commit in ready]
+            for commit, durable in zip(ready, found, strict=True):
+                self._uploader.on_stored(commit, durable.part)
+            if found:
+                self._submit(found)
+        self._budget.release(sum(commit.data_bytes for commit in ready))
         self._room.set()
         if was_out:
             self._wake_all(now_s)
 
-    def _hand_on(self, ready: Sequence[GroupCommit]) -> None:
-        found = [self._durable.pop(commit) for commit in ready]
-        for commit, durable in zip(ready, found, strict=True):
-            self._uploader.on_stored(commit, durable.part)
-        if found:
-            self._submit(found)
+    def _ready(
+        self,
+        file: CompositeFlatFile,
+        commit: GroupCommit,
+        stored: StoredBundle,
+        number: int,
+        quarantined: int,
+    ) -> list[GroupCommit]:
+        """The commits of a queue that can be named now that one of them is stored."""
+        rest = replace(commit, batches=())
+        with file.lock:
+            if not file.is_on_its_way(commit):
+                return []  # given up, since one before it failed: other bundles will have it
+            self._durable[commit] = Durable(rest, stored, number, commit.missing(), quarantined)
+            return file.stored(commit)
 
     def _wake_all(self, now_s: float) -> None:
         """End the pauses of all queues, since the store is back; not all at once."""

@@ -17,6 +17,7 @@ from tiered.errors import DataError
 from tiered.journal.reader import JournalReader
 from tiered.journal.trimming import replay_starts, trim_bound
 from tiered.keys import DATA_ROOTS, entry_key, maker_of, parse_journal_key
+from tiered.log.bundles import named_sections
 from tiered.log.named import named_objects
 from tiered.log.state import TierMachine
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 
 _NAMING = frozenset(("part", "index"))
-"""Actions that name what their own writer has just made."""
+"""Actions that name what their own writer has just made, or are counted as refused."""
+_MERGE = "merge"
+"""An action that may come too late, which nobody counts."""
 
 
 class TierHistory:
@@ -151,9 +154,11 @@ class TierHistory:
             self._checksums[self.number] = self.checksum
             if self.number <= base:
                 self.base = self.state
-                if self.state.refused_parts == refused:
-                    for action in entry.actions:
-                        self.once_named.update(keys_of(action) if action["do"] in _NAMING else ())
+                for action in entry.actions:
+                    if action["do"] in _NAMING and self.state.refused_parts == refused:
+                        self.once_named.update(keys_of(action))
+                    elif action["do"] == _MERGE:
+                        self.once_named.update(_accepted(action, self.state))
             else:
                 for action in entry.actions:
                     self._names.update(keys_of(action))
@@ -191,6 +196,21 @@ class TierHistory:
             return
         if found is not None and found != (self.state, self.checksum):
             self.problems.append(f"checkpoint {self.number} is not what replay gives")
+
+
+def _accepted(action: Action, state: TierState) -> Iterator[str]:
+    """The bundles of a merge of which replay took anything."""
+    for row in action["bundles"]:
+        named = named_sections(row)
+        lives = {queue: state.queues.get(queue, ()) for queue in named.queues}
+        if any(
+            bundle.key == named.bundle.key
+            for lives_of in lives.values()
+            for life in lives_of
+            for segment in life.segments
+            for bundle in segment.parts.bundles
+        ):
+            yield named.bundle.key
 
 
 def keys_of(action: Action) -> Iterator[str]:
