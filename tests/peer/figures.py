@@ -162,7 +162,7 @@ def status_rows(work: Path, runs: int) -> Iterator[str]:
                 tier.as_uri(),
                 "--once",
                 "--json",
-                "--part-size",
+                "--bundle-size",
                 "24KiB",
             ]
         )

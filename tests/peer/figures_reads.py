@@ -161,7 +161,7 @@ def keys_row(work: Path, runs: int) -> str:
 
 def times_row(work: Path, runs: int) -> str:
     """Offset by time in about a thousand segments."""
-    small = ("--segment-size", "192KiB", "--part-size", "192KiB", "--buffer-size", "256KiB")
+    small = ("--segment-size", "192KiB", "--bundle-size", "192KiB", "--buffer-size", "256KiB")
     tier = tier_of(work, ONE, *small, suffix="-segments")
     segments = sum(1 for path in tier.rglob("commitlog/*") if path.is_file())
     (found,) = alternate(runs, lambda: bench(tier, "--pattern", "times", "--reads", "200"))

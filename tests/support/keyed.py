@@ -116,7 +116,9 @@ class KeyedTier(TierBuilder):
         self.indexer = Indexer(self.builder, self.store, PREFIX)
         self.reader = IndexReader(self.store, PREFIX)
 
-    def post(self, queue: MessageQueue, mails: Sequence[Mail | None], *, roll: bool = False) -> Part:
+    def post(
+        self, queue: MessageQueue, mails: Sequence[Mail | None], *, roll: bool = False
+    ) -> Part:
         """Commit messages as one part."""
         base = self.file(queue).append_offset
         part = self.add_batch(batch_of(queue, base, mails), roll=roll)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backends.base import ObjectStore
+    from tiered.log.parts import SectionRange
     from tiered.model import MessageQueue
 
 __all__ = ["READ_BYTES", "QueueReader", "TierBatch", "TierReader"]
@@ -242,19 +243,16 @@ class QueueReader:
         count = min(count_max, part.count - first)
         low, high = first * ITEM_BYTES, (first + count) * ITEM_BYTES
         whole = self._whole(part, bytes_max)
-        if whole is None:
-            raw = read_range(self._store, self._prefix, part.index.part_of(low, high))
-        else:
-            raw = whole[1][low:high]
+        raw = whole[1][low:high] if whole else self._read_range(part.index.part_of(low, high))
         items = decode_items(part, start, raw, where=self._prefix)
         items = items.part_of(0, _fitting(items.log_offsets, items.sizes, bytes_max))
         begin, end = items.span(part)
-        wanted = part.log.part_of(begin - part.log_offset, end - part.log_offset)
-        if whole is None:
-            data = read_range(self._store, self._prefix, wanted)
-        else:
-            data = whole[0][begin - part.log_offset : end - part.log_offset]
+        first, last = begin - part.log_offset, end - part.log_offset
+        data = whole[0][first:last] if whole else self._read_range(part.log.part_of(first, last))
         return decode_records(self.queue, part, items, data, begin, where=self._prefix)
+
+    def _read_range(self, want: SectionRange) -> memoryview:
+        return read_range(self._store, self._prefix, want)
 
     def _whole(self, part: Part, bytes_max: int) -> tuple[memoryview, memoryview] | None:
         """Records and items, with one request; None: the section is too large for that, or something of it is damaged."""

@@ -1,7 +1,7 @@
 """Repair: what is damaged or missing in a tier is uploaded again, from what is whole in it and from the local store.
 
-Ordering: bytes in hand first, then the lease, the reign, a bundle with what is repaired of a damaged one (or several, if that
-is large), and a ``merge`` entry that names the new sections in the place of the old ones. A bundle of which nothing is
+Ordering: bytes in hand first, then the lease, the reign, a bundle with what is repaired of a damaged one (or several, if
+that is large), and a ``merge`` entry that names the new sections in the place of the old ones. A bundle of which nothing is
 named any more stays as an orphan; ``gc`` removes it.
 
 Memory: one bundle.
