@@ -10,27 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.bundles import made_part, named_action
 from support.tiers import QUEUE, batch_of
 
 from tiered.journal.entry import Entry
-from tiered.log.composite import (
-    AppendResult,
-    CommitPolicy,
-    CompositeFlatFile,
-    GroupCommit,
-    trim,
-)
+from tiered.log.composite import AppendResult, CommitPolicy, CompositeFlatFile, GroupCommit, Tail
 from tiered.log.consume_queue import ITEM
-from tiered.log.seal import SealPlan, SealPolicy, plan_seals, summary
-from tiered.log.state import (
-    ObjectRange,
-    Part,
-    QueueLife,
-    TierMachine,
-    TierState,
-    part_json,
-    queue_action,
-)
+from tiered.log.parts import Part, QueueLife, queue_action
+from tiered.log.state import TierMachine, TierState
+from tiered.log.trim import trim
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -50,12 +38,16 @@ def fresh(policy: CommitPolicy = POLICY, first: int = 0) -> CompositeFlatFile:
     return CompositeFlatFile(QUEUE, QueueLife(0, QueueOffset(first), QueueOffset(first)), policy)
 
 
-def part_of_commit(commit: GroupCommit, name: str = "") -> Part:
-    size, items = commit.data_bytes, 20 * commit.count
-    return Part(
-        ObjectRange(f"l{name}", 0, size, size, 60, 1), ObjectRange(f"i{name}", 0, items, items, 60, 2),
-        commit.log_offset, commit.queue_offset, commit.count, commit.holes(), *commit.times(),
-    )  # fmt: skip
+def part_of_commit(commit: GroupCommit) -> Part:
+    return made_part(
+        commit.queue_offset,
+        commit.log_offset,
+        commit.count,
+        commit.data_bytes,
+        holes=commit.holes(),
+        times=commit.times(),
+        last=commit.last,
+    )
 
 
 def payload(batch: RecordBatch) -> list[bytes]:
@@ -108,7 +100,6 @@ def test_i2_items_point_at_their_records_and_holes_say_why():
     file = fresh()
     file.append(batch_of(0, [b"first"]), 0.0)
     file.take(0)
-    file.log_stored()
     file.append(batch_of(1, [b"a", None, (2, b"bb")]), 0.0)
     file.append(batch_of(5, [None, b"c"]), 0.0)
     commit = file.take(0)
@@ -133,31 +124,39 @@ def test_a_commit_of_nothing_but_holes_has_no_times():
     assert (commit.times(), commit.data_bytes, commit.holes(), commit.count) == ((-1, -1), 0, 2, 2)
 
 
-# -- when to commit -----------------------------------------------------------------------------
+# -- what is taken --------------------------------------------------------------------------------
 
 
-def test_a_commit_is_due_by_size_by_age_or_by_flush():
+def test_the_oldest_is_known_until_it_is_taken():
     file = fresh()
-    assert not file.is_due(0.0, flush=True)
-    assert file.due_at_s() is None
+    assert (file.oldest_s, file.take(0)) == (None, None)
     file.append(batch_of(0, [b"x"]), 5.0)
-    assert not file.is_due(14.9, flush=False)
-    assert file.is_due(15.0, flush=False)
-    assert file.due_at_s() == 15.0
-    assert file.is_due(5.0, flush=True)
-    file.append(batch_of(1, [b"x" * 400]), 5.0)
-    assert file.is_due(5.0, flush=False)
-
-
-def test_one_upload_at_a_time():
-    file = fresh()
-    file.append(batch_of(0, [b"x" * 500]), 0.0)
+    file.append(batch_of(1, [b"y"]), 6.0)
+    assert file.oldest_s == 5.0
     file.take(0)
-    file.append(batch_of(1, [b"x" * 500]), 0.0)
-    assert not file.is_due(99.0, flush=True)
-    assert file.due_at_s() is None
-    file.log_stored()
-    assert file.is_due(99.0, flush=False)
+    assert file.oldest_s is None
+
+
+def test_several_commits_are_on_their_way_and_handed_on_in_order():
+    file = fresh()
+    commits = []
+    for base in range(4):
+        file.append(batch_of(base, [b"x" * 500]), 0.0)
+        commits.append(taken(file))
+    assert [commit.queue_offset for commit in commits] == [0, 1, 2, 3]
+    assert file.stored(commits[2]) == []
+    assert file.stored(commits[1]) == []
+    assert file.stored(commits[0]) == commits[:3]
+    assert file.stored(commits[0]) == [], "what was handed on is not on its way"
+    assert [file.is_on_its_way(commit) for commit in commits] == [False, False, False, True]
+    assert file.stored(commits[3]) == commits[3:]
+    assert (file.commit_offset, file.append_offset) == (0, 4), "an entry has to name them"
+
+
+def taken(file: CompositeFlatFile, now_ms: int = 0) -> GroupCommit:
+    commit = file.take(now_ms)
+    assert commit is not None
+    return commit
 
 
 def test_i9_a_commit_takes_one_batch_however_large():
@@ -190,10 +189,16 @@ class Queue:
         assert self.state.refused_parts == 0, "replay accepts every part"
 
     def commit(self, commit: GroupCommit, now_ms: int = 0) -> None:
-        part = part_of_commit(commit, str(commit.queue_offset))
-        fields = {"segment": commit.segment, "part": part_json(part)}
-        self.say(queue_action("part", QUEUE, 0, **fields), now_ms)
-        self.file.committed(commit, part)
+        part = part_of_commit(commit)
+        self.say(named_action((QUEUE, 0, commit.segment, part)), now_ms)
+        self.file.committed(part)
+
+    def tier(self, batch: RecordBatch, now_ms: int = 0) -> None:
+        """All the way."""
+        self.file.append(batch, 0.0)
+        commit = taken(self.file, now_ms)
+        assert self.file.stored(commit) == [commit]
+        self.commit(commit, now_ms)
 
     @property
     def life(self) -> QueueLife:
@@ -206,35 +211,58 @@ def test_a_failed_upload_at_the_middle_of_a_segment_switches_files():
     queue = Queue.new()
     file = queue.file
     file.append(batch_of(0, [b"a"]), 0.0)
-    first = file.take(0)
-    file.log_stored()
+    first = taken(file)
     file.append(batch_of(1, [b"b"]), 0.0)
-    failed = file.take(0)
-    file.log_failed(50.0, backoff)
+    failed = taken(file)
+    assert file.failed(failed, 50.0, backoff) == [failed]
     assert (file.switches, file.failures, file.next_try_s) == (1, 1, 51.0)
     file.append(batch_of(2, [b"c"]), 50.0)
-    assert not file.is_due(50.9, flush=True)
-    assert file.is_due(51.0, flush=False), "what failed is due as soon as the pause is over"
-    again = file.take(0)
+    assert file.oldest_s == 40.0, "what failed is due as soon as the pause is over"
+    again = taken(file)
     assert (again.segment, again.log_offset) == (failed.log_offset, failed.log_offset)
     assert again.count == 2, "with what came since"
     assert first.segment == failed.segment == 0
+    assert file.stored(again) == []
+    assert file.stored(first) == [first, again]
     queue.commit(first)
-    file.log_stored()
     queue.commit(again)
     assert [s.base_offset for s in queue.life.segments] == [0, failed.log_offset]
     assert (file.failures, file.is_settled) == (0, True)
 
 
+def test_a_failure_gives_up_what_is_behind_it_durable_or_not():
+    queue = Queue.new()
+    file = queue.file
+    commits = []
+    for base in range(4):
+        file.append(batch_of(base, [b"%d" % base]), 0.0)
+        commits.append(taken(file))
+    assert file.stored(commits[2]) == []
+    assert file.failed(commits[1], 0.0, backoff) == [commits[3], commits[2], commits[1]]
+    assert file.failed(commits[3], 0.0, backoff) == [], "it had been given up"
+    assert file.stored(commits[2]) == []
+    assert [file.is_on_its_way(commit) for commit in commits] == [True, False, False, False]
+    assert (file.switches, file.buffered_bytes) == (1, sum(c.data_bytes for c in commits[1:]))
+    again = taken(file)
+    assert (again.queue_offset, again.count, again.log_offset) == (1, 3, commits[1].log_offset)
+    assert b"".join(bytes(memoryview(piece)) for piece in again.data()) == b"".join(
+        payload(batch_of(1, [b"1", b"2", b"3"]))
+    )
+    assert file.stored(commits[0]) == commits[:1]
+    assert file.stored(again) == [again]
+    for commit in (commits[0], again):
+        queue.commit(commit)
+    assert (file.commit_offset, file.is_settled) == (4, True)
+
+
 def test_a_failed_upload_at_position_0_opens_no_second_segment():
     queue = Queue.new()
     queue.file.append(batch_of(0, [b"a"]), 0.0)
-    queue.file.take(0)
-    queue.file.log_failed(0.0, backoff)
-    again = queue.file.take(0)
-    queue.file.log_stored()
+    queue.file.failed(taken(queue.file), 0.0, backoff)
+    again = taken(queue.file)
+    queue.file.stored(again)
     queue.commit(again)
-    assert len(queue.life.segments) == len(queue.file.commit_log.segments) == 1
+    assert len(queue.life.segments) == 1
 
 
 @pytest.mark.parametrize("committed", [0, 1])
@@ -242,40 +270,48 @@ def test_a_hundred_switches_leave_one_segment_more(committed: int):
     queue = Queue.new()
     file = queue.file
     for number in range(committed):
-        file.append(batch_of(number, [b"a"]), 0.0)
-        commit = file.take(0)
-        file.log_stored()
-        queue.commit(commit)
+        queue.tier(batch_of(number, [b"a"]))
     for number in range(100):
         file.append(batch_of(committed + number, [b"b"]), 0.0)
-        file.take(0)
-        file.log_failed(0.0, backoff)
+        assert file.failed(taken(file), 0.0, backoff)
     assert (file.switches, file.failures) == (100, 100)
-    while queue.file.append_offset > file.commit_offset:
-        before = file.commit_offset
-        commit = file.take(0)
-        file.log_stored()
+    while file.append_offset > file.commit_offset:
+        commit = taken(file)
+        assert file.stored(commit) == [commit]
         queue.commit(commit)
-        assert file.commit_offset > before
     assert queue.life.commit_offset == committed + 100
     bases = [segment.base_queue_offset for segment in queue.life.segments]
     assert bases[: 1 + committed] == [0, 1][: 1 + committed]
-    assert len(file.commit_log.segments) == len(file.consume_queue.segments) == len(bases)
+
+
+def test_a_failure_of_a_commit_that_began_behind_a_switch_begins_at_the_same_place():
+    """The earlier one fails after the later one, which had been cut again meanwhile."""
+    queue = Queue.new()
+    file = queue.file
+    commits = []
+    for base in range(2):
+        file.append(batch_of(base, [b"x"]), 0.0)
+        commits.append(taken(file))
+    first, second = commits
+    file.failed(second, 0.0, backoff)
+    again = taken(file)
+    assert file.failed(first, 0.0, backoff) == [again, first]
+    both = taken(file)
+    assert (both.queue_offset, both.log_offset, both.segment, both.count) == (0, 0, 0, 2)
+    assert file.stored(both) == [both]
+    queue.commit(both)
 
 
 def test_segments_roll_by_size_and_by_age():
     queue = Queue.new()
     for number, now_ms in enumerate([0, 0, 4999, 5000, 5001, 10_000]):
-        queue.file.append(batch_of(number, [b"x" * 10]), 0.0)
-        commit = queue.file.take(now_ms)
-        queue.file.log_stored()
-        queue.commit(commit, now_ms)
+        queue.tier(batch_of(number, [b"x" * 10]), now_ms)
     assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5]
     queue.file.append(batch_of(6, [b"x" * 1000]), 0.0)
     queue.file.append(batch_of(7, [b"x"]), 0.0)
     for _ in range(2):
-        commit = queue.file.take(10_000)
-        queue.file.log_stored()
+        commit = taken(queue.file, 10_000)
+        queue.file.stored(commit)
         queue.commit(commit, 10_000)
     assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5, 7]
 
@@ -284,10 +320,7 @@ def test_a_clock_that_was_set_back_postpones_no_roll_by_age():
     queue = Queue.new()
     times = [10_000_000, 10_000_001, 9_990_000, 2_000_000, 2_000_001, 2_005_000]
     for number, now_ms in enumerate(times):
-        queue.file.append(batch_of(number, [b"x" * 10]), 0.0)
-        commit = queue.file.take(now_ms)
-        queue.file.log_stored()
-        queue.commit(commit, now_ms)
+        queue.tier(batch_of(number, [b"x" * 10]), now_ms)
     assert [s.base_queue_offset for s in queue.life.segments] == [0, 3, 5]
 
 
@@ -304,73 +337,46 @@ def test_nothing_is_taken_while_the_entry_of_a_gap_is_on_its_way():
 
 def test_behind_a_gap_a_restarted_writer_opens_a_new_segment():
     queue = Queue.new()
-    queue.file.append(batch_of(0, [b"a"]), 0.0)
-    commit = queue.file.take(0)
-    queue.file.log_stored()
-    queue.commit(commit)
+    queue.tier(batch_of(0, [b"a"]))
     queue.say(queue_action("gap", QUEUE, 0, start=1, end=5, reason="r"))
+    assert not Tail.of(queue.life).is_open
     queue.file = CompositeFlatFile(QUEUE, queue.life, POLICY)
-    queue.file.append(batch_of(5, [b"b"]), 0.0)
-    commit = queue.file.take(0)
-    queue.file.log_stored()
-    queue.commit(commit)
+    queue.tier(batch_of(5, [b"b"]))
     assert [s.base_queue_offset for s in queue.life.segments] == [0, 5]
 
 
-# -- sealing ------------------------------------------------------------------------------------
+def test_a_restarted_writer_goes_on_in_the_open_segment():
+    queue = Queue.new()
+    queue.tier(batch_of(0, [b"a"]), 1000)
+    queue.file = CompositeFlatFile(QUEUE, queue.life, POLICY)
+    assert Tail.of(queue.life) == Tail(0, 1000, queue.life.log_end, is_open=True)  # type: ignore[arg-type]
+    queue.tier(batch_of(1, [b"b"]), 2000)
+    assert [len(s.parts) for s in queue.life.segments] == [2]
 
 
-SEAL = SealPolicy(small_bytes=350, merged_bytes_max=900)
+# -- sealing --------------------------------------------------------------------------------------
 
-
-def joined(run: tuple[Part, ...], name: str) -> Part:
-    log, log_end, queue, queue_end, holes, low, high = summary(run)
-    size, items = log_end - log, 20 * (queue_end - queue)
-    return Part(
-        ObjectRange(f"l{name}", 0, size, size, 60, 1), ObjectRange(f"i{name}", 0, items, items, 60, 2),
-        run[0].log_offset, run[0].queue_offset, queue_end - queue, holes, low, high,
-    )  # fmt: skip
-
-
-def seal(queue: Queue, plan: SealPlan) -> None:
-    """As the seal thread does it."""
-    made = [
-        run[0] if len(run) == 1 else joined(run, f"m{run[0].queue_offset}") for run in plan.runs
-    ]
-    parts = [part_json(part) for part in made]
-    queue.say(queue_action("seal", QUEUE, 0, segment=plan.segment.base_offset, parts=parts))
-    (segment,) = [s for s in queue.life.segments if s.parts == tuple(made)]
-    assert segment.sealed
-    queue.file.sealed(segment)
-
-
-def committed(queue: Queue, base: int, body: bytes) -> None:
-    queue.file.append(batch_of(base, [body]), 0.0)
-    commit = queue.file.take(0)
-    queue.file.log_stored()
-    queue.commit(commit)
+SEAL = queue_action("seal", QUEUE, 0, segment=0)
 
 
 def test_what_comes_behind_a_sealed_segment_goes_into_a_new_one():
     queue = Queue.new()
     for base in range(3):
-        committed(queue, base, b"a")
+        queue.tier(batch_of(base, [b"a"]))
     assert queue.file.end_segment()
-    (plan,) = plan_seals(queue.state, SEAL, with_open=True)
-    seal(queue, plan)
-    assert [len(s.parts) for s in queue.life.segments] == [1]
-    assert [len(s.places) for s in queue.file.commit_log.segments] == [1]
-    committed(queue, 3, b"b")
-    assert [s.base_queue_offset for s in queue.life.segments] == [0, 3]
+    queue.say(SEAL)
+    queue.tier(batch_of(3, [b"b"]))
+    assert [(s.base_queue_offset, s.sealed) for s in queue.life.segments] == [(0, True), (3, False)]
 
 
 def test_a_segment_with_something_under_way_does_not_end():
     queue = Queue.new()
-    committed(queue, 0, b"a")
+    queue.tier(batch_of(0, [b"a"]))
     queue.file.append(batch_of(1, [b"b"]), 0.0)
     assert not queue.file.end_segment()
-    commit = queue.file.take(0)
-    queue.file.log_stored()
+    commit = taken(queue.file)
+    assert not queue.file.end_segment()
+    assert queue.file.stored(commit)
     assert not queue.file.end_segment()
     queue.commit(commit)
     assert [len(s.parts) for s in queue.life.segments] == [2], "it goes on as if nobody had asked"
@@ -379,56 +385,26 @@ def test_a_segment_with_something_under_way_does_not_end():
 
 def test_a_segment_that_ended_and_was_not_sealed_costs_nothing_but_a_roll():
     queue = Queue.new()
-    committed(queue, 0, b"a")
+    queue.tier(batch_of(0, [b"a"]))
     assert queue.file.end_segment()
-    committed(queue, 1, b"b")
-    committed(queue, 2, b"b")
+    queue.tier(batch_of(1, [b"b"]))
+    queue.tier(batch_of(2, [b"b"]))
     assert [len(s.parts) for s in queue.life.segments] == [1, 2]
 
 
 def test_sealing_holes_does_not_touch_the_segment_with_the_same_base():
     queue = Queue.new()
     for base in range(2):
-        queue.file.append(batch_of(base, [None]), 0.0)
-        commit = queue.file.take(0)
-        queue.file.log_stored()
-        queue.commit(commit)
+        queue.tier(batch_of(base, [None]))
     assert queue.file.end_segment()
-    (plan,) = plan_seals(queue.state, SEAL, with_open=True)
-    queue.file.append(batch_of(2, [b"a"]), 0.0)
-    commit = queue.file.take(0)
-    queue.file.log_stored()
-    seal(queue, plan)
-    queue.commit(commit)
+    queue.say(SEAL)
+    for base in (2, 3):
+        queue.tier(batch_of(base, [b"a"]))
     assert [s.base_offset for s in queue.life.segments] == [0, 0]
-    assert [len(s.parts) for s in queue.life.segments] == [1, 1]
-    (segment,) = queue.file.commit_log.segments
-    assert segment.places == [queue.life.segments[1].parts[0].log]
-    committed(queue, 3, b"b")
-    assert [len(s.parts) for s in queue.life.segments] == [1, 2]
+    assert [len(s.parts) for s in queue.life.segments] == [2, 2]
 
 
-def test_a_part_that_overtakes_the_seal_of_holes_with_its_base_stays():
-    queue = Queue.new()
-    for base in range(2):
-        queue.file.append(batch_of(base, [None]), 0.0)
-        commit = queue.file.take(0)
-        queue.file.log_stored()
-        queue.commit(commit)
-    assert queue.file.end_segment()
-    (plan,) = plan_seals(queue.state, SEAL, with_open=True)
-    committed(queue, 2, b"a")
-    before = queue.life
-    late = queue_action(
-        "seal", QUEUE, 0, segment=0, parts=[part_json(joined(plan.segment.parts, "m"))]
-    )
-    queue.say(late)
-    assert queue.life == before
-
-
-@dataclass
-class Waiting:
-    commit: GroupCommit
+# -- all of it, in any order ----------------------------------------------------------------------
 
 
 class CompositeMachine(RuleBasedStateMachine):
@@ -440,8 +416,8 @@ class CompositeMachine(RuleBasedStateMachine):
         self.queue.file = fresh(self.queue.file._policy, first)
         self.appended: dict[int, bytes] = {}
         self.next = first
-        self.uploading: GroupCommit | None = None
-        self.stored: list[GroupCommit] = []
+        self.uploading: list[GroupCommit] = []
+        self.ready: list[GroupCommit] = []
         self.committed: dict[int, bytes] = {}
         self.now_s = 0.0
 
@@ -469,32 +445,30 @@ class CompositeMachine(RuleBasedStateMachine):
 
     @rule(now_ms=st.integers(0, 20_000))
     def take(self, now_ms: int) -> None:
-        if self.file.is_due(self.now_s, flush=True):
-            assert self.uploading is None
-            self.uploading = self.file.take(now_ms)
+        commit = self.file.take(now_ms)
+        if commit is not None:
+            self.uploading.append(commit)
 
     @precondition(lambda self: self.uploading)
-    @rule()
-    def log_stored(self) -> None:
-        assert self.uploading
-        self.stored.append(self.uploading)
-        self.uploading = None
-        self.file.log_stored()
+    @rule(data=st.data())
+    def stored(self, data: st.DataObject) -> None:
+        """Of several bundles any may be first; what was given up meanwhile lands as well."""
+        commit = self.uploading.pop(data.draw(st.integers(0, len(self.uploading) - 1)))
+        self.ready += self.file.stored(commit)
 
     @precondition(lambda self: self.uploading)
-    @rule()
-    def log_failed(self) -> None:
-        self.uploading = None
-        self.file.log_failed(self.now_s, backoff)
+    @rule(data=st.data())
+    def failed(self, data: st.DataObject) -> None:
+        commit = self.uploading.pop(data.draw(st.integers(0, len(self.uploading) - 1)))
+        was_on_its_way = self.file.is_on_its_way(commit)
+        given_up = self.file.failed(commit, self.now_s, backoff)
+        assert bool(given_up) == was_on_its_way
+        assert given_up[-1:] == ([commit] if was_on_its_way else [])
 
-    @rule(seconds=st.sampled_from([0.5, 100.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    @precondition(lambda self: self.stored)
+    @precondition(lambda self: self.ready)
     @rule(now_ms=st.integers(0, 20_000))
     def commit(self, now_ms: int) -> None:
-        commit = self.stored.pop(0)
+        commit = self.ready.pop(0)
         data = b"".join(bytes(memoryview(piece)) for piece in commit.data())
         items = np.frombuffer(commit.items(), ITEM)
         for number, item in enumerate(items):
@@ -513,11 +487,12 @@ class CompositeMachine(RuleBasedStateMachine):
         if crash:
             self.crash_and_restart()
 
-    @rule(with_open=st.booleans())
-    def seal(self, with_open: bool) -> None:
-        ended = with_open and self.file.end_segment()
-        for plan in plan_seals(self.queue.state, SEAL, with_open=ended):
-            seal(self.queue, plan)
+    @rule()
+    def seal(self) -> None:
+        life = self.queue.state.life(QUEUE)
+        if life and life.segments and self.file.end_segment():
+            base = life.segments[-1].base_offset
+            self.queue.say(queue_action("seal", QUEUE, 0, segment=base))
 
     @rule()
     def crash_and_restart(self) -> None:
@@ -525,7 +500,7 @@ class CompositeMachine(RuleBasedStateMachine):
         start = QueueOffset(life.commit_offset if life else min(self.appended, default=self.next))
         new = life or QueueLife(0, start, start)
         self.queue.file = CompositeFlatFile(QUEUE, new, self.file._policy)
-        self.uploading, self.stored = None, []
+        self.uploading, self.ready = [], []
         self.next = new.commit_offset
         self.appended = {o: raw for o, raw in self.appended.items() if o < self.next}
 
@@ -536,31 +511,17 @@ class CompositeMachine(RuleBasedStateMachine):
         life = self.queue.state.life(QUEUE)
         if life:
             assert file.commit_offset == life.commit_offset
-            assert file.commit_log.commit_offset == life.log_end or not life.segments
-        for flat in (file.commit_log, file.consume_queue):
-            assert flat.commit_offset <= flat.append_offset
-            assert all(segment.sealed for segment in flat.segments[:-1])
-        parts = life.parts() if life else []
-        places = [place for s in file.consume_queue.segments for place in s.places]
-        assert places == [part.index for part in parts]
-        places = [place for s in file.commit_log.segments for place in s.places]
-        assert [p for p in places if p.size_bytes] == [
-            part.log for part in parts if part.log.size_bytes
-        ]
         assert self.committed.items() <= self.appended.items()
         assert file.is_settled == (file.commit_offset == self.next)
 
     def teardown(self) -> None:
         if not hasattr(self, "queue"):
             return
-        if self.uploading:
-            self.log_failed()
-        self.now_s += 1e6
+        for commit in self.uploading:
+            self.file.failed(commit, self.now_s, backoff)
         while not self.file.is_settled:
-            if not self.stored:
-                assert self.file.is_due(self.now_s, flush=True)
-                self.stored.append(self.file.take(0))
-                self.file.log_stored()
+            if not self.ready:
+                self.ready += self.file.stored(taken(self.file))
             self.commit(0)
         assert self.committed == self.appended
         assert self.file.buffered_bytes == 0

@@ -31,7 +31,7 @@ STEPS = st.lists(
 def names(one: object) -> dict[int, str]:
     """Of each offset of a life the object that has it."""
     parts = one.parts()  # type: ignore[attr-defined]
-    return {at: p.log.key for p in parts for at in range(p.queue_offset, p.queue_end)}
+    return {at: p.bundle.key for p in parts for at in range(p.queue_offset, p.queue_end)}
 
 
 @given(STEPS)
@@ -43,8 +43,8 @@ def test_i1_every_history_is_found_in_the_lives_that_have_it_now(steps: list[tup
         met.append((history_of(lives, len(lives) - 1), now.min_offset, names(now)))
         if what == "grow":
             fresh = part(now.commit_offset, now.log_end, count=value, size=100 * value)
-            key = replace(fresh.log, key=f"l{number}"), replace(fresh.index, key=f"i{number}")
-            state = then(state, add(replace(fresh, log=key[0], index=key[1]), now.log_end))
+            fresh = replace(fresh, bundle=replace(fresh.bundle, key=f"b-{number}"))
+            state = then(state, add(fresh, now.log_end))
         elif what == "cut":
             over = next((p for p in now.parts() if p.queue_offset < value < p.queue_end), None)
             cut = head(over, value - over.queue_offset) if over else None

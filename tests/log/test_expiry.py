@@ -12,6 +12,7 @@ from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from tiered.journal.entry import Entry
 from tiered.log.expiry import ExpiryStep, plan_expiry, plan_removal, segment_end
+from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, TierState
 from tiered.log.verify import verify_tier
@@ -42,7 +43,7 @@ def test_whole_sealed_segments_whose_newest_message_is_too_old():
     state = three_segments().journal.state
     assert plan(state, TIME_MS + 1) == []  # the message at offset 1 is exactly so old
     (step,) = plan(state, TIME_MS + 2)
-    assert (step.min_from, step.min_to, step.segments, step.objects) == (0, 2, 1, 2)
+    assert (step.min_from, step.min_to, step.segments, step.objects) == (0, 2, 1, 1)
     assert (step.messages, step.newest_ms) == (2, TIME_MS + 1)
     (step,) = plan(state, TIME_MS + 10**9)
     assert (step.min_to, step.segments) == (4, 2)  # never the open one
@@ -61,10 +62,10 @@ def test_a_time_to_live_of_its_own_for_each_topic():
 def test_the_limit_takes_whole_segments_and_says_that_it_cut():
     state = three_segments().journal.state
     late = TIME_MS + 10**9
-    steps, is_cut = plan_expiry(state, late, lambda _: 0, objects_max=3)
+    steps, is_cut = plan_expiry(state, late, lambda _: 0, objects_max=1)
     assert [step.segments for step in steps] == [1]
     assert is_cut
-    assert plan_expiry(state, late, lambda _: 0, objects_max=4)[1] is False
+    assert plan_expiry(state, late, lambda _: 0, objects_max=2)[1] is False
 
 
 def test_replay_moves_the_minimum_and_forgets_the_segments():
@@ -118,7 +119,7 @@ def test_an_open_segment_only_goes_by_the_hand_that_reigns():
     tier = three_segments()
     state = tier.journal.state
     ((step,), _) = plan_removal(state, QUEUE.topic, objects_max=99)
-    assert (step.min_to, step.segments, step.objects) == (6, 3, 6)
+    assert (step.min_to, step.segments, step.objects) == (6, 3, 3)
     assert applied(state, step.action()).queues == state.queues
     gone = applied(state, step.action(), generation=state.generation)
     life = gone.life(QUEUE)
@@ -187,7 +188,7 @@ def with_store_time(state: TierState, segment: int, time_ms: int) -> TierState:
     """The newest message of a segment was stored at another time."""
     (life,) = state.queues[QUEUE]
     old = life.segments[segment]
-    parts = (*old.parts[:-1], replace(old.parts[-1], store_max_ms=time_ms))
+    parts = Parts.of([*old.parts[:-1], replace(old.parts[-1], store_max_ms=time_ms)])
     row = [*life.segments]
     row[segment] = replace(old, parts=parts)
     return replace(state, queues={**state.queues, QUEUE: (replace(life, segments=tuple(row)),)})

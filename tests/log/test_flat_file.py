@@ -4,52 +4,58 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.bundles import made_part
 
-from tiered.log.flat_file import Extent, TieredFlatFile, load_segment
-from tiered.log.state import ObjectRange
-
-
-def place(name: str, size: int, start: int = 0) -> ObjectRange:
-    return ObjectRange(name, start, start + size, start + size + 5, 60, 0)
-
+from tiered.log.commit_log import TieredCommitLog
+from tiered.log.consume_queue import TieredConsumeQueue
+from tiered.log.parts import Parts, QueueLife, Segment
+from tiered.model import LogOffset, QueueOffset
 
 SIZES = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=5)
 
 
+def life_of(sizes: list[list[int]], base: int) -> QueueLife:
+    """Each part has two items; the sizes are those of their records."""
+    segments = []
+    log, queue = base, 2 * base
+    for number, row in enumerate(sizes):
+        parts = []
+        first = LogOffset(log), QueueOffset(queue)
+        for n, size in enumerate(row):
+            parts.append(made_part(queue, log, 2, size, key=f"{number}.{n}"))
+            log, queue = log + size, queue + 2
+        segments.append(Segment(*first, 0, sealed=True, parts=Parts.of(parts)))
+    low, high = QueueOffset(2 * base), QueueOffset(queue)
+    return QueueLife(0, low, high, LogOffset(log), tuple(segments))
+
+
 @given(SIZES, st.integers(0, 100), st.data())
-def test_extents_of_any_range_are_its_bytes_in_order(
-    sizes: list[list[int]], base: int, draw: st.DataObject
-):
-    flat = TieredFlatFile(base)
-    at, expected = base, []
-    for segment_number, row in enumerate(sizes):
-        places = [place(f"{segment_number}.{n}", size, n) for n, size in enumerate(row)]
-        flat.segments.append(load_segment(at, 0, sealed=True, places=places))
-        expected += [(p.key, p.start + n) for p in places for n in range(p.size_bytes)]
-        at += sum(row)
-    assert (flat.append_offset, flat.commit_offset) == (at, at)
-    if at > base:
-        start = draw.draw(st.integers(base, at - 1))
-        end = draw.draw(st.integers(start + 1, at))
-        found = flat.extents(start, end)
-        assert all(extent.start < extent.end for extent in found)
-        bytes_found = [(e.place.key, n) for e in found for n in range(e.start, e.end)]
-        assert bytes_found == expected[start - base : end - base]
+def test_ranges_are_their_bytes_in_order(sizes: list[list[int]], base: int, draw: st.DataObject):
+    life = life_of(sizes, base)
+    for stream, of_items in (
+        (TieredCommitLog.load(life), False),
+        (TieredConsumeQueue.load(life), True),
+    ):
+        expected = [
+            (part.bundle.key, at)
+            for part in life.parts()
+            for at in range(20 * part.count if of_items else part.log_bytes)
+        ]
+        first = 40 * base if of_items else base
+        assert stream.commit_offset == first + len(expected)
+        if not expected:
+            continue
+        start = draw.draw(st.integers(0, len(expected) - 1))
+        end = draw.draw(st.integers(start + 1, len(expected)))
+        found = stream.ranges(first + start, first + end)
+        assert all(one.start < one.end and one.of_items == of_items for one in found)
+        assert [(one.key, n) for one in found for n in range(one.start, one.end)] == expected[
+            start:end
+        ]
 
 
-def test_append_runs_ahead_of_commit():
-    flat = TieredFlatFile(100)
-    assert (flat.append_offset, flat.commit_offset) == (100, 100)
-    segment = flat.open_segment(0)
-    segment.append(50)
-    assert (flat.append_offset, flat.commit_offset) == (150, 100)
-    segment.commit(place("a", 30))
-    assert (flat.append_offset, flat.commit_offset) == (150, 130)
-    segment.append(-20)  # a switch takes back what failed
-    assert flat.append_offset == 130
-    later = flat.open_segment(0)
-    assert (segment.sealed, later.base_offset) == (True, 130)
-    later.append(9)
-    assert (flat.append_offset, flat.commit_offset) == (139, 130)
-    later.commit(place("b", 9))
-    assert flat.extents(125, 132) == [Extent(place("a", 30), 25, 30), Extent(place("b", 9), 0, 2)]
+def test_without_segments_a_stream_ends_where_the_next_begins():
+    life = QueueLife(0, QueueOffset(7), QueueOffset(7), LogOffset(100))
+    assert TieredCommitLog.load(life).commit_offset == 100
+    assert TieredConsumeQueue.load(life).commit_offset == 140
+    assert TieredCommitLog.load(life).ranges(0, 100) == []

@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiers
 from support.journals import PREFIX
-from support.tiers import QUEUE, TIME_MS, TierBuilder, batch_of, put_index, put_log, record_of
+from support.merging import gather
+from support.tiers import QUEUE, TIME_MS, TierBuilder, batch_of, record_of
 
 from backends.errors import ObjectNotFoundError, UnavailableError
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from tiered.errors import DataError, InvalidError
-from tiered.format.object import BLOCK_BYTES
+from tiered.format.bundle import BLOCK_BYTES
 from tiered.log.commit_log import TieredCommitLog
 from tiered.log.consume_queue import TieredConsumeQueue
-from tiered.log.objects import read_range, read_trailer
 from tiered.log.reader import QueueReader, TierBatch, TierReader
-from tiered.log.state import Gap, Part, QueueLife, Segment
+from tiered.log.sections import read_range
+from tiered.log.state import Gap, Part, Parts, QueueLife, Segment
 from tiered.model import Boundary, LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -214,11 +215,7 @@ def test_commit_log_and_consume_queue_read_across_parts_and_segments(
     life = builder.journal.state.life(QUEUE)
     assert life
     log, index = TieredCommitLog.load(life), TieredConsumeQueue.load(life)
-    whole = b"".join(
-        bytes(read_range(builder.store, PREFIX, part.log, 0, part.log.end))
-        for part in life.parts()
-        if part.log.end
-    )
+    whole = b"".join(bytes(read_range(builder.store, PREFIX, part.log)) for part in life.parts())
     assert log.commit_offset == life.log_end == len(whole)
     if whole:
         start = draw.draw(st.integers(0, len(whole) - 1))
@@ -236,10 +233,10 @@ def test_commit_log_and_consume_queue_read_across_parts_and_segments(
 # -- damage -------------------------------------------------------------------------------------
 
 
-def damaged(builder: TierBuilder, kind: str, position: int, bit: int = 0) -> None:
-    """Flip one bit of the first object of a kind."""
+def damaged(builder: TierBuilder, position: int, bit: int = 0) -> None:
+    """Flip one bit of the first bundle."""
     store = builder.store
-    key = next(info.key for info in store.list(PREFIX + "queue/") if f"/{kind}/" in info.key)
+    key = next(info.key for info in store.list(PREFIX + "bundle/"))
     data = bytearray(store.get(key))
     data[position] ^= 1 << bit
     store.delete(key)
@@ -247,18 +244,21 @@ def damaged(builder: TierBuilder, kind: str, position: int, bit: int = 0) -> Non
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.sampled_from(["commitlog", "consumequeue"]), st.data())
-def test_i3_one_flipped_bit_gives_an_error_or_the_true_bytes(kind: str, draw: st.DataObject):
+@given(st.booleans(), st.data())
+def test_i3_one_flipped_bit_gives_an_error_or_the_true_bytes(packed: bool, draw: st.DataObject):
     builder = TierBuilder()
     items = [b"hello", None, (3, b"inner"), b"world" * 20]
     builder.add(items)
-    size = next(i.size_bytes for i in builder.store.list(PREFIX) if f"/{kind}/" in i.key)
-    damaged(builder, kind, draw.draw(st.integers(0, size - 1)), draw.draw(st.integers(0, 7)))
+    if packed:
+        gather(builder)
+        builder.store.delete(next(i.key for i in builder.store.list(PREFIX + "bundle/0/")))
+    size = next(i.size_bytes for i in builder.store.list(PREFIX + "bundle/"))
+    damaged(builder, draw.draw(st.integers(0, size - 1)), draw.draw(st.integers(0, 7)))
     reader = reader_of(builder)
     try:
         found, _ = read_all(reader)
     except DataError as error:
-        named = f"/{kind}/" in error.where
+        named = "bundle/" in error.where
     else:
         named = found == expected(0, items)
     assert named
@@ -268,7 +268,7 @@ def test_a_damaged_block_costs_only_what_lies_in_it():
     builder = TierBuilder()
     items = [bytes([65 + n]) * BLOCK_BYTES for n in range(8)]
     builder.add(items)
-    damaged(builder, "commitlog", 4 * BLOCK_BYTES + 5000)
+    damaged(builder, 4 * BLOCK_BYTES + 5000)
     reader = reader_of(builder)
     for offset in range(8):
         if offset in {3, 4}:  # records are a little larger than blocks: block 4 holds parts of both
@@ -282,28 +282,39 @@ def test_a_damaged_block_costs_only_what_lies_in_it():
         reader.read(QueueOffset(0))
 
 
-@pytest.mark.parametrize("kind", ["commitlog", "consumequeue"])
-def test_a_damaged_trailer_costs_no_message(kind: str):
+def test_damage_of_one_queue_costs_nothing_of_another_in_the_same_bundle():
+    builder = TierBuilder()
+    first, second = MessageQueue("a", 0), MessageQueue("b", 0)
+    builder.add_round(batch_of(0, [b"a"], queue=first), batch_of(0, [b"b"], queue=second))
+    damaged(builder, 10)
+    tier = TierReader(builder.store, PREFIX)
+    tier.refresh()
+    with pytest.raises(DataError):
+        tier.queue(first).read(QueueOffset(0))
+    assert isinstance(tier.queue(second).read(QueueOffset(0)), TierBatch)
+
+
+@pytest.mark.parametrize("what", ["block table", "table", "footer"])
+def test_damage_behind_the_items_costs_no_message(what: str):
     builder = TierBuilder()
     items = [bytes([65 + n]) * BLOCK_BYTES for n in range(8)]
     part = builder.add(items)
-    place = part.log if kind == "commitlog" else part.index
-    damaged(builder, kind, place.object_bytes - 20)
+    size = part.section.size_bytes
+    damaged(builder, {"block table": size - 3, "table": size + 3, "footer": -5}[what])
     reader = reader_of(builder)
     batch = reader.read(QueueOffset(5), count_max=1)
     assert isinstance(batch, TierBatch)
     assert rows(batch)[5] == expected(5, [items[5]])[5]
-    with pytest.raises(DataError):
-        read_trailer(builder.store, PREFIX, place)
+    assert read_all(reader)[0] == expected(0, items)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 1 << 16, 3 << 16])
-def test_a_truncated_object_is_damage_and_not_an_outage(cut: int):
+def test_a_truncated_bundle_is_damage_and_not_an_outage(cut: int):
     builder = TierBuilder()
     part = builder.add([b"x" * BLOCK_BYTES] * 8)
-    data = builder.store.get(PREFIX + part.log.key)
-    builder.store.delete(PREFIX + part.log.key)
-    builder.store.put_if_absent(PREFIX + part.log.key, data[:cut])
+    data = builder.store.get(PREFIX + part.bundle.key)
+    builder.store.delete(PREFIX + part.bundle.key)
+    builder.store.put_if_absent(PREFIX + part.bundle.key, data[:cut])
     with pytest.raises(DataError):
         reader_of(builder).read(QueueOffset(0))
     with pytest.raises(DataError):
@@ -313,16 +324,16 @@ def test_a_truncated_object_is_damage_and_not_an_outage(cut: int):
 def test_another_object_under_the_right_key_is_damage():
     builder = TierBuilder()
     one, two = builder.add([b"one"]), builder.add([b"two"])
-    builder.store.delete(PREFIX + one.log.key)
-    builder.store.put_if_absent(PREFIX + one.log.key, builder.store.get(PREFIX + two.log.key))
-    with pytest.raises(DataError, match="not the one that the journal names"):
+    builder.store.delete(PREFIX + one.bundle.key)
+    builder.store.put_if_absent(PREFIX + one.bundle.key, builder.store.get(PREFIX + two.bundle.key))
+    with pytest.raises(DataError, match="checksum"):
         reader_of(builder).read(QueueOffset(0))
 
 
 def test_an_object_that_is_gone_is_not_called_damage_without_a_look_at_the_journal():
     builder = TierBuilder()
     part = builder.add([b"one"])
-    builder.store.delete(PREFIX + part.log.key)
+    builder.store.delete(PREFIX + part.bundle.key)
     life = builder.journal.state.life(QUEUE)
     assert life
     with pytest.raises(ObjectNotFoundError):
@@ -360,15 +371,14 @@ def test_an_index_that_points_wrong_is_damage_also_with_a_right_checksum(operati
     }.get(operation, {})
     file.append(replace(batch, queue=QUEUE, **changes), 0.0)
     commit = file.take(0)
-    stored = put_log(builder.uploader, commit)
-    part = put_index(builder.uploader, stored)
-    reader = reader_of_part(builder, part)
+    assert commit is not None
+    reader = reader_of_part(builder, builder.put(commit).named.parts[0])
     with pytest.raises(DataError):
         reader.read(QueueOffset(0))
 
 
 def reader_of_part(builder: TierBuilder, part: Part) -> QueueReader:
-    segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=(part,))
+    segment = Segment(LogOffset(0), QueueOffset(0), 0, parts=Parts.of([part]))
     life = QueueLife(0, QueueOffset(0), part.queue_end, part.log_end, (segment,))
     return QueueReader.of_life(builder.store, PREFIX, QUEUE, life)
 

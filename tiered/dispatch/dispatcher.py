@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
@@ -332,12 +333,12 @@ class TieredDispatcher:
         told: list[threading.Event] = []
         for queue, lives in self._journal.state.queues.items():
             last = lives[-1].segments[-1] if lives[-1].segments else None
-            if last and not last.sealed and self._files.end_segment(queue):
+            if last and not last.sealed:
                 done = threading.Event()
-                told.append(done)
                 place = lives[-1].incarnation
                 action = queue_action("seal", queue, place, segment=last.base_offset)
-                self.say(Fact(action, done.set))
+                if self._files.end_segment(queue, partial(self.say, Fact(action, done.set))):
+                    told.append(done)
         for done in told:
             while not (done.is_set() or self._stop.is_set()):
                 self._clock.wait(done, 0.25)

@@ -94,13 +94,20 @@ class QueueFiles:
         with self._lock:
             return {queue: file.commit_offset for queue, file in self._files.items()}
 
-    def end_segment(self, queue: MessageQueue) -> bool:
-        """Have a queue go on in a new segment; False when something is under way, and the last must not be sealed."""
+    def end_segment(self, queue: MessageQueue, say: Callable[[], None]) -> bool:
+        """Have a queue go on in a new segment; False when something is under way, and the last must not be sealed.
+
+        ``say`` has the journal say so, before any part of the new one can be named: these may have the same base.
+        """
         if not self._selects(queue):
+            say()
             return True  # nothing is ever appended to it
         file = self.file(queue)
         with file.lock:
-            return file.end_segment()
+            if file.end_segment():
+                say()
+                return True
+        return False
 
     def starts(self) -> dict[MessageQueue, QueueOffset]:
         """Where to go on in each local queue; those that are not tiered are as good as done."""
