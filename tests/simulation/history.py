@@ -326,7 +326,7 @@ class History:
         courses.append({offset: raw for offset, raw in courses[-1].items() if offset < end})
         self.met["taken back"] += 1
         # Where the index of the part that is to be cut has a wrong bit, all of the part goes: it differs somewhere.
-        whole = [row for row in tail.rows if self.flips and row.start == end and not action["part"]]
+        whole = [row for row in tail.rows if self.flips and row.start == end and not action["head"]]
         differs = any(
             branch.at(offset) not in {None, tail.record(offset)}
             for branch in self._broker.branches[queue]
