@@ -17,6 +17,7 @@ from backends.metered import MeteredStore
 from tiered.errors import DataError
 from tiered.format.object import BLOCK_BYTES
 from tiered.log.by_time import UNIT_BYTES, StoreRanges, find_by_time
+from tiered.log.sections import WHOLE_AT_ONCE_BYTES
 from tiered.model import Boundary
 
 if TYPE_CHECKING:
@@ -200,3 +201,15 @@ def test_between_parts_nothing_is_read_at_all():
     assert find_by_time(view, ranges, 1_000_000 + 10 * 77) == 154
     assert find_by_time(view, ranges, 99_000_000) is None
     assert not meter.snapshot().requests
+
+
+def test_a_small_section_takes_one_request():
+    store = MemoryStore()
+    view = put_queue(store, [[(1000 + n, 3000) for n in range(70)]])
+    part = view.parts[0]
+    assert UNIT_BYTES < part.log_bytes < part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
+    for time_ms in (1001, 1035, 1069):
+        meter = MeteredStore(store)
+        assert find_by_time(view, StoreRanges(meter, PREFIX), time_ms) == time_ms - 1000
+        said = meter.snapshot()
+        assert (said.requests, said.bytes_down) == (1, part.section.table_at)
