@@ -30,17 +30,17 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fetcher.careful import CarefulReader
+from fetcher.asking import CarefulReader
 from fetcher.loading import Loader
 from fetcher.memory import Memory
 from fetcher.obtaining import Obtainer
-from fetcher.readers import Readers
 from fetcher.runs import Run
 from fetcher.settings import FREE_SHARE, FetchSettings
-from fetcher.stats import FetchStats
 from fetcher.stock import NOTHING, Begun, Stock
+from fetcher.streams import Readers
 from fetcher.sweeps import Member, Sweep
 from fetcher.transfers import Transfers
 from tiered.errors import DataError
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Executor
 
-    from fetcher.readers import Name
-    from fetcher.streams import Stream
+    from fetcher.streams import Name, Stream
     from tiered.clock import Clock
     from tiered.log.cursor import Place, QueueCursor
     from tiered.log.decode import TierBatch
@@ -68,6 +67,33 @@ def _sleep_on() -> None:
 
 FREE_BYTES_MAX = 32 << 20
 """Memory that is kept, above the budget, for what will be read next; less with a small cache, none when nobody reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStats:
+    """Counters since the fetcher was made.
+
+    Attributes:
+        delivered_bytes: Of records handed out.
+        delivered_items: Likewise, holes included.
+        hits: Reads that were served at once.
+        waits: Reads that had to wait.
+        unread_bytes: Read ahead, and dropped before anybody had it.
+        cached_bytes: Held now.
+        reserved_bytes: On its way now.
+        bytes_max: What may be held and on its way: the budget without what is lent.
+        streams: Readers now.
+    """
+
+    delivered_bytes: int
+    delivered_items: int
+    hits: int
+    waits: int
+    unread_bytes: int
+    cached_bytes: int
+    reserved_bytes: int
+    bytes_max: int
+    streams: int
 
 
 class TieredMessageFetcher:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backends.errors import InvalidRangeError, ShortReadError
 from fetcher.hedging import Durations, HedgeBudget, Running, plan_hedges
-from fetcher.rates import TokenBucket
+from fetcher.limits import TokenBucket
 from fetcher.requests import Asked, Attempt, Data, DeadlineError, Piece, Request
 from fetcher.wishes import Wishes
 

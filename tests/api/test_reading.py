@@ -277,12 +277,15 @@ def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):
     from cli.program import attach, unpack
 
     url = attach(unpack("s01-basic", tmp_path), tmp_path / "tier")
-    files = [p for p in (tmp_path / "tier").rglob("queue/orders/*/*/commitlog/*") if p.is_file()]
-    for file in files:
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 0x40
-        file.chmod(0o600)
-        file.write_bytes(data)
+    with open_tier(url) as tier:
+        life = tier.state.life(MessageQueue("orders", 0))
+        assert life is not None
+        for part in life.parts():
+            (file,) = (tmp_path / "tier").rglob(part.bundle.key)
+            data = bytearray(file.read_bytes())
+            data[part.section.start + part.log_bytes // 2] ^= 0x40
+            file.chmod(0o600)
+            file.write_bytes(data)
     good = {
         m["queue_offset"]: m["msg_id"] for m in dump("s01-basic", "orders") if not m["queue_id"]
     }

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.deadlines import Deadlines
 from fetcher.lanes import Lane, plan_merge
-from fetcher.limits import TransferLimits
-from fetcher.rates import TokenBucket
+from fetcher.limits import TokenBucket, TransferLimits
 from fetcher.requests import Piece
+from fetcher.wishes import Deadlines
 from tiered.errors import InvalidError
 
 STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0.1, 500)), max_size=60)
