@@ -100,8 +100,10 @@ class Loader:
         Whatever goes wrong becomes the end of the futures of the loads.
         """
         sound = [job for job in jobs if self._plan_job(job)]
-        for urgent in (True, False):
-            some = [job for job in sound if _is_urgent(job.load) is urgent]
+        lanes: dict[bool, list[Job[V]]] = {True: [], False: []}
+        for job in sound:  # once: it may become urgent at any moment
+            lanes[_is_urgent(job.load)].append(job)
+        for urgent, some in lanes.items():
             try:
                 self._ask_all([(job.load, job.plan) for job in some if job.plan], urgent=urgent)
             except BaseException as error:

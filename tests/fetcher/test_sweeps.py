@@ -12,6 +12,7 @@ from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import TierBuilder, batch_of
 
 from backends.metered import MeteredStore
+from fetcher.loading import Job, Load
 from tiered.errors import DataError
 from tiered.log.decode import TierBatch
 from tiered.model import MessageQueue, QueueOffset
@@ -223,4 +224,26 @@ def test_after_a_merge_a_sweep_goes_on():
             assert isinstance(batch, TierBatch)
             found |= rows(batch)
         assert found == many.wanted[queue]
+    fetcher.close()
+
+
+def test_what_somebody_begins_to_wait_for_while_it_is_asked_for_is_not_forgotten():
+    """It was once: nobody asked for it, its room stayed reserved, and who waited for it did so until the deadline."""
+    many = Many(2, 1)
+    fetcher = fetcher_of(many.builder.store)
+    first, second = Load[list[memoryview]]("a", True, 0), Load[list[memoryview]]("b", False, 0)
+    ask_all = fetcher.transfers.ask_all
+
+    def hurrying(wanted: Any, *, urgent: bool) -> Any:
+        second.is_urgent = True
+        return ask_all(wanted, urgent=urgent)
+
+    fetcher.transfers.ask_all = hurrying  # type: ignore[method-assign]
+    jobs = [
+        Job(load, (part.index,), list, lambda _: None)
+        for load, part in zip((first, second), many.parts[0], strict=True)
+    ]
+    fetcher._stock._loader.begin(jobs)
+    assert first.future.done()
+    assert second.future.done()
     fetcher.close()
