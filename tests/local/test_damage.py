@@ -91,6 +91,17 @@ def strike(store: Path, blow: Blow) -> None:
     window_bytes=1,
     whole=False,
 )
+@example(  # of the only file that is left a part: it does not begin at a multiple of its size
+    name="s08-crash-continue",
+    damage=[
+        Blow("commitlog", 0, 0.0, "flip", 1),
+        Blow("commitlog", 0, 0.0, "remove", 1),
+        Blow("commitlog", 0, 0.5, "cut", 1),
+    ],
+    is_clean=False,
+    window_bytes=1,
+    whole=False,
+)
 @given(
     name=st.sampled_from(NAMES),
     damage=st.lists(blows, min_size=1, max_size=4),

@@ -213,7 +213,7 @@ class DeadView:
             entries = state.index.entries(at, min(end, at + _LEFT_READ))
             if not entries.is_written.any():
                 return  # a damaged last unit may name any end
-            count = plan_count(entries, bounds, self.log.file_bytes, _PIECE_BYTES)
+            count = plan_count(entries, bounds, self.log, _PIECE_BYTES)
             entries = entries.head(count)
             yield (
                 entries,

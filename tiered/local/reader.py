@@ -71,7 +71,7 @@ def read_batch(
     entries = index.entries(start, min(end, start + count_max + slack))
     entries = entries.head(whole_records(entries, count_max))
     entries = entries.head(before_silence(entries))
-    entries = entries.head(plan_count(entries, bounds, log.file_bytes, bytes_max))
+    entries = entries.head(plan_count(entries, bounds, log, bytes_max))
     found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
     if not found.is_whole:
         log.rescan()
@@ -109,9 +109,9 @@ def whole_records(entries: Entries, count_max: int) -> int:
     return count_max + int(np.argmax(is_other)) if is_other.any() else len(entries)
 
 
-def plan_count(entries: Entries, bounds: Bounds, file_bytes: int, bytes_max: int) -> int:
+def plan_count(entries: Entries, bounds: Bounds, log: FileRow, bytes_max: int) -> int:
     """How many entries to take so that their records have at most ``bytes_max`` bytes; at least one record's."""
-    wanted = readable(entries, bounds, file_bytes)
+    wanted = readable(entries, bounds, log)
     firsts, _ = distinct_records(entries, wanted)
     costs = np.zeros(len(entries), np.int64)
     costs[firsts] = entries.sizes[firsts]
