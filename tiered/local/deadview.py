@@ -29,6 +29,7 @@ from tiered.format.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
+from tiered.local.batches import only
 from tiered.local.consumequeues import Tail
 from tiered.local.face import Waiting
 from tiered.local.fetch import Bounds, fetch, held_end
@@ -452,7 +453,7 @@ class DeadView:
     ) -> None:
         indices = found.indices[wanted]
         physical = block.physical_offsets[indices]
-        sizes, tags = block.sizes[indices], tag_hashes(_only(block, indices))
+        sizes, tags = block.sizes[indices], tag_hashes(only(block, indices))
         if found.counts is not None:
             counts = found.counts[wanted]
             within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -469,9 +470,3 @@ def is_message(block: RecordBlock, indices: Longs) -> Flags:
     state = block.sys_flags[indices] & TRANSACTION_MASK
     found: Flags = (state == TRANSACTION_NONE) | (state == TRANSACTION_COMMIT)
     return found
-
-
-def _only(block: RecordBlock, indices: Longs) -> RecordBlock:
-    """A block of some records of another one."""
-    columns = {name: getattr(block, name)[indices] for name in block.__slots__ if name != "buffer"}
-    return RecordBlock(buffer=block.buffer, **columns)

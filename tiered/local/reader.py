@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import tag_hashes
-from tiered.format.consume_queue import is_ext_address
+from tiered.format.block import tag_guesses
 from tiered.format.record import RecordFault
-from tiered.local.batches import cut_records, fill_times
+from tiered.local.batches import TagRule, cut_records, fill_times
 from tiered.local.face import HoleReason, Quarantined, RecordBatch
 from tiered.local.fetch import Bounds, Fetched, distinct_records, fetch, readable
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
     from tiered.local.consumequeues import QueueIndex
-    from tiered.local.entries import Entries, Longs
+    from tiered.local.entries import Entries
     from tiered.local.fetch import Lists
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
@@ -34,7 +33,7 @@ _SILENCE_READ: Final = 1 << 16
 
 def read_batch(
     log: FileRow,
-    sightings: Sightings,
+    tags: TagRule,
     queue: MessageQueue,
     index: QueueIndex,
     lists: Lists,
@@ -49,7 +48,7 @@ def read_batch(
 
     Args:
         log: The commit log.
-        sightings: Where holes are counted.
+        tags: What becomes of tag codes; where holes are counted.
         queue: Whose.
         index: Its consume queue.
         lists: Whether another queue lists a record.
@@ -77,7 +76,7 @@ def read_batch(
         log.rescan()
         if log.bases and log.bases[0] > bounds.log_min:
             return None
-    return _compose(queue, entries, found, sightings)
+    return _compose(queue, entries, found, tags)
 
 
 def first_said(index: QueueIndex, start: int, end: int) -> int:
@@ -125,9 +124,7 @@ def plan_count(entries: Entries, bounds: Bounds, log: FileRow, bytes_max: int) -
     return int(firsts[1]) if len(firsts) > 1 else len(entries)
 
 
-def _compose(
-    queue: MessageQueue, entries: Entries, found: Fetched, sightings: Sightings
-) -> RecordBatch:
+def _compose(queue: MessageQueue, entries: Entries, found: Fetched, rule: TagRule) -> RecordBatch:
     good = found.verdicts == 0
     numbers = found.record_of[good]
     used = np.unique(numbers)
@@ -139,27 +136,19 @@ def _compose(
     sizes[good] = entries.sizes[good]
     starts[good] = positions[np.searchsorted(used, numbers)]
     times[good] = found.block.store_timestamps_ms[numbers]
-    tags = _tag_codes(entries, found)
+    owns = np.where(good, found.record_of, -1)
+    rule.apply(queue, entries, found.block, owns, tag_guesses(found.block))
     return RecordBatch(
         queue=queue,
         base_offset=QueueOffset(entries.start),
         data=data,
         positions=starts,
         sizes=sizes,
-        tag_codes=tags,
+        tag_codes=np.where(good, entries.tag_codes, found.verdicts.astype(np.int64)),
         store_timestamps_ms=fill_times(times, good),
         physical_offsets=physical,
-        quarantined=() if good.all() else _holes(queue, entries, found, sightings),
+        quarantined=() if good.all() else _holes(queue, entries, found, rule.sightings),
     )
-
-
-def _tag_codes(entries: Entries, found: Fetched) -> Longs:
-    """The entries' own, except holes' reasons and addresses in ``consumequeue_ext``."""
-    tags = np.where(found.verdicts == 0, entries.tag_codes, found.verdicts.astype(np.int64))
-    addresses = (found.verdicts == 0) & is_ext_address(tags)
-    if addresses.any():
-        tags[addresses] = tag_hashes(found.block)[found.record_of[addresses]]
-    return tags
 
 
 def _holes(

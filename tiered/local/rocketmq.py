@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError
 from tiered.format.checkpoint import decode_checkpoint
+from tiered.local.batches import TagRule
 from tiered.local.catalog import Catalog, QueueState
 from tiered.local.configs import read_text, read_topics
 from tiered.local.deadview import DeadView
@@ -42,7 +43,7 @@ from tiered.local.liveness import Liveness, abort_mark, is_locked, look
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.pieces import LogPieces
 from tiered.local.reader import first_said, read_batch
-from tiered.local.sightings import Sightings, hole_counter
+from tiered.local.sightings import WRONG_TAG_CODES, Sightings, hole_counter
 from tiered.local.times import first_at_or_after
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
@@ -205,6 +206,7 @@ class RocketMQStore:
                 foreign_entries=counters.get(hole_counter(HoleReason.FOREIGN), 0),
                 below_min_entries=counters.get("below_min_entries", 0),
                 damaged_records=counters.get(hole_counter(HoleReason.DAMAGED), 0),
+                wrong_tag_codes=counters.get(WRONG_TAG_CODES, 0),
                 rebuilt_queues=[
                     queue
                     for queue, state in sorted(view.catalog.states.items())
@@ -231,10 +233,9 @@ class RocketMQStore:
                 self._view = self._make_view()
             return self._view
 
-    @property
-    def has_ext(self) -> bool:
-        """Tag codes may be addresses in ``consumequeue_ext``."""
-        return self._layout.has_ext
+    def tag_rule(self, view: View) -> TagRule:
+        """What becomes of the tag codes of a view's entries."""
+        return TagRule(self._sightings, self._layout.has_ext, view.is_live)
 
     def find(self, view: View, queue: MessageQueue) -> QueueState | None:
         """The state of a queue that may be new."""
@@ -286,7 +287,7 @@ class RocketMQStore:
                 return None
             batch = read_batch(
                 view.log,
-                self._sightings,
+                self.tag_rule(view),
                 state.queue,
                 state.index,
                 view.catalog.lists,
