@@ -17,7 +17,6 @@ import numpy as np
 from tiered.errors import ClosedError
 from tiered.format.block import group_by_queue, tag_guesses
 from tiered.local.batches import sound_batch
-from tiered.local.deadview import DeadView
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.matching import Match, match, runs
 from tiered.local.pieces import LogPieces, Next, Piece
@@ -209,8 +208,7 @@ class RocketMQFollower:
                 return
             self._must_sweep = True
             self._position = self._resync.behind(piece.end, view.log_end)
-            if isinstance(view, DeadView):
-                view.note_lost(piece.end, self._position)
+            view.claims.note_lost(piece.end, self._position)
         else:
             self._position = piece.end
 

@@ -18,11 +18,16 @@ from tiered.local.fetch import Bounds, Fetched, distinct_records, fetch, readabl
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tiered.local.consumequeues import QueueIndex
     from tiered.local.entries import Entries
     from tiered.local.fetch import Lists
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
+
+    Search = Callable[[Entries, Fetched], bool]
+    """(entries of one queue, what became of them) -> whether to read them again."""
 
 BATCH_COUNT_MAX: Final = 0x7FFF
 """Messages of one inner batch at most."""
@@ -38,6 +43,7 @@ def read_batch(
     index: QueueIndex,
     lists: Lists,
     *,
+    search: Search,
     start: int,
     end: int,
     bounds: Bounds,
@@ -52,6 +58,7 @@ def read_batch(
         queue: Whose.
         index: Its consume queue.
         lists: Whether another queue lists a record.
+        search: Asked when some entries name no record of their own; it says whether that has changed.
         start: First queue offset, inclusive.
         end: Exclusive, above ``start``.
         bounds: Which part of the log counts.
@@ -60,8 +67,8 @@ def read_batch(
 
     Returns:
         A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
-        bytes that should be there could not be read: look whether the log's minimum has moved, and ask again
-        (``bounds.log_min`` must then be the new one).
+        ``search`` said so, or bytes that should be there could not be read: look whether the log's minimum has moved,
+        and ask again (``bounds.log_min`` must then be the new one).
 
     Raises:
         InvalidError: A file may not be read.
@@ -76,6 +83,8 @@ def read_batch(
         log.rescan()
         if log.bases and log.bases[0] > bounds.log_min:
             return None
+    if found.verdicts.any() and search(entries, found):
+        return None
     return _compose(queue, entries, found, tags)
 
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tiered.format.block import RecordBlock
+    from tiered.local.entries import Entries
+    from tiered.local.fetch import Fetched
     from tiered.local.matching import Match
     from tiered.local.views import View
 
@@ -247,10 +249,7 @@ class RocketMQStore:
     ) -> None:
         """Decide on records that are not listed, in the committed part of the log, which was walked from a place on."""
         with self._lock:
-            if isinstance(view, DeadView):
-                view.claim(state, block, found, walked_from)
-            else:
-                self._sightings.count("dropped_records", int((~found.is_listed).sum()))
+            view.claim(state, block, found, walked_from)
 
     def advance(
         self,
@@ -291,17 +290,23 @@ class RocketMQStore:
                 state.queue,
                 state.index,
                 view.catalog.lists,
+                search=lambda entries, found: self._search(view, state, entries, found),
                 start=low,
                 end=end,
                 bounds=Bounds(view.log_min, view.log_end),
                 bytes_max=bytes_max,
                 count_max=count_max,
             )
-            if batch is not None and not (
-                (batch.sizes == 0).any() and self._has_queue_changed(view, state)
-            ):
+            if batch is not None:
                 return batch
             end = min(end, state.end)
+
+    def _search(self, view: View, state: QueueState, entries: Entries, found: Fetched) -> bool:
+        """Whether to read entries again that name no record: their queue is another now, or the log has their records."""
+        if self._has_queue_changed(view, state):
+            return True
+        with self._lock:
+            return view.claims.search(view, state, entries, found)
 
     def _has_queue_changed(self, view: View, state: QueueState) -> bool:
         """Whether the files of a running broker's queue are others than before: its topic was deleted, perhaps made anew."""
