@@ -147,7 +147,8 @@ def test_other_commands_know_a_mounts_place(url: str, tmp_path: Path):
         assert mount.end(signal.SIGTERM)[0] == 0
     kept = sorted(tmp_path.rglob("meta/mount/**/*"))
     assert kept
-    assert here("verify", url, "--deep", "--strict", "--json").good().document["unknown_keys"] == 0
+    found = here("verify", url, "--deep", "--strict", "--json").good().document
+    assert found["recorded"]["unknown_keys"] == 0
     plan = here("gc", url, "--grace", "1s", "--json").good().document
     assert (plan["deletions"], plan["left"]["unknown"]) == ([], 0), plan
     assert len(here("status", url, "--json").good().document["brokers"]) == 1
