@@ -118,6 +118,31 @@ def test_a_torn_tail_is_told_and_is_no_failure(
     assert "torn tail" in ran.err
 
 
+def test_a_flipped_tag_code_hides_no_message(
+    tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
+):
+    """Who filters by the tag has it, and the summary says that an entry was wrong; with --strict that is code 1."""
+    store, url = tmp_path / "store", f"file://{tmp_path}/t"
+    shutil.copytree(basic, store)
+    wanted = [row for row in dumped("s01-basic", "orders") if row["tag_hash"]]
+    hit = next(row for row in wanted if row["queue_id"] == 1 and row["queue_offset"] > 5)
+    same = [row for row in wanted if row["tag_hash"] == hit["tag_hash"]]
+    at = hit["queue_offset"] * 20 + 18
+    folder = store / "consumequeue" / "orders" / "1"
+    file = max(path for path in folder.iterdir() if int(path.name) <= at)
+    data = bytearray(file.read_bytes())
+    data[at - int(file.name)] ^= 0x04
+    file.write_bytes(data)
+    ran = tiered("attach", store, "--to", url, "--once", "--strict", "--json")
+    assert ran.code == 1
+    assert ran.document["wrong_tag_codes"] == 1
+    assert "1 entry with a wrong tag code" in ran.err
+    found = tiered.good(
+        "cat", url, "orders", "--tag", hit["properties"]["TAGS"], "-o", "jsonl"
+    ).lines
+    assert len(found) == len(same)
+
+
 def test_a_damaged_record_is_quarantined_and_told(
     tiered: CommandLine, basic: Path, tmp_path: Path, dumped: Dump
 ):

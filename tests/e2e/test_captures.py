@@ -87,7 +87,10 @@ def test_attach_takes_everything_and_says_what_it_met(tier: Tiered) -> None:
     assert said["is_complete"]
     assert said["is_drained"]
     assert said["messages"] == tier.dump.count
-    met = ("torn_bytes", "foreign_entries", "below_min_entries", "gaps", "quarantined", "switches")
+    met = (
+        *("torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
+        *("gaps", "quarantined", "switches"),
+    )
     assert {name: said[name] for name in met if said[name]} == MET.get(tier.name, {})
     assert {left["name"] for left in said["left_out"]} == LEFT_OUT.get(tier.name, set())
 

@@ -52,7 +52,7 @@ def test_everything_acknowledged_arrives(
     with Attach(broker.store, url, tmp_path / "attach.log") as attach:
         producer = load(broker, tmp_path, turn, "one", seconds=5)
         told = producer.ended(0)
-        assert len(told) > 1000
+        assert len(told) > 100  # on a busy machine five seconds are not many
         live.wait_level(url, told)
         said = attach.stop()
     assert said["messages"] >= len(told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,9 +65,14 @@ def test_java_agrees(seed: int, tmp_path: Path):
     taken = harness.follow_all(store, 100_000)
     harness.check_complete(store, taken)
     assert store.report().log_end == java.store["max_physical_offset"]
+    wrong_codes = 0
     for queue, messages in java.messages.items():
         for offset, message in messages.items():
             # Java serves records without looking at their CRC, and looks for missing entries in ten files only.
             hole = taken.holes.get(queue, {}).get(offset)
-            assert hole is not None or taken.messages[queue][offset] == message
+            if hole is None and (mine := taken.messages[queue][offset]) != message:
+                # Bits of its tags were flipped: Java serves what the entry says, here it is what the record says.
+                wrong_codes += 1
+                assert replace(mine, tag_code=message.tag_code) == message
+    assert wrong_codes <= store.report().wrong_tag_codes
     store.close()

@@ -14,8 +14,19 @@ from hypothesis import strategies as st
 
 from tests.local import harness
 from tests.local.fakebroker import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
+from tiered.format.sysflag import MULTI_TAGS
+from tiered.format.tags import tag_hash
 from tiered.local.face import HoleReason
-from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
+from tiered.local.verdicts import (
+    Around,
+    Chain,
+    Pair,
+    TagFacts,
+    Verdict,
+    judge,
+    judge_tags,
+    place,
+)
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -219,6 +230,91 @@ def test_a_flipped_place_in_an_entry_is_mended_from_the_log(
     assert bounds == {MessageQueue(TOPIC, number): (0, EACH) for number in range(QUEUES)}
 
 
+def flip_entry(store: Path, queue: MessageQueue, offset: int, bit: int) -> None:
+    """Flip one bit of an entry, counted from its end: 0 to 63 its tag code, to 95 its size, to 159 its place."""
+    at = offset * 20
+    folder = store / "consumequeue" / queue.topic / str(queue.queue_id)
+    file = max(path for path in folder.iterdir() if int(path.name) <= at)
+    data = bytearray(file.read_bytes())
+    data[at - int(file.name) + 19 - bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("bit", [0, 5, 17, 31, 32, 50, 62, 63])
+@pytest.mark.parametrize("which", [0, 31, QUEUES * EACH - 1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_flipped_tag_code_is_that_of_the_record(
+    tmp_path: Path, puts: list[Put], which: int, bit: int, is_clean: bool
+):
+    """Who filters by it would never see the message."""
+    store = tmp_path / "store"
+    if not is_clean:
+        (store / "abort").write_text("1")
+    flip_entry(store, puts[which].queue, puts[which].offset, bit)
+    opened = harness.open_store(store)
+    for taken in (harness.follow_all(opened, 5_000), harness.read_all(opened)):
+        codes = [found.tag_code for queue in taken.messages.values() for found in queue.values()]
+        assert codes == [tag_hash("a")] * len(puts)
+        assert opened.report().wrong_tag_codes == 1
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "queue", "count"),
+    [
+        ("s01-basic", MessageQueue("orders", 1), 2),
+        ("s11-lmq-batchcq", MessageQueue("devices", 0), 2),
+        ("s11-lmq-batchcq", MessageQueue("grouped", 1), 20),  # two batches of ten
+        ("s03-transactions", None, 2),
+    ],
+)
+def test_flipped_tag_codes_of_a_broker_s_queues(
+    name: str, queue: MessageQueue | None, count: int, tmp_path: Path
+):
+    """Plain and batch queues, listed in light ones too, with tags and without: what Java had said before comes back."""
+    store, truth = harness.unpack(name, tmp_path), harness.expected(name)
+    queue = queue or min(truth.messages)
+    file = min(
+        path
+        for row in ("consumequeue", "batchconsumequeue")
+        for path in (store / row / queue.topic / str(queue.queue_id)).glob("0*")
+    )
+    unit = 20 if file.parts[-4] == "consumequeue" else 46
+    data = bytearray(file.read_bytes())
+    for at in (2 * unit + 12, 5 * unit + 19):
+        data[at] ^= 0x10
+    file.write_bytes(data)
+    opened = harness.open_store(store)
+    assert harness.follow_all(opened, 3_000).messages == truth.messages
+    assert harness.read_all(opened, 20_000, 50).messages == truth.messages
+    assert opened.report().wrong_tag_codes == count
+    opened.close()
+
+
+@pytest.mark.parametrize("name", harness.NAMES)
+def test_no_tag_code_of_a_broker_is_wrong(name: str, tmp_path: Path):
+    """Nor of several tags in one, and of a retried or delayed message."""
+    opened = harness.open_store(harness.unpack(name, tmp_path))
+    harness.follow_all(opened)
+    harness.read_all(opened)
+    assert opened.report().wrong_tag_codes == 0
+    opened.close()
+
+
+def test_a_record_with_several_tags_has_the_code_of_their_text(tmp_path: Path):
+    """The flag says that there are several; a broker takes the hash of all of it."""
+    broker = FakeBroker(tmp_path / "store")
+    broker.start()
+    broker.put(3, sys_flag=MULTI_TAGS)
+    broker.stop()
+    opened = harness.open_store(broker.store)
+    taken = harness.follow_all(opened)
+    codes = [found.tag_code for found in taken.messages[MessageQueue(TOPIC, 0)].values()]
+    assert codes == [tag_hash("a")] * 3
+    assert opened.report().wrong_tag_codes == 0
+    opened.close()
+
+
 def test_a_far_jump_on_which_two_records_agree_is_a_range(tmp_path: Path):
     """Of very many offsets nothing is listed: the next batch begins behind them, and no item stands for any."""
     broker = FakeBroker(tmp_path / "store")
@@ -346,3 +442,23 @@ def test_offsets_are_left_out_only_where_the_log_lost_as_much(lost: int, at: int
 )
 def test_the_table(pair: Pair, verdict: Verdict):
     assert judge(pair).tolist() == verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "is_wrong"),
+    [
+        (97, {}, False),
+        (98, {}, True),
+        (0, {}, True),
+        (0, {"is_live": True}, False),  # not written yet
+        (-(1 << 32), {"is_live": True}, False),  # its lower half
+        (98, {"is_live": True}, True),
+        (-(1 << 40), {}, True),
+        (-(1 << 40), {"has_ext": True}, False),  # an address
+        (98, {"has_ext": True}, True),
+    ],
+)
+def test_the_table_of_tag_codes(code: int, options: dict[str, bool], is_wrong: bool):
+    """Of the last of two entries; only that may be half written."""
+    codes, hashes = np.array([0, code], np.int64), np.array([5, 97], np.int64)
+    assert judge_tags(TagFacts(codes=codes, hashes=hashes, **options)).tolist() == [True, is_wrong]

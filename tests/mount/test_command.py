@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
+from support.tls import Authority
 
 from tests.e2e.harness import here, program, until
 from tests.mount.harness import Client, MountProcess, tier_of
+from tiered.format.remoting import FrameError
 from tiered.metrics import MOUNT_METRICS
 from tiered.mount import codes
 from tiered.mount.codes import Code
@@ -134,3 +137,44 @@ def test_consumers_go_on_where_the_broker_had_them(tmp_path: Path):
         assert mount.end(signal.SIGTERM)[0] == 0
     with MountProcess(url, tmp_path / "log2", *ANY) as mount, Client(mount.address) as client:
         assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == found.fields
+
+
+def test_other_commands_know_a_mounts_place(url: str, tmp_path: Path):
+    """What a mount writes belongs to no message: nothing counts, misses or deletes it."""
+    with MountProcess(url, tmp_path / "log", *ANY) as mount:
+        with Client(mount.address) as client:
+            client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
+        assert mount.end(signal.SIGTERM)[0] == 0
+    kept = sorted(tmp_path.rglob("meta/mount/**/*"))
+    assert kept
+    found = here("verify", url, "--deep", "--strict", "--json").good().document
+    assert found["recorded"]["unknown_keys"] == 0
+    plan = here("gc", url, "--grace", "1s", "--json").good().document
+    assert (plan["deletions"], plan["left"]["unknown"]) == ([], 0), plan
+    assert len(here("status", url, "--json").good().document["brokers"]) == 1
+    checks = here("doctor", url, "--json").good().document["checks"]
+    assert {row["name"]: row["status"] for row in checks}["foreign_keys"] == "ok"
+    assert sorted(tmp_path.rglob("meta/mount/**/*")) == kept
+
+
+def test_over_tls(url: str, tmp_path: Path):
+    authority = Authority(tmp_path)
+    options = (*ANY, "--no-state", "--tls-cert", authority.certificate("127.0.0.1"))
+    with MountProcess(url, tmp_path / "log", *options) as mount:
+        with Client(mount.address) as plain:
+            assert _is_refused(plain)
+        trusting = ssl.create_default_context(cafile=str(authority.bundle))
+        with Client(mount.address) as client:
+            client.socket = trusting.wrap_socket(client.socket, server_hostname="127.0.0.1")
+            for offset in range(0, 200, 32):
+                assert client.pull("orders", 1, offset).code == Code.SUCCESS
+        assert mount.end(signal.SIGTERM)[0] == 0
+
+
+def _is_refused(plain: Client) -> bool:
+    """Whether a client without TLS gets no answer."""
+    try:
+        plain.ask(codes.GET_MAX_OFFSET, topic="orders", queueId=0)
+    except (ConnectionError, FrameError):
+        return True
+    return False

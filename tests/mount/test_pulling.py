@@ -70,6 +70,24 @@ def test_a_reader_at_the_end_is_held_until_there_is_more(growing: Growing):
         assert found.fields["nextBeginOffset"] == "3"
 
 
+def test_a_reader_of_a_queue_without_messages_is_held_and_costs_no_request(growing: Growing):
+    """As each push consumer is of its group's retry topic: it would come again at once, for ever."""
+    with mounted(growing.url, keeps_offsets=False, refresh_s=3600.0) as served:
+        before = served.mount.store.meter.snapshot().requests
+        with served.client() as client:
+            client.heartbeat("c", "g", "t")
+            began_s = time.monotonic()
+            found = client.pull("%RETRY%g", 0, 0, suspendTimeoutMillis=400, **HOLD)
+            assert time.monotonic() - began_s >= 0.4
+            assert (found.code, found.fields["nextBeginOffset"]) == (Code.PULL_NOT_FOUND, "0")
+            assert client.pull("t", 0, 2, suspendTimeoutMillis=400, **HOLD).code == found.code
+            began_s = time.monotonic()
+            assert client.pull("%RETRY%g", 0, 5, **HOLD).code == Code.PULL_OFFSET_MOVED
+            assert time.monotonic() - began_s < 15
+        assert served.mount.puller.found[Is.NO_MATCHED_LOGIC_QUEUE] == 2  # type: ignore[union-attr]
+        assert served.mount.store.meter.snapshot().requests == before
+
+
 def test_a_topic_that_comes_later_is_served(growing: Growing):
     with mounted(growing.url, keeps_offsets=False) as served, served.client() as client:
         assert client.pull("late", 0, 0).code == Code.TOPIC_NOT_EXIST
@@ -168,10 +186,10 @@ def test_each_status_has_a_brokers_code(status: GetStatus, asked: int, code: Cod
     assert (found.fields["minOffset"], found.fields["maxOffset"]) == ("0", "9")
 
 
-@pytest.mark.parametrize("status", [Is.TRY_AGAIN, Is.OFFSET_FOUND_NULL])
-def test_what_cannot_be_read_is_told_and_skips_nothing(status: GetStatus):
+@pytest.mark.parametrize(("status", "next_begin"), [(Is.TRY_AGAIN, 7), (Is.OFFSET_FOUND_NULL, 8)])
+def test_what_cannot_be_read_is_told_and_skips_nothing(status: GetStatus, next_begin: int):
     error = StoreUnavailableError("the store is away")
-    found = GetResult(status, QueueOffset(7), QueueOffset(0), QueueOffset(9), error=error)
+    found = GetResult(status, QueueOffset(next_begin), QueueOffset(0), QueueOffset(9), error=error)
     with pytest.raises(RefusalError, match="offset 7 cannot be read: the store is away") as refused:
         answer(found, 7)
     assert refused.value.code == Code.SYSTEM_ERROR

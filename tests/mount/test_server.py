@@ -21,7 +21,7 @@ from tiered.format.remoting import (
     frame_size,
 )
 from tiered.mount.codes import Code, RefusalError
-from tiered.mount.server import Budget, Exchange, RemotingServer, ServerLimits
+from tiered.mount.server import OTHER, Budget, Exchange, RemotingServer, ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -101,6 +101,20 @@ def test_an_answer_bears_the_number_and_form_of_its_request():
             assert (found.code, found.remark, found.fields) == (22, "none", {"why": "so"})
             assert server.counters.requests == {ECHO: 1, FAIL: 1}
             assert server.counters.answers == {0: 1, 22: 1}
+            writer.close()
+
+    run(work())
+
+
+def test_codes_that_nobody_knows_are_counted_together():
+    async def work() -> None:
+        async with serving() as (server, port):
+            reader, writer = await connect(port)
+            for code in (9_001, 9_002, -7):
+                writer.write(frame(code))
+                assert (await receive(reader)).code == Code.REQUEST_CODE_NOT_SUPPORTED
+            assert server.counters.requests == {OTHER: 3}
+            assert set(server.counters.busy_s) == {OTHER}
             writer.close()
 
     run(work())

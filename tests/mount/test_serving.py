@@ -91,6 +91,20 @@ def test_inner_batches_come_whole_and_once(captured_tier: Tier):
                 assert found == log.records(messages)
 
 
+def test_a_lite_pull_is_a_pull(client: Client):
+    asked = {
+        "consumerGroup": "g",
+        "topic": "orders",
+        "queueId": 0,
+        "queueOffset": 0,
+        "maxMsgNums": 9,
+    }
+    fields = {**asked, "sysFlag": 4 | 16, "subscription": "*", "subVersion": 0, "commitOffset": 0}
+    answer = client.ask(codes.LITE_PULL_MESSAGE, **fields)
+    assert answer.text() == client.pull("orders", 0, 0, maxMsgNums=9).text()
+    assert len(records(answer.text())) == 9
+
+
 def test_a_count_and_a_size_are_kept_to(client: Client):
     assert len(records(client.pull("orders", 0, 5, maxMsgNums=3).text())) == 3
     answer = client.pull("orders", 0, 5, maxMsgBytes=1)

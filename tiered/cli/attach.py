@@ -319,6 +319,7 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "torn_bytes": report.torn_bytes,
         "foreign_entries": report.foreign_entries,
         "below_min_entries": report.below_min_entries,
+        "wrong_tag_codes": report.wrong_tag_codes,
         "left_out": [{"name": left.name, "reason": left.reason} for left in report.left_out],
         "notes": list(report.notes),
     }
@@ -368,6 +369,12 @@ def lines(document: dict[str, Any]) -> list[str]:
         ("torn_bytes", "byte", "bytes", "of a torn tail left"),
         ("foreign_entries", "entry", "entries", "refused: of another queue's record"),
         ("below_min_entries", "entry", "entries", "below the log's minimum left"),
+        (
+            "wrong_tag_codes",
+            "entry",
+            "entries",
+            "with a wrong tag code: that of the record is taken",
+        ),
     )
     found += [
         f"tiered: {counted(document[name], one, many)} {text}"
@@ -408,7 +415,7 @@ def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Sto
     if call.flag("strict"):
         recorded = (
             *("gaps", "taken_back", "begun_anew", "ahead_queues"),
-            *("torn_bytes", "foreign_entries", "below_min_entries"),
+            *("torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
         )
         left_out = any(left["reason"] != SYSTEM_TOPIC for left in document["left_out"])
         needs = needs or left_out or any(document[name] for name in recorded)

@@ -146,7 +146,10 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
     local = broker["local"]
     if local:
         remarks += [f"note      {note}" for note in local["notes"]]
-        names = ("torn_bytes", "foreign_entries", "below_min_entries", "damaged_records")
+        names = (
+            *("torn_bytes", "foreign_entries", "below_min_entries", "damaged_records"),
+            "wrong_tag_codes",
+        )
         found = [f"{name.replace('_', ' ')} {local[name]:,}" for name in names if local[name]]
         if found:
             remarks.append(f"local     {', '.join(found)}")

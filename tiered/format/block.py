@@ -18,11 +18,11 @@ from tiered.format.grouping import (
     group_by_queue,
     inner_counts,
     properties_bytes,
-    tag_hashes,
     topic_bytes,
     topics_equal,
 )
 from tiered.format.parse import RecordBlock, check_records, parse_records
+from tiered.format.tagging import tag_guesses, tag_hashes
 from tiered.format.walk import Stop, Walk, walk_records
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "parse_records",
     "properties_bytes",
     "split_records",
+    "tag_guesses",
     "tag_hashes",
     "topic_bytes",
     "topics_equal",

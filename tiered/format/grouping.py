@@ -1,4 +1,4 @@
-"""Whose records are they: group a block by queue, compare topics, hash tags.
+"""Whose records are they: group a block by queue, compare topics.
 
 Topic bytes are compared 8 at a time. Word ``k`` of a topic is the 8 bytes that end ``8 k`` bytes
 before the topic's end; of the first word the bytes that stand before the topic are masked. Counting
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from tiered.format import properties, sysflag
 from tiered.format.parse import RecordBlock, bytes_at
 from tiered.format.record import RecordFault
-from tiered.format.tags import tag_hash
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ _MULTIPLIER: Final = 0x9E37_79B9_7F4A_7C15
 """Odd, so that multiplying by it mod 2^64 loses nothing."""
 _MASKS: Final = np.array([2**64 - 1] + [2 ** (8 * n) - 1 for n in range(1, 8)], np.uint64)
 """Which bits of a big-endian word belong to the topic, by topic size mod 8, for its first word."""
-_NAME: Final = b"TAGS\x01"
-_PAIR_NAME: Final = b"\x02TAGS\x01"
 
 Indices = npt.NDArray[np.int64]
 
@@ -171,48 +168,6 @@ def topics_equal(block: RecordBlock, indices: Indices, topic: str) -> npt.NDArra
         word = int.from_bytes(wanted[max(0, end - _WORD) : end], "big")
         same[kept] &= words == np.uint64(word)
     return same
-
-
-def tag_hashes(block: RecordBlock) -> npt.NDArray[np.int64]:
-    """The tag code of each record: Java's hash of its ``TAGS`` property, 0 without one.
-
-    Loops over the records in Python, about 0.5 us each (a tag that was met before is not hashed
-    again): it is for rebuilding consume queues. Where there is a consume queue its tag codes are to
-    be taken.
-    """
-    view, known = memoryview(block.buffer), {b"": 0}
-    starts = block.properties_positions
-    ends = starts + block.properties_sizes
-    found = []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        tags = find_tags(bytes(view[start:end]))
-        code = known.get(tags)
-        if code is None:
-            code = known[tags] = tag_hash(tags.decode("utf-8", "replace"))
-        found.append(code)
-    return np.array(found, np.int64)
-
-
-def find_tags(raw: bytes) -> bytes:
-    """The value of ``TAGS`` in stored properties, without parsing them all; empty without one.
-
-    Of several the last that is not empty counts, as in ``parse_properties``.
-    """
-    end = len(raw)
-    while (at := raw.rfind(_PAIR_NAME, 0, end)) >= 0:
-        start = at + len(_PAIR_NAME)
-        value = raw[start : _pair_end(raw, start)]
-        if value:
-            return value
-        end = at + len(_PAIR_NAME) - 1
-    if raw.startswith(_NAME):
-        return raw[len(_NAME) : _pair_end(raw, len(_NAME))]
-    return b""
-
-
-def _pair_end(raw: bytes, start: int) -> int:
-    end = raw.find(b"\x02", start)
-    return len(raw) if end < 0 else end
 
 
 def inner_counts(block: RecordBlock) -> npt.NDArray[np.int32]:

@@ -1,18 +1,21 @@
-"""Cutting records out of a buffer into a batch that owns its bytes."""
+"""Cutting records out of a buffer into a batch that owns its bytes, with the tag codes that are theirs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import Buffer
 
+from tiered.format.block import RecordBlock, tag_hashes
 from tiered.local.face import RecordBatch
+from tiered.local.verdicts import TagFacts, judge_tags
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from tiered.format.block import RecordBlock
     from tiered.local.entries import Entries, Flags, Longs
+    from tiered.local.sightings import Sightings
 
 
 def cut_records(block: RecordBlock, indices: Longs) -> tuple[Buffer, Longs]:
@@ -31,6 +34,52 @@ def cut_records(block: RecordBlock, indices: Longs) -> tuple[Buffer, Longs]:
         return bytes(view[first:last]), starts
     slices = map(slice, positions.tolist(), (positions + sizes).tolist())
     return b"".join(map(view.__getitem__, slices)), starts
+
+
+@dataclass(frozen=True, slots=True)
+class TagRule:
+    """Lets records rule over the tag codes of the entries that name them.
+
+    Attributes:
+        sightings: Where wrong ones are counted.
+        has_ext: See ``TagFacts``.
+        is_live: See ``TagFacts``.
+    """
+
+    sightings: Sightings
+    has_ext: bool
+    is_live: bool
+
+    def apply(
+        self, queue: MessageQueue, entries: Entries, block: RecordBlock, owns: Longs, guesses: Longs
+    ) -> None:
+        """Set the tag codes of entries to those of their records.
+
+        Args:
+            queue: Whose entries.
+            entries: ``tag_codes`` is changed.
+            block: Holds their records.
+            owns: Index in ``block`` of each entry's own sound record; -1: it has none, and stays as it is.
+            guesses: ``tag_guesses`` of the block.
+        """
+        if not len(guesses):
+            return
+        unlike = np.flatnonzero((entries.tag_codes != guesses[owns]) & (owns >= 0))
+        if not len(unlike):
+            return
+        codes = entries.tag_codes[unlike]
+        hashes = tag_hashes(only(block, owns[unlike]))
+        is_last = self.is_live and unlike[-1] == len(entries) - 1
+        facts = TagFacts(codes=codes, hashes=hashes, has_ext=self.has_ext, is_live=is_last)
+        for at in unlike[judge_tags(facts)].tolist():
+            self.sightings.wrong_tag_code(queue, entries.start + at)
+        entries.tag_codes[unlike] = hashes
+
+
+def only(block: RecordBlock, indices: Longs) -> RecordBlock:
+    """A block of some records of another one."""
+    columns = {name: getattr(block, name)[indices] for name in block.__slots__ if name != "buffer"}
+    return RecordBlock(buffer=block.buffer, **columns)
 
 
 def sound_batch(

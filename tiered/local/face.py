@@ -147,6 +147,7 @@ class StoreReport:
         foreign_entries: Consume-queue entries refused because they point at another queue's record.
         below_min_entries: Consume-queue entries below the log's minimum.
         damaged_records: Records that failed their checks below ``log_end``, seen so far.
+        wrong_tag_codes: Consume-queue entries whose tag code was not that of their record, which ruled, seen so far.
         rebuilt_queues: Queues whose consume queue was missing or damaged and was rebuilt in memory from the log.
         left_out: Topics and queues that are not tiered.
         notes: Other things worth a line, such as a config read from its ``.bak``.
@@ -158,6 +159,7 @@ class StoreReport:
     foreign_entries: int = 0
     below_min_entries: int = 0
     damaged_records: int = 0
+    wrong_tag_codes: int = 0
     rebuilt_queues: Sequence[MessageQueue] = ()
     left_out: Sequence[LeftOut] = ()
     notes: Sequence[str] = ()

@@ -83,21 +83,22 @@ class Fetched:
 
 
 def plan_reads(
-    physical_offsets: Longs, sizes: Ints, file_bytes: int
+    physical_offsets: Longs, sizes: Ints, within: Longs
 ) -> list[tuple[int, int, int, int]]:
     """Join neighbouring records into reads.
 
     Args:
         physical_offsets: int64[n], where each record lies, n > 0.
         sizes: int32[n].
-        file_bytes: A read never spans files.
+        within: int64[n], how far into its file each lies. A read never spans files.
 
     Returns:
         ``(first record, one past the last record, from byte, to byte)`` of each read, in record order.
     """
     ends = physical_offsets + sizes
     gaps = physical_offsets[1:] - ends[:-1]
-    same_file = physical_offsets[1:] // file_bytes == physical_offsets[:-1] // file_bytes
+    bases = physical_offsets - within
+    same_file = bases[1:] == bases[:-1]
     bridged = np.clip(sizes[:-1].astype(np.int64) * GAP_PER_BYTE, GAP_BYTES_MIN, GAP_BYTES_MAX)
     breaks = np.flatnonzero((gaps < 0) | (gaps > bridged) | ~same_file) + 1
     firsts = [0, *breaks.tolist()]
@@ -108,11 +109,11 @@ def plan_reads(
     ]
 
 
-def readable(entries: Entries, bounds: Bounds, file_bytes: int) -> Flags:
+def readable(entries: Entries, bounds: Bounds, log: FileRow) -> Flags:
     """bool[n]: whether each entry names bytes that lie in the log and in one file."""
     physical, sizes = entries.physical_offsets, entries.sizes.astype(np.int64)
     good = entries.is_written & (physical >= bounds.log_min) & (physical < bounds.log_end)
-    room = np.minimum(bounds.log_end - physical, file_bytes - physical % file_bytes)
+    room = np.minimum(bounds.log_end - physical, log.file_bytes - log.within(physical))
     return good & (sizes <= np.minimum(room, RECORD_BYTES_MAX))
 
 
@@ -227,7 +228,7 @@ def _fetch(
     is_batch: bool,
     lists: Lists,
 ) -> Fetched:
-    wanted = readable(entries, bounds, log.file_bytes)
+    wanted = readable(entries, bounds, log)
     firsts, record_of = distinct_records(entries, wanted)
     physical, sizes = entries.physical_offsets[firsts], entries.sizes[firsts]
     buffer, positions, is_whole = _read(log, physical, sizes)
@@ -278,7 +279,7 @@ def _is_one_unit(entries: Entries, at: int, is_own: bool, offset: int) -> bool:
 
 def _read(log: FileRow, physical: Longs, sizes: Ints) -> tuple[bytearray, Longs, bool]:
     """All records in one new buffer, where each begins in it, and whether every read was full."""
-    reads = plan_reads(physical, sizes, log.file_bytes) if len(physical) else []
+    reads = plan_reads(physical, sizes, log.within(physical)) if len(physical) else []
     buffer = bytearray(sum(end - start for *_, start, end in reads))
     positions, done = np.zeros(len(physical), np.int64), 0
     for first, last, start, end in reads:

@@ -19,13 +19,17 @@ import stat
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tiered.errors import ClosedError, InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
+_Positions = TypeVar("_Positions", int, "npt.NDArray[np.int64]")
 _NOT_A_FILE: Final = (errno.ENXIO, errno.ENODEV, errno.EISDIR)
 _NOATIME: Final = getattr(os, "O_NOATIME", 0)
 _OPEN_MIN: Final = 16
@@ -296,6 +300,13 @@ class FileRow:
         if at < 0 or position >= bases[at] + self.file_bytes:
             return None
         return bases[at]
+
+    def within(self, positions: _Positions) -> _Positions:
+        """How far behind the beginning of its file each position lies, whether or not there is such a file.
+
+        Files begin at multiples of their size; not so the only one, when it was cut short.
+        """
+        return (positions - (self._bases[0] if self._bases else 0)) % self.file_bytes
 
     def next_base(self, position: int) -> int | None:
         """Where the first file that begins behind ``position`` begins."""

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.errors import ClosedError
-from tiered.format.block import RecordBlock, group_by_queue, tag_hashes
-from tiered.format.consume_queue import is_ext_address
+from tiered.format.block import group_by_queue, tag_guesses
 from tiered.local.batches import sound_batch
-from tiered.local.deadview import DeadView
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.matching import Match, match, runs
 from tiered.local.pieces import LogPieces, Next, Piece
@@ -27,8 +25,9 @@ from tiered.local.resync import Resync
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from tiered.format.block import RecordBlock
     from tiered.local.catalog import QueueState
-    from tiered.local.entries import Entries, Longs
+    from tiered.local.entries import Longs
     from tiered.local.face import RecordBatch
     from tiered.local.views import FollowedStore, View
     from tiered.model import MessageQueue, QueueOffset
@@ -52,12 +51,13 @@ class RocketMQFollower:
         self._next: dict[MessageQueue, int] = {queue: int(start) for queue, start in starts.items()}
         self._last: dict[MessageQueue, int] = {}  # local physical offset of the record before it
         self._fallen: set[MessageQueue] = set()
-        self._has_ext = store.has_ext
         self._is_idle = False
         self._is_at_end = False
         self._is_closed = False
         self._must_sweep = True
         self._view = store.current_view()
+        self._tags = store.tag_rule(self._view)
+        self._guessed: tuple[RecordBlock, Longs] | None = None
         self._note_places()
         self._walked_from = self._position = self._first_position()
         self._pieces = LogPieces(self._view.log)
@@ -169,6 +169,7 @@ class RocketMQFollower:
 
     def _go_on_in(self, view: View) -> None:
         self._view = view
+        self._tags = self._store.tag_rule(view)
         self._note_places()
         self._fallen.update(self._next)
         self._pieces = LogPieces(view.log)
@@ -207,8 +208,7 @@ class RocketMQFollower:
                 return
             self._must_sweep = True
             self._position = self._resync.behind(piece.end, view.log_end)
-            if isinstance(view, DeadView):
-                view.note_lost(piece.end, self._position)
+            view.claims.note_lost(piece.end, self._position)
         else:
             self._position = piece.end
 
@@ -264,16 +264,18 @@ class RocketMQFollower:
     def _batch(self, state: QueueState, block: RecordBlock, found: Match) -> RecordBatch:
         assert found.entries is not None
         entries = found.entries
-        if self._has_ext and (addresses := is_ext_address(entries.tag_codes)).any():
-            tags = tag_hashes(block)[found.indices]
-            tags = tags if found.counts is None else np.repeat(tags, found.counts)
-            entries.tag_codes[addresses] = tags[addresses]
-        if self._view.is_live and found.counts is None:
-            _complete_last_tag(entries, block, found)
+        owns = found.indices if found.counts is None else np.repeat(found.indices, found.counts)
+        self._tags.apply(state.queue, entries, block, owns, self._guesses(block))
         batch = sound_batch(state.queue, block, found.indices, entries, found.counts)
         self._next[state.queue] = batch.end_offset
         self._last[state.queue] = int(batch.physical_offsets[-1])
         return batch
+
+    def _guesses(self, block: RecordBlock) -> Longs:
+        """Made once for all queues of a piece."""
+        if self._guessed is None or self._guessed[0] is not block:
+            self._guessed = block, tag_guesses(block)
+        return self._guessed[1]
 
     # -- what the log's order does not give ------------------------------------------------------
 
@@ -303,12 +305,3 @@ class RocketMQFollower:
             self._must_sweep = self._stop()
         self._is_idle = self._is_at_end = not batches and not self._must_sweep
         return batches
-
-
-def _complete_last_tag(entries: Entries, block: RecordBlock, found: Match) -> None:
-    """The last entry of a queue may have been read while it was written, its tag code (or the half of it) still zero."""
-    last = entries.tag_codes[-1:]
-    if not int(last[0]) & 0xFFFF_FFFF:
-        columns = [name for name in block.__slots__ if name != "buffer"]
-        record = {name: getattr(block, name)[found.indices[-1:]] for name in columns}
-        last[:] = tag_hashes(RecordBlock(buffer=block.buffer, **record))

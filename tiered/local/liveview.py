@@ -11,11 +11,13 @@ tail. From there the log is walked in its own order, with a broker's checks:
 - where replicas may truncate the log (``epochFileCheckpoint`` is there), records stored before the start count only
   when one stored after it stands behind them, or the broker says so (``broker_max_offset``);
 - it stops at the first record that its consume queue does not list yet. Queues are written in log order, so a record
-  that is not listed although a later one is, is one that the broker dropped: counted, and passed over after a second;
+  that is not listed although a later one is, is one that the broker dropped, or its entry is damaged: after a second it
+  is passed over and counted, or listed in memory (``tiered.local.claims``);
 - a record may have been read half written and be listed by now; no checksum covers its properties. So the file that is
   being written is read again behind the consume queues, and the walk stops at the first record that has changed.
 
-The frontier stands before damage until a listed record that was stored after the start is found behind it. Anything
+The frontier stands before damage until something shows that the broker has written behind it: a listed record that was
+stored after the start, or the broker's word. Until then what is listed behind it is counted, and the place told. Anything
 read is used only if the ``abort`` file still stands when the reading is over. All methods under the store's lock.
 """
 
@@ -27,30 +29,38 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tiered.format.block import RecordBlock, group_by_queue
+from tiered.format.consume_queue import FILLER_SIZE
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
-from tiered.local.deadview import is_message
+from tiered.local.claims import Claims, is_message
+from tiered.local.entries import Rebuilt
 from tiered.local.face import HoleReason, Waiting
 from tiered.local.fetch import Bounds, fetch, held_end
 from tiered.local.lookahead import Ahead, find_new
 from tiered.local.matching import Match, match
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import count_sound, read_head
+from tiered.local.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.clock import Clock
     from tiered.local.catalog import Catalog, QueueState
-    from tiered.local.entries import Longs
+    from tiered.local.entries import Entries, Flags, Longs
+    from tiered.local.fetch import Fetched
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
 
 _PIECE_BYTES: Final = 8 << 20
 _PIECE_BYTES_MIN: Final = 64 << 10
 _LOOKED_AT: Final = 16
+"""Entries of a queue that are looked at in one go."""
+_COUNTED_AT_ONCE: Final = 16_384
 _BROKEN_AGAIN_S: Final = 1.0
 _DROPPED_AFTER_S: Final = 1.0
 _EMPTY_AGAIN_S: Final = 10.0
+_TOLD_AFTER_S: Final = 2.0
+"""What the broker said last may be a second old, and of its life before this view."""
 _FAR: Final = 2**63 - 1
 _NONE: Final = np.zeros(0, np.int64)
 
@@ -80,6 +90,7 @@ class LiveView:
         catalog: The queues.
         log_end: The frontier.
         damages: How often the frontier has leapt over damage.
+        claims: Decides on records that no entry lists.
     """
 
     is_live = True
@@ -104,6 +115,7 @@ class LiveView:
         self._started_ms = started_ms
         self._may_truncate = may_truncate
         self._broker_max_offset = broker_max_offset
+        self.claims = Claims(log, catalog, sightings, is_growing=True)
         self._pieces = LogPieces(log)
         self._wanted_bytes = _PIECE_BYTES_MIN
         self._passed_by = -1, 0.0
@@ -111,8 +123,11 @@ class LiveView:
         self._has_met_new = False
         self._proven_old = -1
         self._ahead = Ahead(log, clock)
-        self._looked_again_s = clock.monotonic_s()
-        self.log_end = self._first_position()
+        self._made_s = clock.monotonic_s()
+        self._looked_again_s = -_EMPTY_AGAIN_S
+        self._behind = Waiting()
+        """What is listed behind the damage at which the frontier stands."""
+        self.log_end = self._walked_from = self._first_position()
         self._open_queues()
 
     @property
@@ -265,7 +280,6 @@ class LiveView:
         """How many records of the piece, from the first, are listed or will never be."""
         waiting = [_unlisted(piece.block, found) for _, found in taken]
         if is_overtaken or not any(map(len, waiting)):
-            self._sightings.count("dropped_records", sum(map(len, waiting)))
             return count
         # Another queue's entry may have been written between the two readings: look at those again that
         # lie before a listed record.
@@ -279,7 +293,6 @@ class LiveView:
         before = everything[everything < last]
         if len(before) and not self._is_dropped(piece, int(before.min()), last):
             return int(before.min())
-        self._sightings.count("dropped_records", int((everything < last).sum()))
         behind = everything[everything > last]
         return int(behind.min()) if len(behind) else count
 
@@ -314,7 +327,9 @@ class LiveView:
             self._has_met_new = bool(
                 (piece.block.store_timestamps_ms[:cut] >= self._started_ms).any()
             )
+        self._behind = Waiting()
         for state, found in taken:
+            self.claim(state, piece.block, found, self._walked_from)
             self._extend(state, found)
         is_last = cut < len(piece.block) or piece.follows not in {Next.MORE, Next.FILE}
         return Advance(piece.block, taken, self.log_end, is_last)
@@ -328,6 +343,30 @@ class LiveView:
         if is_other:
             state.min = min(state.index.first_not_below(self.log_min, end), end)
 
+    def claim(self, state: QueueState, block: RecordBlock, found: Match, walked_from: int) -> None:
+        """Decide on records that their queue does not list though it lists later ones. See ``Claims.claim``."""
+        if found.is_all_listed:
+            return
+        asked = self.asked(state, block, found)
+        verdicts = self.claims.claim(state, block, found, asked, walked_from)
+        self._sightings.count("dropped_records", int((verdicts == Verdict.DROPPED).sum()))
+
+    def asked(self, state: QueueState, _block: RecordBlock, found: Match) -> Flags:
+        """Which records count if they stand where they belong: those whose entry says something else, or was lost."""
+        asked: Flags = (found.listed_at >= 0) | (found.offsets < state.end)
+        ahead = np.flatnonzero(~asked & (found.offsets < state.end + _LOOKED_AT))
+        if len(ahead):  # zeros: it is not written yet; what no broker writes: it is damaged
+            entries = state.index.entries(state.end, state.end + _LOOKED_AT)
+            is_said = (entries.sizes != 0) | (entries.physical_offsets != 0)
+            is_said &= ~entries.is_written & (entries.sizes != FILLER_SIZE)
+            asked[ahead] = is_said[found.offsets[ahead] - state.end]
+        return asked
+
+    @property
+    def undecided_end(self) -> int:
+        """See ``tiered.local.claims.Searched``."""
+        return self.log_end
+
     def look_for_changed_queues(self) -> None:
         """Notice deleted topics. One system call for each queue."""
         for state in list(self.catalog.states.values()):
@@ -337,6 +376,7 @@ class LiveView:
     def reopen(self, state: QueueState) -> None:
         """Look again at a queue whose files are others now; without any it is no queue any more."""
         state.end = state.min = 0
+        state.index.rebuilt = Rebuilt()
         if not state.index.row.bases:
             self.catalog.states.pop(state.queue, None)
             return
@@ -346,42 +386,102 @@ class LiveView:
     # -- damage ----------------------------------------------------------------------------------
 
     def _look_behind_damage(self, again_s: float) -> None:
-        """Leap over what stands at the frontier if a record stored after the start is listed behind it."""
+        """Leap over what stands at the frontier if something behind it is proven; else count what is listed there."""
         now_s = self._clock.monotonic_s()
         if self._started_ms is None or now_s < self._looked_again_s + again_s:
             return
         self._looked_again_s = now_s
         if again_s == _BROKEN_AGAIN_S:
             self.catalog.load()  # a queue that has only messages behind the damage
-        behind = min(map(self._first_live_behind, list(self.catalog.states.values())), default=_FAR)
+        told = 0
+        if self._broker_max_offset is not None and now_s >= self._made_s + _TOLD_AFTER_S:
+            told = self._broker_max_offset()
+        behind = self._first_proven(told)
         if behind == _FAR:
+            is_cut = (
+                0 < told <= self.log_end
+            )  # the broker's log ends here: what stands behind is given up
+            self._behind = Waiting() if is_cut else self._count_behind()
             return
+        self._behind = Waiting()
         self.damages += 1
         self._sightings.count("damaged_places")
         self.log_end = behind
         for state in list(self.catalog.states.values()):
             self._raise_end(state, behind)
 
-    def _first_live_behind(self, state: QueueState) -> int:
-        entries = state.index.entries(state.end, state.end + _LOOKED_AT)
-        if not (entries.is_written & (entries.physical_offsets > self.log_end)).any():
+    def _first_proven(self, told: int) -> int:
+        """Where behind the frontier a record begins that the broker has written in this life, or still counts.
+
+        At first the next few entries of each queue. Where they say nothing (many records are damaged, or from before
+        the start) some further on, twice as far each time, and the last: the first that is proven will do.
+        """
+        states = list(self.catalog.states.values())
+        found = min((self._proven_in(state, state.end, told) for state in states), default=_FAR)
+        for state in states if found == _FAR else ():
+            end, step = state.index.written_end(_FAR), 2 * _LOOKED_AT
+            starts = [end - _LOOKED_AT] if end > state.end + _LOOKED_AT else []
+            while state.end + step < end:
+                starts.append(state.end + step)
+                step *= 2
+            for start in starts:
+                if (found := self._proven_in(state, start, told)) < _FAR:
+                    return found
+        return found
+
+    def _proven_in(self, state: QueueState, start: int, told: int) -> int:
+        """The first place of a proven record in a few entries; beyond everything without one."""
+        entries, found = self._behind_frontier(state, start)
+        if found is None:
             return _FAR
-        found = fetch(
-            self.log,
-            state.queue,
-            entries,
-            Bounds(self.log_end + 1, _FAR),
-            is_batch=state.index.is_batch,
-        )
-        good = np.flatnonzero(found.verdicts == 0)
-        times = found.block.store_timestamps_ms[found.record_of[good]]
-        good = good[times >= (self._started_ms or 0)]
+        good = np.flatnonzero(found.verdicts == Verdict.LISTED)
+        is_new = found.block.store_timestamps_ms[found.record_of[good]] >= (self._started_ms or 0)
+        is_kept = entries.physical_offsets[good] + entries.sizes[good] <= told
+        good = good[is_new | is_kept]
         return int(entries.physical_offsets[good].min()) if len(good) else _FAR
+
+    def _behind_frontier(self, state: QueueState, start: int) -> tuple[Entries, Fetched | None]:
+        """A few entries, and the records behind the frontier that they name; None when they name none there."""
+        entries = state.index.entries(start, start + _LOOKED_AT)
+        if not (entries.is_written & (entries.physical_offsets > self.log_end)).any():
+            return entries, None
+        bounds = Bounds(self.log_end + 1, _FAR)
+        is_batch = state.index.is_batch
+        return entries, fetch(self.log, state.queue, entries, bounds, is_batch=is_batch)
+
+    def _count_behind(self) -> Waiting:
+        """What consume queues list behind damage at the frontier, if there is a sound record among it.
+
+        A broker's start may have given it up, or it was damaged since: nothing shows which.
+        """
+        records = size = 0
+        for state in self.catalog.states.values():
+            _, found = self._behind_frontier(state, state.end)
+            if found is None or not (found.verdicts == Verdict.LISTED).any():
+                continue
+            at, end = state.end, state.index.written_end(_FAR)
+            while at < end:
+                entries = state.index.entries(at, min(end, at + _COUNTED_AT_ONCE))
+                is_behind = entries.is_written & (entries.physical_offsets >= self.log_end)
+                is_behind &= entries.physical_offsets < self.log.end
+                records += int(is_behind.sum())
+                size += int(entries.sizes[is_behind].astype(np.int64).sum())
+                at += len(entries)
+        base = self.log.base_of(self.log_end)
+        if not records or base is None:
+            return Waiting()
+        place = f"{self.log.path(base)}, byte {self.log_end - base}"
+        return Waiting(
+            records,
+            size,
+            f"at and behind {place}, where a record is damaged or a broker's start has cut the log:"
+            " nothing stored since that start shows which",
+        )
 
     # -- the rest --------------------------------------------------------------------------------
 
     def waiting(self) -> Waiting:
-        """Count what can be read behind the frontier."""
+        """Count what can be read behind the frontier; before damage, what is listed behind that."""
         records = size = 0
         reason, position = "", self.log_end
         pieces = LogPieces(self.log)
@@ -398,8 +498,15 @@ class LiveView:
                 or piece.follows not in {Next.MORE, Next.FILE}
                 or following is None
             ):
-                return Waiting(records, size, reason)
+                return Waiting(records, size, reason) if records else self._waiting_behind()
             position = following
+
+    def _waiting_behind(self) -> Waiting:
+        head = self.log.read(self.log_end, SIZE_AND_MAGIC.size)
+        is_broken = len(head) == SIZE_AND_MAGIC.size and any(head[4:])
+        if is_broken and SIZE_AND_MAGIC.unpack(head)[1] != MAGIC_BLANK:
+            self._look_behind_damage(_BROKEN_AGAIN_S)
+        return self._behind
 
     def _reason(self, piece: Piece) -> str:
         is_old = (

@@ -145,7 +145,7 @@ class LogPieces:
 
     def _follows(self, stop: Stop, end: int, stop_at: int, is_short: bool) -> Next:
         if end >= stop_at:
-            is_full = self._log.file_bytes and not end % self._log.file_bytes
+            is_full = self._log.file_bytes and not self._log.within(end)
             return Next.FILE if is_full else Next.LIMIT
         if stop is Stop.BLANK:
             return Next.FILE

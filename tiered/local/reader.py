@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import tag_hashes
-from tiered.format.consume_queue import is_ext_address
+from tiered.format.block import tag_guesses
 from tiered.format.record import RecordFault
-from tiered.local.batches import cut_records, fill_times
+from tiered.local.batches import TagRule, cut_records, fill_times
 from tiered.local.face import HoleReason, Quarantined, RecordBatch
 from tiered.local.fetch import Bounds, Fetched, distinct_records, fetch, readable
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tiered.local.consumequeues import QueueIndex
-    from tiered.local.entries import Entries, Longs
+    from tiered.local.entries import Entries
     from tiered.local.fetch import Lists
     from tiered.local.files import FileRow
     from tiered.local.sightings import Sightings
+
+    Search = Callable[[Entries, Fetched], bool]
+    """(entries of one queue, what became of them) -> whether to read them again."""
 
 BATCH_COUNT_MAX: Final = 0x7FFF
 """Messages of one inner batch at most."""
@@ -34,11 +38,12 @@ _SILENCE_READ: Final = 1 << 16
 
 def read_batch(
     log: FileRow,
-    sightings: Sightings,
+    tags: TagRule,
     queue: MessageQueue,
     index: QueueIndex,
     lists: Lists,
     *,
+    search: Search,
     start: int,
     end: int,
     bounds: Bounds,
@@ -49,10 +54,11 @@ def read_batch(
 
     Args:
         log: The commit log.
-        sightings: Where holes are counted.
+        tags: What becomes of tag codes; where holes are counted.
         queue: Whose.
         index: Its consume queue.
         lists: Whether another queue lists a record.
+        search: Asked when some entries name no record of their own; it says whether that has changed.
         start: First queue offset, inclusive.
         end: Exclusive, above ``start``.
         bounds: Which part of the log counts.
@@ -61,8 +67,8 @@ def read_batch(
 
     Returns:
         A batch ends before more than ``HOLES_MAX`` queue offsets of which nothing is listed (``first_said``). None when
-        bytes that should be there could not be read: look whether the log's minimum has moved, and ask again
-        (``bounds.log_min`` must then be the new one).
+        ``search`` said so, or bytes that should be there could not be read: look whether the log's minimum has moved,
+        and ask again (``bounds.log_min`` must then be the new one).
 
     Raises:
         InvalidError: A file may not be read.
@@ -71,13 +77,15 @@ def read_batch(
     entries = index.entries(start, min(end, start + count_max + slack))
     entries = entries.head(whole_records(entries, count_max))
     entries = entries.head(before_silence(entries))
-    entries = entries.head(plan_count(entries, bounds, log.file_bytes, bytes_max))
+    entries = entries.head(plan_count(entries, bounds, log, bytes_max))
     found = fetch(log, queue, entries, bounds, is_batch=index.is_batch, lists=lists)
     if not found.is_whole:
         log.rescan()
         if log.bases and log.bases[0] > bounds.log_min:
             return None
-    return _compose(queue, entries, found, sightings)
+    if found.verdicts.any() and search(entries, found):
+        return None
+    return _compose(queue, entries, found, tags)
 
 
 def first_said(index: QueueIndex, start: int, end: int) -> int:
@@ -109,9 +117,9 @@ def whole_records(entries: Entries, count_max: int) -> int:
     return count_max + int(np.argmax(is_other)) if is_other.any() else len(entries)
 
 
-def plan_count(entries: Entries, bounds: Bounds, file_bytes: int, bytes_max: int) -> int:
+def plan_count(entries: Entries, bounds: Bounds, log: FileRow, bytes_max: int) -> int:
     """How many entries to take so that their records have at most ``bytes_max`` bytes; at least one record's."""
-    wanted = readable(entries, bounds, file_bytes)
+    wanted = readable(entries, bounds, log)
     firsts, _ = distinct_records(entries, wanted)
     costs = np.zeros(len(entries), np.int64)
     costs[firsts] = entries.sizes[firsts]
@@ -125,9 +133,7 @@ def plan_count(entries: Entries, bounds: Bounds, file_bytes: int, bytes_max: int
     return int(firsts[1]) if len(firsts) > 1 else len(entries)
 
 
-def _compose(
-    queue: MessageQueue, entries: Entries, found: Fetched, sightings: Sightings
-) -> RecordBatch:
+def _compose(queue: MessageQueue, entries: Entries, found: Fetched, rule: TagRule) -> RecordBatch:
     good = found.verdicts == 0
     numbers = found.record_of[good]
     used = np.unique(numbers)
@@ -139,27 +145,19 @@ def _compose(
     sizes[good] = entries.sizes[good]
     starts[good] = positions[np.searchsorted(used, numbers)]
     times[good] = found.block.store_timestamps_ms[numbers]
-    tags = _tag_codes(entries, found)
+    owns = np.where(good, found.record_of, -1)
+    rule.apply(queue, entries, found.block, owns, tag_guesses(found.block))
     return RecordBatch(
         queue=queue,
         base_offset=QueueOffset(entries.start),
         data=data,
         positions=starts,
         sizes=sizes,
-        tag_codes=tags,
+        tag_codes=np.where(good, entries.tag_codes, found.verdicts.astype(np.int64)),
         store_timestamps_ms=fill_times(times, good),
         physical_offsets=physical,
-        quarantined=() if good.all() else _holes(queue, entries, found, sightings),
+        quarantined=() if good.all() else _holes(queue, entries, found, rule.sightings),
     )
-
-
-def _tag_codes(entries: Entries, found: Fetched) -> Longs:
-    """The entries' own, except holes' reasons and addresses in ``consumequeue_ext``."""
-    tags = np.where(found.verdicts == 0, entries.tag_codes, found.verdicts.astype(np.int64))
-    addresses = (found.verdicts == 0) & is_ext_address(tags)
-    if addresses.any():
-        tags[addresses] = tag_hashes(found.block)[found.record_of[addresses]]
-    return tags
 
 
 def _holes(

@@ -156,11 +156,11 @@ def count_sound(piece: Piece) -> int:
 
 def _leads_on(log: FileRow, position: int) -> bool:
     """Whether recovery goes on to the next file: only from a blank that does not claim more than the file has."""
-    left = log.file_bytes - position % log.file_bytes
-    if not position % log.file_bytes:
+    within = log.within(position)
+    if not within:
         return False  # a file without a blank: recovery stops at its last byte
     head = log.read(position, 4)
-    return int.from_bytes(head, "big", signed=True) <= left
+    return int.from_bytes(head, "big", signed=True) <= log.file_bytes - within
 
 
 def _torn_bytes(log: FileRow, end: int) -> int:

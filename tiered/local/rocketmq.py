@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError
 from tiered.format.checkpoint import decode_checkpoint
+from tiered.local.batches import TagRule
 from tiered.local.catalog import Catalog, QueueState
 from tiered.local.configs import read_text, read_topics
 from tiered.local.deadview import DeadView
@@ -42,7 +43,7 @@ from tiered.local.liveness import Liveness, abort_mark, is_locked, look
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.pieces import LogPieces
 from tiered.local.reader import first_said, read_batch
-from tiered.local.sightings import Sightings, hole_counter
+from tiered.local.sightings import WRONG_TAG_CODES, Sightings, hole_counter
 from tiered.local.times import first_at_or_after
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tiered.format.block import RecordBlock
+    from tiered.local.entries import Entries
+    from tiered.local.fetch import Fetched
     from tiered.local.matching import Match
     from tiered.local.views import View
 
@@ -205,6 +208,7 @@ class RocketMQStore:
                 foreign_entries=counters.get(hole_counter(HoleReason.FOREIGN), 0),
                 below_min_entries=counters.get("below_min_entries", 0),
                 damaged_records=counters.get(hole_counter(HoleReason.DAMAGED), 0),
+                wrong_tag_codes=counters.get(WRONG_TAG_CODES, 0),
                 rebuilt_queues=[
                     queue
                     for queue, state in sorted(view.catalog.states.items())
@@ -231,10 +235,9 @@ class RocketMQStore:
                 self._view = self._make_view()
             return self._view
 
-    @property
-    def has_ext(self) -> bool:
-        """Tag codes may be addresses in ``consumequeue_ext``."""
-        return self._layout.has_ext
+    def tag_rule(self, view: View) -> TagRule:
+        """What becomes of the tag codes of a view's entries."""
+        return TagRule(self._sightings, self._layout.has_ext, view.is_live)
 
     def find(self, view: View, queue: MessageQueue) -> QueueState | None:
         """The state of a queue that may be new."""
@@ -246,10 +249,7 @@ class RocketMQStore:
     ) -> None:
         """Decide on records that are not listed, in the committed part of the log, which was walked from a place on."""
         with self._lock:
-            if isinstance(view, DeadView):
-                view.claim(state, block, found, walked_from)
-            else:
-                self._sightings.count("dropped_records", int((~found.is_listed).sum()))
+            view.claim(state, block, found, walked_from)
 
     def advance(
         self,
@@ -286,21 +286,27 @@ class RocketMQStore:
                 return None
             batch = read_batch(
                 view.log,
-                self._sightings,
+                self.tag_rule(view),
                 state.queue,
                 state.index,
                 view.catalog.lists,
+                search=lambda entries, found: self._search(view, state, entries, found),
                 start=low,
                 end=end,
                 bounds=Bounds(view.log_min, view.log_end),
                 bytes_max=bytes_max,
                 count_max=count_max,
             )
-            if batch is not None and not (
-                (batch.sizes == 0).any() and self._has_queue_changed(view, state)
-            ):
+            if batch is not None:
                 return batch
             end = min(end, state.end)
+
+    def _search(self, view: View, state: QueueState, entries: Entries, found: Fetched) -> bool:
+        """Whether to read entries again that name no record: their queue is another now, or the log has their records."""
+        if self._has_queue_changed(view, state):
+            return True
+        with self._lock:
+            return view.claims.search(view, state, entries, found)
 
     def _has_queue_changed(self, view: View, state: QueueState) -> bool:
         """Whether the files of a running broker's queue are others than before: its topic was deleted, perhaps made anew."""

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from tiered.model import MessageQueue
 
 _REMEMBERED_MAX: Final = 100_000
-"""Holes that are remembered one by one; beyond it they are counted at each sight."""
+"""Holes and the like that are remembered one by one; beyond it they are counted at each sight."""
+WRONG_TAG_CODES: Final = "wrong_tag_codes"
 
 
 class Sightings:
@@ -19,19 +20,26 @@ class Sightings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holes: set[tuple[MessageQueue, int]] = set()
+        self._met: set[tuple[str, MessageQueue, int]] = set()
         self._counts: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
 
     def hole(self, queue: MessageQueue, queue_offset: int, reason: HoleReason) -> None:
         """A queue offset without a message was met."""
+        self._once("hole", queue, queue_offset, hole_counter(reason))
+
+    def wrong_tag_code(self, queue: MessageQueue, queue_offset: int) -> None:
+        """An entry was met that gives its record another tag code than the record's own."""
+        self._once("tag", queue, queue_offset, WRONG_TAG_CODES)
+
+    def _once(self, kind: str, queue: MessageQueue, queue_offset: int, counter: str) -> None:
         with self._lock:
-            key = (queue, queue_offset)
-            if key in self._holes:
+            key = (kind, queue, queue_offset)
+            if key in self._met:
                 return
-            if len(self._holes) < _REMEMBERED_MAX:
-                self._holes.add(key)
-            self._counts[hole_counter(reason)] += 1
+            if len(self._met) < _REMEMBERED_MAX:
+                self._met.add(key)
+            self._counts[counter] += 1
 
     def count(self, name: str, number: int = 1) -> None:
         """Something was met ``number`` times."""

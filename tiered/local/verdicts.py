@@ -6,7 +6,10 @@ them, and says what becomes of it. The readers of stopped and running stores, th
 facts, each in its own way, and decide nothing by themselves.
 
 1. An intact entry rules, as it does for a broker: a record that another entry lists never founds a claim.
-2. A record that no entry lists is bounded by its neighbours: in the log a queue's offsets go up one by one, so ``place``
+2. What an entry says beside the place of its record has to be what the record says: its tag code is the hash of the
+   record's tags. Where the two differ the record rules, since readers hold its tags against what they want, and would
+   never see a message whose code hides it.
+3. A record that no entry lists is bounded by its neighbours: in the log a queue's offsets go up one by one, so ``place``
    knows between which of them a record may stand. One that says something else is damaged in its offset. It takes the
    place that its neighbours leave for it, as a broker's start would have it, and is read there as damaged.
 
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from tiered.format.consume_queue import is_ext_address
 from tiered.format.record import RECORD_BYTES_MIN
 from tiered.local.face import HoleReason
 
@@ -108,6 +112,34 @@ def judge(pair: Pair) -> npt.NDArray[np.int8]:
         lines, [np.int8(verdict) for _, verdict in table], np.int8(Verdict.MISPLACED)
     ).astype(np.int8)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagFacts:
+    """What is known of the tag codes of entries, each of which names a record of its own.
+
+    Attributes:
+        codes: int64[n], what the entries say.
+        hashes: int64[n], of the tags of their records. (Those of the delay topic alone have another code: when they are
+            to be delivered. No system topic is tiered.)
+        has_ext: Codes may be addresses in ``consumequeue_ext``.
+        is_live: The last entry may have been read while it was written, its tag code, or the lower half of it, still zero.
+    """
+
+    codes: Longs
+    hashes: Longs
+    has_ext: bool = False
+    is_live: bool = False
+
+
+def judge_tags(facts: TagFacts) -> Flags:
+    """Which entries are damaged in their tag code, bool[n]. The right one is that of the record, of all that differ."""
+    wrong: Flags = facts.codes != facts.hashes
+    if facts.has_ext:
+        wrong &= ~is_ext_address(facts.codes)
+    if facts.is_live and len(wrong) and not int(facts.codes[-1]) & 0xFFFF_FFFF:
+        wrong[-1] = False
+    return wrong
 
 
 @dataclass(frozen=True, slots=True)

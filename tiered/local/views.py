@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.format.block import RecordBlock
+    from tiered.local.batches import TagRule
     from tiered.local.catalog import QueueState
     from tiered.local.face import RecordBatch
     from tiered.local.matching import Match
@@ -22,9 +23,8 @@ View = DeadView | LiveView
 class FollowedStore(Protocol):
     """A store as its followers see it. All methods may be called from any thread."""
 
-    @property
-    def has_ext(self) -> bool:
-        """Tag codes may be addresses in ``consumequeue_ext``."""
+    def tag_rule(self, view: View) -> TagRule:
+        """What becomes of the tag codes of a view's entries."""
         ...
 
     def current_view(self) -> View:

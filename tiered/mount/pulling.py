@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fetcher.filters import FilterError, TagFilter, compile_filter
-from fetcher.statuses import GetResult, GetStatus
+from fetcher.statuses import GetResult, GetStatus, judge_offset
 from tiered.errors import DataError
 from tiered.format import properties
 from tiered.format.record import RecordError, decode_record
 from tiered.format.remoting import Command
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
-from tiered.model import MessageQueue
+from tiered.model import MessageQueue, QueueBounds, QueueOffset
 from tiered.mount import fields
 from tiered.mount.codes import Code, RefusalError
 
@@ -55,7 +55,6 @@ COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
 FILTERS_MAX: Final = 1024
 """Compiled filters that are kept."""
 _SYS_FLAG_AT: Final = 36
-_AT_END: Final = frozenset({GetStatus.OFFSET_OVERFLOW_ONE})
 _CODES: Final = {
     GetStatus.FOUND: Code.SUCCESS,
     GetStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
@@ -204,14 +203,19 @@ class Puller:
 
     async def _pull(self, asked: Exchange, wanted: Pull) -> Command:
         result = await self._read(asked, wanted)
-        if result.status in _AT_END and wanted.hold_s > 0:
+        if wanted.hold_s > 0 and is_at_end(result, wanted.offset):
             result = await self._hold(asked, wanted, result)
         self.found[result.status] += 1
         self.skipped += sum(gap.end - gap.start for gap in result.missing)
         return answer(result, wanted.offset)
 
     async def _read(self, asked: Exchange, wanted: Pull) -> GetResult:
-        """Read, with room for what comes."""
+        """Read, with room for what comes. Where there is nothing to be read is known without asking the tier."""
+        bounds = self._store.bounds(wanted.queue.topic, wanted.queue.queue_id)
+        judged = judge_offset(QueueOffset(wanted.offset), bounds)
+        if judged is not None:
+            known = bounds or QueueBounds(QueueOffset(-1), QueueOffset(-1))
+            return GetResult(*judged, known.min, known.end)
         await asked.make_room(wanted.size_bytes)
         read = partial(
             self._store.get_message,
@@ -222,16 +226,26 @@ class Puller:
             max_count=wanted.count,
             max_bytes=wanted.size_bytes,
             filter=wanted.wanted,
-            timeout_s=self.limits.read_s,
         )
-        result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
+        result = self._at_hand(wanted, read)
+        if result is None:
+            read = partial(read, timeout_s=self.limits.read_s)
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, read)
         asked.resize(result.size_bytes)
         return result
+
+    @staticmethod
+    def _at_hand(wanted: Pull, read: partial[GetResult]) -> GetResult | None:
+        """What nearly all pulls of a reader are: read ahead, so that handing it to a thread would cost more than it."""
+        if wanted.wanted is not None:
+            return None  # a filter may look at much
+        result = read(timeout_s=0.0)
+        return None if result.status is GetStatus.TRY_AGAIN else result
 
     async def _hold(self, asked: Exchange, wanted: Pull, result: GetResult) -> GetResult:
         """Wait at the end of a queue until there is more."""
         until_s = self._clock.monotonic_s() + wanted.hold_s
-        while result.status in _AT_END and self._may_hold(until_s):
+        while is_at_end(result, wanted.offset) and self._may_hold(until_s):
             await self._wait(wanted.queue, int(result.max_offset), until_s)
             result = await self._read(asked, wanted)
         return result
@@ -275,6 +289,12 @@ class Puller:
             wake(turn)
 
 
+def is_at_end(result: GetResult, offset: int) -> bool:
+    """Whether the next message of the queue, if there ever is one, is the one that is asked for."""
+    is_empty = result.status in _EMPTY and not offset
+    return is_empty or result.status is GetStatus.OFFSET_OVERFLOW_ONE
+
+
 def wake(turn: asyncio.Future[None]) -> None:
     """Let one go on."""
     if not turn.done():
@@ -311,7 +331,8 @@ def answer(result: GetResult, asked: int) -> Command:
         RefusalError: It could not be read.
     """
     if result.status in {GetStatus.TRY_AGAIN, GetStatus.OFFSET_FOUND_NULL}:
-        why = f"offset {result.next_begin} cannot be read: {result.error}"
+        is_damaged = result.status is GetStatus.OFFSET_FOUND_NULL  # the store would step over it
+        why = f"offset {result.next_begin - is_damaged} cannot be read: {result.error}"
         raise RefusalError(Code.SYSTEM_ERROR, why)
     next_begin, code = int(result.next_begin), _CODES.get(result.status)
     if result.status in _EMPTY:

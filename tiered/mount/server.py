@@ -52,6 +52,8 @@ _LOG = logging.getLogger("tiered.mount")
 BUFFER_BYTES: Final = 64 * 1024
 LINGER_S: Final = 1.0
 """For what was written to go, at the end."""
+OTHER: Final = -1
+"""Stands for all codes that are not in the table."""
 READ_ONLY: Final = "this broker is mounted read-only from its tier"
 
 
@@ -130,7 +132,7 @@ class Counters:
     """What a server has done.
 
     Attributes:
-        requests: By code.
+        requests: By code, or ``OTHER``.
         answers: By code of the answer.
         busy_s: Time from a request's frame to its answer, by code; held ones count while they are held.
         refused_connections: There were too many.
@@ -521,7 +523,7 @@ class RemotingServer:
         """See a request on its way."""
         if request.is_answer:
             return  # what we ask clients wants no answer
-        self.counters.requests[request.code] += 1
+        self.counters.requests[counted(request.code)] += 1
         asked = Exchange(connection, request, self.budget, self.clock.monotonic_s())
         try:
             found = self._dispatch(asked)
@@ -574,7 +576,8 @@ class RemotingServer:
         self.counters.answers[answer.code] += 1
         busy_s = self.counters.busy_s
         taken_s = self.clock.monotonic_s() - asked.began_s
-        busy_s[request.code] = busy_s.get(request.code, 0.0) + taken_s
+        code = counted(request.code)
+        busy_s[code] = busy_s.get(code, 0.0) + taken_s
 
     def _write(self, connection: Connection, request: Command, answer: Command) -> Command:
         """Write it, or if that cannot be, why not; what was written."""
@@ -589,6 +592,11 @@ class RemotingServer:
 
 def _addressed(answer: Command, request: Command) -> Command:
     return replace(answer, opaque=request.opaque, flag=ANSWER, form=request.form)
+
+
+def counted(code: int) -> int:
+    """As what a request is counted: those that nobody knows together, since there may be any number of them."""
+    return code if code in BY_CODE else OTHER
 
 
 def failed(request: Command, error: Exception) -> Command:

@@ -38,7 +38,10 @@ class BrokerOffsets:
         self._has_warned = False
 
     def max_offset(self) -> int:
-        """Physical offset behind the last record of the broker's log, as last heard; 0 before it ever answered."""
+        """Physical offset behind the last record of the broker's log; 0 when it does not answer.
+
+        What it said before does not count then: it may be starting, and have cut its log.
+        """
         now_s = self._clock.monotonic_s()
         if now_s - self._asked_s < ASK_AGAIN_S:
             return self._known
@@ -47,6 +50,7 @@ class BrokerOffsets:
             self._known = ask_max_offset(self._host, self._port)
             self._has_warned = False
         except (OSError, ValueError) as error:
+            self._known = 0
             if not self._has_warned:
                 _LOG.warning("broker %s:%d does not answer: %s", self._host, self._port, error)
             self._has_warned = True

@@ -318,6 +318,7 @@ def _report(report: StoreReport) -> Document:
         "foreign_entries": report.foreign_entries,
         "below_min_entries": report.below_min_entries,
         "damaged_records": report.damaged_records,
+        "wrong_tag_codes": report.wrong_tag_codes,
         "rebuilt_queues": [str(queue) for queue in report.rebuilt_queues],
         "notes": list(report.notes),
     }
