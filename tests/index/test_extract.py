@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.bundles import made_part
 from support.examples import make
 from support.keyed import Mail, batch_of
 from support.synthetic import make_batch
@@ -98,21 +99,22 @@ def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     clock = ManualClock()
     feed = KeyFeed(clock, bytes_max=1000)
     batch = batch_of(QUEUE, 0, [Mail(keys=("k",)), None, Mail(unique="u")])
-    feed.offer("a", [batch, replace(batch, base_offset=batch.end_offset)], 100)
+    a, b, c, d = (made_part(0, 100, key=key) for key in "abcd")
+    feed.offer(a, [batch, replace(batch, base_offset=batch.end_offset)])
     assert feed.memory_bytes > 0
-    feed.offer("b", [batch], 0)
-    feed.offer("c", [batch], 0)
-    assert (feed.refused, feed.take("c")) == (1, None)
-    keys = feed.take("a")
+    feed.offer(b, [batch])
+    feed.offer(c, [batch])
+    assert (feed.refused, feed.take(c)) == (1, None)
+    keys = feed.take(a)
     assert keys is not None
     size = int(batch.sizes.sum())
     places = sorted(at for one in keys for at in one.positions.tolist())
     assert places == [
         base + at for base in (100, 100 + size) for at in (0, int(batch.positions[2]))
     ]
-    assert feed.take("a") is None
+    assert feed.take(a) is None
     clock.advance(STALE_S)
-    feed.offer("d", [batch], 0)
-    assert feed.take("b") is None, "nobody wanted it"
-    assert feed.take("d") is not None
+    feed.offer(d, [batch])
+    assert feed.take(b) is None, "nobody wanted it"
+    assert feed.take(d) is not None
     assert feed.memory_bytes == 0
