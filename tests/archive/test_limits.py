@@ -293,7 +293,9 @@ def test_open_segments_are_sealed_unless_a_writer_is_at_work(
         assert (ran.document["sealed"], ran.document["segments"]) == (0, 0)
         assert "nothing is sealed: a writer is at work" in ran.err
         lease.release()
-    said = here("archive", url, "--to", archive_url, "--seal", "--json").good().document
+    ran = here("archive", url, "--to", archive_url, "--seal", "--json").good()
+    said = ran.document
+    assert f"tiered: {said['sealed']} open segments sealed" in ran.err
     count = harness.captured("s04-batch-compress").count
     assert said["rows"] == count
     assert said["sealed"] == said["segments"]

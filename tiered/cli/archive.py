@@ -183,10 +183,13 @@ def _seal(call: Call) -> int:
 
     with contextlib.ExitStack() as stack:
         try:
-            return seal_open(open_workplace(call, call.argument("url"), stack), wanted_topics(call))
+            workplace = open_workplace(call, call.argument("url"), stack)
+            count = seal_open(workplace, wanted_topics(call))
         except FencedError as error:
             call.say(f"tiered: nothing is sealed: {error.what}; it seals segments when they roll")
             return 0
+    call.say(f"tiered: {counted(count, 'open segment')} sealed")
+    return count
 
 
 def _engine(call: Call, at: Workshop, watch: Watch, stack: contextlib.ExitStack) -> Engine:

@@ -143,6 +143,8 @@ def bench_dispatch(
         {
             "is_complete": result.is_complete,
             "parts": dispatcher.counters.parts,
+            "bundles": dispatcher.counters.bundles,
+            "merged_bytes": dispatcher.counters.merged_bytes,
             "request_dollars": round(attachment.meter.snapshot().dollars, 6),
         },
     )
