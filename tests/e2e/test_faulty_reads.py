@@ -10,6 +10,7 @@ from support.faultproxy import FaultProxy, Rule, StormProxy
 
 from tests.e2e import harness
 from tests.e2e.harness import here, program
+from tiered.keys import DATA_ROOTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ class Broken(FaultProxy):
         self.kind = kind
 
     def take(self, method: str, path: str) -> Rule | None:
-        is_data = method == "GET" and "/commitlog/" in path
+        is_data = method == "GET" and any(f"/{root}" in path for root in DATA_ROOTS)
         return Rule(self.kind, method, seconds=60.0) if is_data else None
 
 

@@ -15,6 +15,7 @@ from support.faultproxy import FaultProxy
 
 from backends.s3_options import S3Options
 from tests.e2e import harness
+from tiered.keys import DATA_ROOTS
 from tiered.plugin.observe import is_well
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def test_a_full_bucket(
         Running(tmp_path, url, S3Options(endpoint_url=proxy.url)) as running,
     ):
         running.level(1 / 3)
-        proxy.add("status", "PUT", path="/queue/", times=10_000, status=status, code=code)
+        for root in DATA_ROOTS:
+            proxy.add("status", "PUT", path=f"/{root}", times=10_000, status=status, code=code)
         running.growing.grow(running.growing.whole_end)
         running.until(lambda: running.waits_for("full"), "that it says what it waits for")
         assert f"waiting (full): {proxy.url} answered {status} {code}" in caplog.text
@@ -64,7 +66,10 @@ def test_a_full_bucket(
 def test_once_ends_and_says_why(server: S3Server, tmp_path: Path):
     store = harness.unpack("s01-basic", tmp_path)
     with FaultProxy(server.endpoint_url) as proxy:
-        proxy.add("status", path="/queue/", times=10_000, status=507, code="XMinioStorageFull")
+        for root in DATA_ROOTS:
+            proxy.add(
+                "status", "PUT", path=f"/{root}", times=10_000, status=507, code="XMinioStorageFull"
+            )
         options = ["--endpoint-url", proxy.url, "--give-up-seconds", "1", "--freshness", "0.1"]
         options += ["--drain-seconds", "0"]
         ran = harness.here("attach", store, "--to", f"s3://{server.bucket()}", "--once", *options)
