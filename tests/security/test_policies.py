@@ -297,13 +297,16 @@ def planted(actors: Actors) -> dict[str, str]:
     return keys
 
 
+OF_DATA = ("data", "bundle", "topic", "quarantine", "index")
+
+
 MAY = {
-    "writer": {("put", kind) for kind in ("data", "entry", "lease", "quarantine", "index", "probe")}
+    "writer": {("put", kind) for kind in (*OF_DATA, "entry", "lease", "probe")}
     | {("delete", "probe")},
     "reader": set(),
     "archiver": set(),
     "reclaimer": {("put", kind) for kind in ("entry", "lease", "ledger")}
-    | {("delete", kind) for kind in ("data", "entry", "quarantine", "index", "ledger")},
+    | {("delete", kind) for kind in (*OF_DATA, "entry", "ledger")},
     "mounter": {("put", "mount"), ("delete", "mount")},
 }
 BY_THE_STAR = {
