@@ -70,8 +70,9 @@ def test_topics_that_differ_only_in_case_lie_apart_and_nothing_of_them_is_an_orp
 ):
     make_store(tmp_path / "store", BOTH)
     url = "memory://folding"
+    own = ("--bundle-size", "600")  # so that each queue has a bundle of its own
     for _ in range(2):
-        harness.here("attach", tmp_path / "store", "--to", url, "--once", "--seal").good()
+        harness.here("attach", tmp_path / "store", "--to", url, "--once", "--seal", *own).good()
     for topic in BOTH:
         rows = harness.here("cat", url, topic, "--format", "body").good().out
         assert rows.count(f"{topic} ".encode()) == 5
