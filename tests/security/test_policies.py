@@ -230,16 +230,16 @@ class Store:
 
 @pytest.mark.go
 def test_a_writer_mends(actors: Actors, tiered: CommandLine, tier: str, basic: Path):
-    """An index object that is gone, and then the journal: what the owner has deleted, the writer makes again."""
-    for folder in ("consumequeue/", "journal/"):
+    """A bundle that is gone, and then the journal: what the owner has deleted, the writer makes again."""
+    for folder in ("/bundle/", "/journal/"):
         actors.be("owner")
         store = open_store(tier)
         keys = [info.key for info in store.list("") if folder in info.key]
-        for key in keys[:1] if folder == "consumequeue/" else keys:
+        for key in keys[:1] if folder == "/bundle/" else keys:
             store.delete(key)
         store.close()
         actors.be("writer")
-        if folder == "journal/":
+        if folder == "/journal/":
             tiered.good("rebuild", tier, "--apply", "-")
         else:
             assert tiered("verify", tier).code == 1
@@ -259,7 +259,7 @@ def test_a_reclaimer_takes_away_and_adds_nothing(
     assert tiered.good("delete-topic", tier, "orders", "--apply", "-")
     time.sleep(2.1)  # what is deleted must have been nobody's for the grace
     gone = tiered.good("gc", tier, "--grace", "1s", "--apply", "-", "--json").document
-    assert gone["applied"]["deleted"] == gone["deletion_count"] > 20
+    assert gone["applied"]["deleted"] == gone["deletion_count"] > 0
     assert tiered.good("verify", tier)
     refusal(tiered("attach", basic, "--to", tier, "--once"), "s3:PutObject")
 
