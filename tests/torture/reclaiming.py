@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ OF_RECLAIM = frozenset(
 LITTER = 30
 NO_GRACE = ("--grace", "1ms", "--max-deletions", "100000")
 
+_BUNDLE = re.compile("/(bundle|topic|queue)/")
+
 
 def opened(url: str) -> AbstractContextManager[ObjectStore]:
     from contextlib import closing
@@ -42,7 +45,7 @@ def litter(url: str) -> set[str]:
     with opened(url) as store:
         prefix = next(i.key for i in store.list("") if "/journal/" in i.key).split("journal/")[0]
         keys = {
-            f"{prefix}queue/lost/{0:010d}/{0:010d}/commitlog/{at:020d}-{1:010d}-0badcafe-{at:010d}"
+            f"{prefix}queue/lost/{0:010d}/{0:010d}/{at:020d}-{1:010d}-0badcafe-{at:010d}"
             for at in range(LITTER)
         }
         for key in keys:
@@ -51,9 +54,10 @@ def litter(url: str) -> set[str]:
     return keys
 
 
-def keys_in(url: str, part: str = "/queue/") -> set[str]:
+def keys_in(url: str, *, every: bool = False) -> set[str]:
+    """Keys of the bundles that there are, or of all objects."""
     with opened(url) as store:
-        return {info.key for info in store.list("") if part in info.key}
+        return {info.key for info in store.list("") if every or _BUNDLE.search(info.key)}
 
 
 def named(url: str) -> set[str]:

@@ -73,7 +73,9 @@ class Holding(FaultProxy):
 
     def take(self, method: str, path: str) -> Rule | None:
         with self._lock:
-            wanted = method == "PUT" and ("/queue/" in path or "/journal/" in path)
+            wanted = method == "PUT" and any(
+                root in path for root in ("/bundle/", "/topic/", "/queue/", "/journal/")
+            )
             if not (self.holds and wanted and self._rng.random() < 0.3):
                 return None
             self.held += 1

@@ -2,11 +2,11 @@
 
 Memory of a dispatcher = ``buffer_bytes_max`` (records in buffers and in uploads, and 40 bytes an item until its entry is
 written) + one window of the local log, twice (as read, and as batches) + one record beyond the limit, since a record is
-taken however large it is + one copy of each part that a store must have in one piece (``uploads_max`` times ``part_bytes``).
+taken however large it is + one copy of each bundle that a store must have in one piece (``uploads_max`` times
+``bundle_bytes``).
 
-Beside that, while a segment is sealed: one merged object of at most ``SealPolicy.merged_bytes_max`` (32 MiB, no more than
-``buffer_bytes_max``), one small part, and once more the merged object for a store that must have it in one piece. Where
-sealing compresses it is the merged object or one part (a large one is rewritten by itself), and what is stored of it.
+Beside that, while bundles are merged: what is read for one bundle of at most ``merged_bytes_max`` (64 MiB, no more than
+``buffer_bytes_max``), what of it is compressed, and once more the bundle for a store that must have it in one piece.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from tiered.dispatch.changes import tell
 from tiered.dispatch.group_commit import retry_level
 from tiered.dispatch.rounds import Fact
 from tiered.log.marks import HOLE, mark_of_item
-from tiered.log.parting import Change, find_witness, mark_in_tier, measure, plan_change
+from tiered.log.parting import Change, begin_anew, find_witness, mark_in_tier, measure, plan_change
 from tiered.log.reader import QueueReader
 from tiered.model import MessageQueue, QueueOffset
 
@@ -387,6 +387,10 @@ class Continuity:
             self._lagging[queue] = QueueOffset(0), 0  # deleted, or empty
             return None
         if life is None or not life.segments:
+            last = file.last_taken
+            if life and last and self.look(queue, file.append_offset, last) is Look.DIFFERENT:
+                # The tier has nothing left that could be compared; what was taken last is known all the same.
+                return begin_anew(queue, life, bounds)
             return self._beginnings.decide(queue, life, bounds, file.append_offset)
         reader = QueueReader.of_life(self._store, self._prefix, queue, life)
 

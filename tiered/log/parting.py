@@ -93,7 +93,7 @@ def plan_change(
             return None
     cut = _cut(life, QueueOffset(end), tier_mark, read_items) if is_common else None
     if cut is None:
-        return _begin_anew(queue, life, bounds)
+        return begin_anew(queue, life, bounds)
     return _end_at(queue, life, *cut, "the local store has other messages from queue offset {} on")
 
 
@@ -178,9 +178,9 @@ def plan_beginning(
         action = queue_action("incarnation", queue, 0, **why)
         return Change(action, goes_on, start) if start < goes_on else None
     if bounds.end < goes_on:
-        return _begin_anew(queue, life, bounds)
+        return begin_anew(queue, life, bounds)
     if not was_taken(life) and max(start, bounds.min) < goes_on:
-        return _begin_anew(queue, life, bounds, start)
+        return begin_anew(queue, life, bounds, start)
     return None
 
 
@@ -192,7 +192,7 @@ def was_taken(life: QueueLife) -> bool:
     return life.log_end > 0 or life.quarantined > 0
 
 
-def _begin_anew(
+def begin_anew(
     queue: MessageQueue,
     life: QueueLife,
     bounds: QueueBounds,
