@@ -12,6 +12,8 @@ from support.synthetic import SyntheticStore
 
 from backends.memory import MemoryStore
 from tiered.dispatch import continuity
+from tiered.dispatch.rounds import Fact
+from tiered.log.expiry import plan_removal
 from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap, QueueLife
 from tiered.log.verify import verify_tier
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.dispatch.dispatcher import TieredDispatcher
-    from tiered.dispatch.rounds import Fact
 
 QUEUE = MessageQueue("t", 0)
 OTHER = MessageQueue("t", 1)
@@ -339,6 +340,25 @@ def test_a_tail_taken_back_while_it_is_followed():
             done.set()
             thread.join()
     check(store, local)
+
+
+def test_a_topic_made_anew_is_seen_though_the_tier_has_nothing_left_of_the_old_one():
+    """The tier cannot tell; whoever has just tiered the last record can."""
+    store, local = MemoryStore(), stored(12)
+    with dispatching(store, local) as dispatcher:
+        follow(dispatcher)
+        steps, _ = plan_removal(dispatcher._journal.state, QUEUE.topic, objects_max=100)
+        (step,) = [one for one in steps if one.queue == QUEUE]
+        expired = threading.Event()
+        dispatcher.say(Fact(step.action(), expired.set))
+        assert expired.wait(20)
+        local.delete("t", 0)
+        append(local, 20, b"another")
+        dispatcher.continuity.reopen([QUEUE])
+        follow(dispatcher)
+    assert counted(dispatcher) == (0, 1)
+    assert lives(store)[-1].incarnation == 1
+    assert read_back(store, QUEUE) == (local.raw(QUEUE), [])
 
 
 def follow(dispatcher: TieredDispatcher) -> None:
