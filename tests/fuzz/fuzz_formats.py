@@ -14,7 +14,8 @@ with atheris.instrument_imports(include=["tiered.format", "tiered.journal.entry"
     import numpy as np
 
     from tiered.errors import TieredStoreError
-    from tiered.format import block, checkpoint, consume_queue, fastjson, part, record, scalar
+    from tiered.format import block, bundle, checkpoint, consume_queue, fastjson, record, scalar
+    from tiered.format import object as described
     from tiered.format.compression import decompress_body
     from tiered.journal.entry import decode_entry
 
@@ -34,7 +35,11 @@ def one_input(data: bytes) -> None:
             fastjson.loads(rest)
     elif kind == 3:
         with suppress(TieredStoreError):
-            part.parse_trailer(rest, where="fuzz")
+            described.parse_trailer(rest, where="fuzz")
+        with suppress(TieredStoreError):
+            bundle.read_table(rest, len(rest), where="fuzz")
+        with suppress(TieredStoreError):
+            bundle.unpack_table(rest, where="fuzz")
     elif kind == 4:
         with suppress(TieredStoreError):
             decode_entry(rest, where="fuzz")
