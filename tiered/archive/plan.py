@@ -1,6 +1,6 @@
 """What is to be archived: sealed segments, minus what the archive's log has. Pure.
 
-Planning goes by queue offsets, not by the names of segments, since sealing joins segments afterwards: of a segment that is
+Planning goes by queue offsets, not by the names of segments, since merging joins segments later: of a segment that is
 archived in part only the rest becomes a task. What the broker took back after it was archived is forgotten first (its files
 are no longer part of the archive), and what stays of their offsets is archived anew.
 """

@@ -2,7 +2,7 @@
 
 Overview: planning goes by the journal alone: for each life of a queue that the broker has not taken back, runs of parts
 without a gap between them, ended at segments. A stretch knows its parts, so its reader asks the journal only when one of
-their objects is gone (merged by sealing, or expired).
+their objects is gone (merged, or expired).
 
 A stretch is part of one history (``tiered.log.cursor``): the broker may take an end of a queue back and put other messages
 there. ``tails`` says how often that had happened when the stretch was planned; its rows are those that stood there then, or
