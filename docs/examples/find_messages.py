@@ -3,11 +3,11 @@
 import sys
 from datetime import UTC, datetime, timedelta
 
-from tiered.plugin import open as open_tier
+import tiered
 
 
 def main(url: str, topic: str, key: str) -> None:
-    with open_tier(url) as tier:
+    with tiered.open(url) as tier:
         queue_id = tier.queues(topic)[0].queue_id
         since = tier.offset_for_time(topic, queue_id, datetime.now(UTC) - timedelta(days=365))
         print("since a year ago:", sum(1 for _ in tier.read(topic, queue_id, since)))

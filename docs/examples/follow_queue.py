@@ -4,13 +4,13 @@ import signal
 import sys
 import threading
 
-from tiered.plugin import open as open_tier
+import tiered
 
 
 def main(url: str, topic: str, queue_id: str, count: str = "0") -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with open_tier(url) as tier:
+    with tiered.open(url) as tier:
         messages = tier.follow(topic, int(queue_id), start=0, stop=stop)
         for number, message in enumerate(messages, 1):
             print(message.queue_offset, message.msg_id)

@@ -5,11 +5,11 @@ import sys
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered.plugin import open as open_tier
+import tiered
 
 
 def main(url: str, topic: str) -> None:
-    with open_tier(url) as tier:
+    with tiered.open(url) as tier:
         batches = list(tier.read_topic_arrow(topic, columns=["tags", "body"]))
     table = pa.Table.from_batches(batches)
     table = table.append_column("bytes", pc.binary_length(table["body"]))

@@ -3,10 +3,10 @@
 import asyncio
 import sys
 
-from tiered.plugin import AsyncTier, open_async
+import tiered
 
 
-async def count(tier: AsyncTier, topic: str, queue_id: int) -> int:
+async def count(tier: tiered.AsyncTier, topic: str, queue_id: int) -> int:
     total = 0
     async for batch in tier.read_records(topic, queue_id):
         total += int((batch.records.sizes > 0).sum())
@@ -14,7 +14,7 @@ async def count(tier: AsyncTier, topic: str, queue_id: int) -> int:
 
 
 async def main(url: str, topic: str) -> None:
-    async with await open_async(url) as tier:
+    async with await tiered.open_async(url) as tier:
         queues = tier.queues(topic)
         counts = await asyncio.gather(*(count(tier, topic, q.queue_id) for q in queues))
         for queue, number in zip(queues, counts, strict=True):

@@ -2,11 +2,11 @@
 
 import sys
 
-from tiered.plugin import open as open_tier
+import tiered
 
 
 def main(url: str, topic: str) -> None:
-    with open_tier(url) as tier:
+    with tiered.open(url) as tier:
         for queue in tier.queues(topic):
             bounds = tier.bounds(topic, queue.queue_id)
             print(f"{queue}: queue offsets {bounds.min} to {bounds.end}")

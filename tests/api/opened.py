@@ -11,19 +11,19 @@ from support.merging import delete_unnamed, merge, named_bundles
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
+from tiered.api.broker_place import Place
+from tiered.api.tier import open as open_tier
 from tiered.local.face import RecordBatch
 from tiered.log.decode import TierBatch
 from tiered.log.merge import MergePolicy
 from tiered.log.state import queue_action
 from tiered.model import LogOffset, MessageQueue, QueueOffset
-from tiered.plugin.place import Place
-from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tiered.api.tier import Tier
     from tiered.format.record import Record
-    from tiered.plugin.tier import Tier
 
 _NAMES = itertools.count()
 ORDERS = MessageQueue("orders", 0)

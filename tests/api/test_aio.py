@@ -13,13 +13,13 @@ import pytest
 from api.opened import Made
 
 from backends.wrapping import WrappingStore
+from tiered import open_async
+from tiered.api.aio import AsyncTier
+from tiered.api.message import Message
+from tiered.api.tier import Tier
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError
 from tiered.log.decode import TierBatch
-from tiered.plugin import open_async
-from tiered.plugin.aio import AsyncTier
-from tiered.plugin.message import Message
-from tiered.plugin.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable

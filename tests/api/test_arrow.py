@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import HOST_V4, HOST_V6, INT32, INT64, PROPERTIES, make
 
+from tiered.api.arrow import COLUMNS, ArrowMaker, load_pyarrow, schema
+from tiered.api.message import messages_of
 from tiered.errors import DataError, InvalidError
 from tiered.format.properties import join_properties
 from tiered.format.sysflag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
-from tiered.plugin.arrow import COLUMNS, ArrowMaker, load_pyarrow, schema
-from tiered.plugin.message import messages_of
 
 if TYPE_CHECKING:
     from tiered.format.record import Record
@@ -112,7 +112,7 @@ def test_only_some_items_and_columns(found: list[Record], data: st.DataObject):
 
 
 def test_the_common_case_runs_no_code_for_each_message(monkeypatch: pytest.MonkeyPatch):
-    from tiered.plugin import arrow
+    from tiered.api import arrow
 
     def never(*_: object) -> None:
         raise AssertionError("message by message")

@@ -10,9 +10,9 @@ from api.opened import Made
 
 from backends.errors import PermissionDeniedError, UnavailableError
 from backends.wrapping import WrappingStore
+from tiered.api.tier import Tier
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, StoreUnavailableError
-from tiered.plugin.tier import Tier
 
 if TYPE_CHECKING:
     from backends.base import ByteRange

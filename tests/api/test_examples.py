@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from cli.program import attach, dump, unpack
 
-from tiered.plugin.aio import AsyncTier
-from tiered.plugin.arrow import COLUMNS
-from tiered.plugin.message import Message
-from tiered.plugin.tier import Tier
+from tiered.api.aio import AsyncTier
+from tiered.api.arrow import COLUMNS
+from tiered.api.message import Message
+from tiered.api.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

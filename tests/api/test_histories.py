@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from api.opened import ORDERS, Made
 
+from tiered.api.aio import AsyncTier
 from tiered.errors import ExpiredError
 from tiered.model import MessageQueue
-from tiered.plugin.aio import AsyncTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tiered.plugin.tier import Tier
+    from tiered.api.tier import Tier
 
 OLD = [b"old %d" % n for n in range(6)]
 NEW = [b"new %d" % n for n in range(6)]

@@ -12,16 +12,16 @@ from support.keyed import KeyedTier, Mail
 from support.tiers import PREFIX
 
 from fetcher.settings import MEMORY_BYTES_MIN, FetchSettings
+from tiered.api.engine import Engine
+from tiered.api.lookup import Lookups
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError
 from tiered.index.asked import Wish
 from tiered.log.reader import TierReader
 from tiered.model import MessageQueue
-from tiered.plugin.engine import Engine
-from tiered.plugin.lookup import Lookups
 
 if TYPE_CHECKING:
-    from tiered.plugin.tier import Tier
+    from tiered.api.tier import Tier
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [

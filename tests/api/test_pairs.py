@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiered.api import property_arrays as pairs
+from tiered.api.property_arrays import Pairs
 from tiered.format.properties import CLIENT_ONLY, parse_properties
-from tiered.plugin import pairs
-from tiered.plugin.pairs import Pairs
 
 NAME = st.sampled_from(["TAGS", "KEYS", "a", "ü", "MIN_OFFSET"]) | st.text("xy", max_size=3)
 PAIR = st.builds(

@@ -12,10 +12,10 @@ from api.opened import ORDERS, Made
 from cli.program import dump
 from support.tiers import TIME_MS
 
+from tiered.api.reading import interleave
+from tiered.api.tier import open as open_tier
 from tiered.errors import ClosedError, DataError, ExpiredError, InvalidError
 from tiered.model import MessageQueue, QueueBounds
-from tiered.plugin.reading import interleave
-from tiered.plugin.tier import open as open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,10 +12,10 @@ from support.journals import PREFIX
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
+from tiered.api.broker_place import Place
 from tiered.archive.job import Workshop, local_engine, run_job
 from tiered.archive.verify import verify_archive
 from tiered.clock import ManualClock
-from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore

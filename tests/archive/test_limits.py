@@ -18,6 +18,7 @@ from tests.archive.test_jobs import Damaged
 from tests.archive.test_plan import COUNT, tier
 from tests.e2e import harness
 from tests.e2e.harness import here
+from tiered.api.broker_place import Place, choose_place
 from tiered.archive import spark
 from tiered.archive.engines import archived_of
 from tiered.archive.job import local_engine, log_writer, plan_job, run_job
@@ -31,7 +32,6 @@ from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease
 from tiered.log.parts import Parts, TierState
-from tiered.plugin.place import Place, choose_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from support.bundles import made_part
 
+from tiered.api.broker_place import Place
 from tiered.archive.columns import schema
 from tiered.archive.keys import date_text, partition_value
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
@@ -19,7 +20,6 @@ from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_
 from tiered.journal.entry import Entry
 from tiered.log.parts import Parts, QueueLife, Segment, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
-from tiered.plugin.place import Place
 
 PLACE = Place("c", "b")
 COUNT = 100

@@ -70,7 +70,7 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     from support.journals import PREFIX
 
-    from tiered.plugin import place as places
+    from tiered.api import broker_place as places
 
     monkeypatch.setattr(places, "broker_prefix", lambda _cluster, _broker: PREFIX)
     made = Place(tmp_path)

@@ -17,13 +17,13 @@ from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
 from tests.archive.questions import rows_of as rows_of_answer
 from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java
 from tests.e2e.harness import here
+from tiered.api.broker_place import choose_place
 from tiered.archive import spark
 from tiered.archive.datasource import register as register_sources
 from tiered.archive.job import Workshop, run_job
 from tiered.archive.spark_sql import ask_spark, register
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError
-from tiered.plugin.place import choose_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,8 +33,8 @@ from backends.testing.contract import ObjectStoreContract
 from backends.testing.faulty import READS, WRITES, Event, Fault, FaultyStore, Rule, SimulatedCrash
 from backends.testing.folding import CaseFoldingStore
 from backends.wrapping import WrappingStore
+from tiered.api.stores import with_retries
 from tiered.clock import ManualClock, SystemClock
-from tiered.plugin.stores import with_retries
 
 
 class Bench:

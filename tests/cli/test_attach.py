@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tiered.attach.writer import Attachment, AttachSettings
 from tiered.cli.attach import selector
-from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
     import subprocess

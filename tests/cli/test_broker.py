@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tiered.attach.broker import BrokerOffsets, ask_max_offset
 from tiered.clock import ManualClock
-from tiered.plugin.broker import BrokerOffsets, ask_max_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

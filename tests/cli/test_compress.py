@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.packing import Compression
 from tiered.dispatch.settings import DispatchSettings
-from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from support.journals import PREFIX
 from support.tiers import TierBuilder
 
 from tiered.journal.entry import Entry
-from tiered.plugin.costs import (
+from tiered.upkeep.costs import (
     ENTRIES_MAX,
     MONTH_S,
     Rate,

@@ -17,7 +17,7 @@ from backends.s3_rules import harm_of
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
-from tiered.plugin.doctor import Check, examine
+from tiered.upkeep.doctor import Check, examine
 
 if TYPE_CHECKING:
     from cli.program import CommandLine

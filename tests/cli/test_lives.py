@@ -10,7 +10,7 @@ from support import tiers
 from support.tiers import QUEUE, TierBuilder
 
 from backends.local import LocalFolderStore
-from tiered.plugin.place import Place
+from tiered.api.broker_place import Place
 
 if TYPE_CHECKING:
     from pathlib import Path

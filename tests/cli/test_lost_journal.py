@@ -9,12 +9,12 @@ import pytest
 
 from backends.registry import open_store
 from backends.s3_options import S3Options
+from tiered.api import tier as api
+from tiered.api.broker_place import find_places
+from tiered.api.local_and_tier import open_message_store
 from tiered.archive.source.tier_states import TierStates
 from tiered.errors import JournalLostError
 from tiered.log.reader import TierReader
-from tiered.plugin import tier as api
-from tiered.plugin.message_store import open_message_store
-from tiered.plugin.place import find_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from api.opened import ORDERS, Made
 from tiered.cli.printer import Printer, Wish
 
 if TYPE_CHECKING:
-    from tiered.plugin.tier import Tier
+    from tiered.api.tier import Tier
 
 ALL = Wish(offset=0, from_ms=None, until_ms=None, filter=None, form="body", raw_body=False)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from api.opened import Made
 
 from backends.wrapping import WrappingStore
+from tiered.api.tier import Tier
 from tiered.cli.queues_ahead import AT_ONCE, queues_ahead
 from tiered.clock import SystemClock
 from tiered.model import MessageQueue, QueueOffset
-from tiered.plugin.tier import Tier
 
 if TYPE_CHECKING:
     from backends.base import ByteRange

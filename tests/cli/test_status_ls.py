@@ -12,14 +12,14 @@ from support.bundles import made_part
 
 from backends.memory import MemoryStore
 from backends.metered import MeteredStore
+from tiered.api.broker_place import Place
+from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import ManualClock
 from tiered.journal.reader import JournalReader
 from tiered.keys import checkpoint_key
 from tiered.log.state import Parts, QueueLife, Segment, TierMachine, TierState
 from tiered.model import LogOffset, MessageQueue, QueueOffset
-from tiered.plugin.attach import Attachment, AttachSettings
-from tiered.plugin.place import Place
-from tiered.plugin.status import read_status, status_document
+from tiered.upkeep.status import read_status, status_document
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import pytest
 from support.tiers import TierBuilder, record_of
 
 from backends.registry import open_store
+from tiered.api.broker_place import Place
 from tiered.local.face import HoleReason, RecordBatch
 from tiered.model import MessageQueue, QueueOffset
-from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from pathlib import Path

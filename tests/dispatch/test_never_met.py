@@ -12,13 +12,13 @@ from support.synthetic import SyntheticStore
 
 from backends.memory import MemoryStore
 from backends.metered import MeteredStore
+from tiered.api.broker_place import Place
+from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import SystemClock
 from tiered.dispatch.compensation import NEVER_MET
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
-from tiered.plugin.attach import Attachment, AttachSettings
-from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

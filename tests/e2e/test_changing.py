@@ -16,8 +16,8 @@ from tests.e2e import harness
 from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
 from tests.e2e.harness import cat, here
 from tests.e2e.live import Attach
+from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.settings import DispatchSettings
-from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Readers over S3 behind a proxy that cuts, resets and refuses, with retries wired as ``tiered.plugin.open`` does."""
+"""Readers over S3 behind a proxy that cuts, resets and refuses, with retries wired as ``tiered.open`` does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from backends.registry import open_store
 from backends.s3_options import S3Options
 from fetcher.settings import FetchSettings
 from fetcher.window import WindowLimits
+from tiered.api.engine import Engine
+from tiered.api.reading import plan_span, read_span
+from tiered.api.stores import open_metered, with_retries
 from tiered.clock import SystemClock
 from tiered.log.reader import TierReader
 from tiered.model import MessageQueue
-from tiered.plugin.engine import Engine
-from tiered.plugin.reading import plan_span, read_span
-from tiered.plugin.stores import open_metered, with_retries
 
 if TYPE_CHECKING:
     from support.servers import S3Server

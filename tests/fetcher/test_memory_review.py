@@ -33,13 +33,13 @@ from fetcher.settings import FetchSettings
 from fetcher.ticker import Ticker
 from fetcher.transfers import DeadlineError, TransferLimits, Transfers
 from fetcher.window import WindowLimits
+from tiered.api.engine import Engine
+from tiered.api.reading import interleave, plan_span, read_span
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import StoreUnavailableError
 from tiered.log.decode import PartItems, TierBatch
 from tiered.log.reader import TierReader
 from tiered.model import QueueOffset
-from tiered.plugin.engine import Engine
-from tiered.plugin.reading import interleave, plan_span, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,9 +15,9 @@ from fetcher.settings import FetchSettings
 from fetcher.statuses import GetStatus as Is
 from tests.e2e import harness
 from tests.e2e.harness import here
+from tiered.api.local_and_tier import OpenMessageStore, open_message_store
 from tiered.errors import InvalidError
 from tiered.model import Boundary, MessageQueue
-from tiered.plugin.message_store import OpenMessageStore, open_message_store
 
 NAMES = ("s04-batch-compress", "s06-expired", "s11-lmq-batchcq")
 Tiered = tuple[str, "Path", str]

@@ -13,8 +13,8 @@ from fetcher.statuses import GetStatus as Is
 from tests.e2e import harness
 from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
 from tests.e2e.harness import here
+from tiered.api.local_and_tier import OpenMessageStore, open_message_store
 from tiered.model import MessageQueue
-from tiered.plugin.message_store import OpenMessageStore, open_message_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,12 +12,12 @@ from backends.memory import MemoryStore
 from backends.metered import MeteredStore
 from fetcher.keys import KeyQuery
 from fetcher.policies import Policy
+from tiered.api.keys import LocalKeys, TierKeys
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.index.asked import Wish
 from tiered.log.reader import TierReader
 from tiered.model import Boundary, QueueOffset
-from tiered.plugin.keys import LocalKeys, TierKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,15 +9,15 @@ import pytest
 
 from tests.e2e import harness
 from tests.e2e.harness import here
+from tiered import open as open_tier
 from tiered.format.message import message_json
 from tiered.index.reader import Hit, IndexReader, Wish
 from tiered.log.indexed import indexed_to
-from tiered.plugin import open as open_tier
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tiered.plugin import Tier
+    from tiered import Tier
 
 UNIQUE_STEP = 17
 """Of unique ids every so many-th is asked."""

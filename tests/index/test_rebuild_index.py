@@ -15,15 +15,15 @@ from support.tiers import TierBuilder
 from backends.memory import MemoryStore
 from tests.e2e import harness
 from tests.e2e.harness import here
+from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import FencedError
 from tiered.journal.lease import Holder, Lease
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
-from tiered.plugin.place import Place
-from tiered.plugin.rebuild_index import apply_rebuild_index, plan_rebuild_index
-from tiered.plugin.reign import reign_and
-from tiered.plugin.workplace import Workplace
+from tiered.upkeep.rebuild_index import apply_rebuild_index, plan_rebuild_index
+from tiered.upkeep.reign import reign_and
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,15 +14,15 @@ from support.dispatching import PREFIX, dispatching, filled, run_once
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.metered import MeteredStore
+from tiered.attach import index as index_module
+from tiered.attach.index import IndexThread
+from tiered.attach.index_settings import IndexSettings
 from tiered.clock import SystemClock
 from tiered.index.indexer import Indexer
 from tiered.index.reader import IndexReader, Wish
 from tiered.log.indexed import indexed_to
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
-from tiered.plugin import index as index_module
-from tiered.plugin.index import IndexThread
-from tiered.plugin.index_settings import IndexSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

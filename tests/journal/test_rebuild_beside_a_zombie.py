@@ -17,14 +17,14 @@ from support.tiers import QUEUE, TierBuilder
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
+from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import ClosedError, FencedError, MovedOnError
 from tiered.keys import JOURNAL
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
-from tiered.plugin.place import Place
-from tiered.plugin.rebuild import apply_rebuild, plan_rebuild
-from tiered.plugin.workplace import Workplace
+from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -24,6 +24,7 @@ from zlib_ng import zlib_ng
 from backends.errors import BackendError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
+from tiered.api.broker_place import Place, find_places
 from tiered.clock import ManualClock
 from tiered.errors import DataError, TieredStoreError
 from tiered.format.compression import decompress_body
@@ -38,8 +39,7 @@ from tiered.log.reader import TierReader
 from tiered.log.state import Gap, queue_action
 from tiered.log.verify import verify_tier
 from tiered.model import QueueOffset
-from tiered.plugin.place import Place, find_places
-from tiered.plugin.rebuild import plan_rebuild
+from tiered.upkeep.rebuild import plan_rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Callable

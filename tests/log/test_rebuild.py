@@ -17,6 +17,7 @@ from support.tiers import QUEUE, TierBuilder, batch_of
 
 from backends.errors import AlreadyExistsError
 from backends.memory import MemoryStore
+from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.errors import DataError, FencedError, InvalidError, MovedOnError
 from tiered.format.bundle import FOOTER_BYTES
@@ -32,9 +33,8 @@ from tiered.log.state import TierMachine, queue_action
 from tiered.log.tables import Refused, Tabled, read_bundle_table
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue, QueueOffset
-from tiered.plugin.place import Place
-from tiered.plugin.rebuild import RebuildPlan, apply_rebuild, plan_rebuild
-from tiered.plugin.workplace import Workplace
+from tiered.upkeep.rebuild import RebuildPlan, apply_rebuild, plan_rebuild
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore

@@ -19,7 +19,7 @@ from tiered.journal.lease import Holder, Lease
 from tiered.log.named import named_bundles, parts_by_bundle
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier
-from tiered.plugin.repair import Repairer, RepairReport
+from tiered.upkeep.repair import Repairer, RepairReport
 
 if TYPE_CHECKING:
     from support.synthetic import SyntheticStore

@@ -130,13 +130,13 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     import pyarrow as pa
 
     from backends.s3_options import S3Options
+    from tiered.api.broker_place import choose_place
+    from tiered.api.stores import open_metered, with_retries
     from tiered.archive.body.wishes import read_wishes
     from tiered.archive.job import local_engine, run_job
     from tiered.archive.spark import Order, spark_engine
     from tiered.archive.workshop import Workshop
     from tiered.clock import SystemClock
-    from tiered.plugin.place import choose_place
-    from tiered.plugin.stores import open_metered, with_retries
 
     engine, _, more = kind.partition(":")
     tier_url, url = (folder / "tier").as_uri(), out.as_uri()

@@ -26,6 +26,7 @@ from backends.registry import open_store
 from backends.s3_options import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
+from tiered.api.broker_place import choose_place
 from tiered.archive.query.duck import ask
 from tiered.archive.query.key_index import build, read_index
 from tiered.archive.query.lookup import lookup
@@ -34,7 +35,6 @@ from tiered.archive.tables import read_archive
 from tiered.index.reader import IndexReader, Wish
 from tiered.journal.reader import JournalReader
 from tiered.log.state import TierMachine
-from tiered.plugin.place import choose_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,16 +10,16 @@ from support.merging import merge, named_bundles
 from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
+from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.keys import BUNDLE, QUEUE, TOPIC
 from tiered.log.merge import MergePolicy
-from tiered.plugin.gc import apply_gc, plan_gc
-from tiered.plugin.place import Place
-from tiered.plugin.workplace import Workplace
+from tiered.upkeep.gc import apply_gc, plan_gc
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
-    from tiered.plugin.plans import Plan
+    from tiered.upkeep.plans import Plan
 
 GRACE_S = 100
 PLACE = Place("c", "b")

@@ -61,7 +61,7 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> CaseFoldingStore:
     def opened(_url: str, _options: object = None) -> ObjectStore:
         return store
 
-    monkeypatch.setattr("tiered.plugin.stores.open_store", opened)
+    monkeypatch.setattr("tiered.api.stores.open_store", opened)
     return store
 
 

@@ -19,13 +19,13 @@ from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.log.verify import verify_tier
-from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
-from tiered.plugin.gc import apply_gc
-from tiered.plugin.rebuild_index import apply_rebuild_index, plan_rebuild_index
-from tiered.plugin.workplace import Workplace
+from tiered.upkeep.expire import apply_steps, plan_delete_topic, plan_expire
+from tiered.upkeep.gc import apply_gc
+from tiered.upkeep.rebuild_index import apply_rebuild_index, plan_rebuild_index
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
-    from tiered.plugin.plans import Plan
+    from tiered.upkeep.plans import Plan
 
 
 def expiring() -> tuple[Tier, Plan]:

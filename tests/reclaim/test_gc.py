@@ -22,9 +22,9 @@ from tiered.journal.entry import open_text
 from tiered.keys import JOURNAL, LEDGER
 from tiered.log.orphans import LEDGER_KEPT_MS
 from tiered.log.verify import verify_tier
-from tiered.plugin import gc
-from tiered.plugin.expire import apply_steps, plan_expire
-from tiered.plugin.gc import apply_gc, plan_gc
+from tiered.upkeep import gc
+from tiered.upkeep.expire import apply_steps, plan_expire
+from tiered.upkeep.gc import apply_gc, plan_gc
 
 
 def test_i11_a_plan_changes_nothing_and_applying_does_exactly_the_plan():

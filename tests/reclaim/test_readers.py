@@ -12,7 +12,7 @@ from support.tiers import QUEUE, TIME_MS
 from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.log.reader import QueueReader, TierReader
 from tiered.model import QueueOffset
-from tiered.plugin.expire import apply_steps, plan_expire
+from tiered.upkeep.expire import apply_steps, plan_expire
 
 
 def old_reader(tier: Tier) -> QueueReader:

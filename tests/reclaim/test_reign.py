@@ -16,15 +16,15 @@ from tiered.errors import FencedError, InvalidError
 from tiered.journal.lease import WATCH_S, Holder, Lease
 from tiered.log.merge import MergeOutput
 from tiered.log.verify import verify_tier
-from tiered.plugin import gc
-from tiered.plugin.expire import apply_steps, plan_delete_topic
-from tiered.plugin.gc import apply_gc, plan_gc
-from tiered.plugin.reign import reign_and
+from tiered.upkeep import gc
+from tiered.upkeep.expire import apply_steps, plan_delete_topic
+from tiered.upkeep.gc import apply_gc, plan_gc
+from tiered.upkeep.reign import reign_and
 
 if TYPE_CHECKING:
     import threading
 
-    from tiered.plugin.workplace import Workplace
+    from tiered.upkeep.workplace import Workplace
 
 
 def leased(tier: Tier, *, seconds: float = 1000, host: str | None = None) -> Lease:

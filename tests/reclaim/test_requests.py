@@ -17,13 +17,13 @@ from tiered.errors import DataError
 from tiered.journal.ahead import AHEAD, JournalBytes
 from tiered.keys import JOURNAL, entry_key
 from tiered.log.verify import verify_tier
-from tiered.plugin.gc import apply_gc, plan_gc
+from tiered.upkeep.gc import apply_gc, plan_gc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ByteRange, ObjectStore
-    from tiered.plugin.plans import Plan
+    from tiered.upkeep.plans import Plan
 
 THREADS = 4
 

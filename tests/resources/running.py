@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Self
 
 from tests.e2e import harness
 from tests.e2e.growing import Growing, first_ms
+from tiered.attach.observe import collect
+from tiered.attach.writer import Attachment, AttachResult, AttachSettings
 from tiered.clock import SystemClock
 from tiered.dispatch.settings import DispatchSettings
-from tiered.plugin.attach import Attachment, AttachResult, AttachSettings
-from tiered.plugin.observe import collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable

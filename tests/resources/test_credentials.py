@@ -12,7 +12,7 @@ from support.minio_admin import MinioAdmin
 
 from backends.s3_options import S3Options
 from tests.e2e import harness
-from tiered.plugin.policies import Grounds, policy
+from tiered.upkeep.policies import Grounds, policy
 
 if TYPE_CHECKING:
     from pathlib import Path

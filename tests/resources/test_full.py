@@ -15,8 +15,8 @@ from support.faultproxy import FaultProxy
 
 from backends.s3_options import S3Options
 from tests.e2e import harness
+from tiered.attach.observe import is_well
 from tiered.keys import DATA_ROOTS
-from tiered.plugin.observe import is_well
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

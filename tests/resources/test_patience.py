@@ -19,8 +19,8 @@ from backends.errors import (
 )
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
+from tiered.api.deadline_store import REASONS, PatientStore, RefusedForNowError
 from tiered.clock import ManualClock
-from tiered.plugin.patience import REASONS, PatientStore, RefusedForNowError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

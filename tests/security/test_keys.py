@@ -13,13 +13,13 @@ from backends.base import check_key
 from backends.memory import MemoryStore
 from backends.probe import PREFIX, probe
 from tiered import keys
+from tiered.api.broker_place import Place, find_places
 from tiered.clock import SystemClock
 from tiered.dispatch.uploads import Uploader
 from tiered.journal.entry import seal_text
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.parts import QueueLife
 from tiered.model import MessageQueue, QueueOffset
-from tiered.plugin.place import Place, find_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ from tests.mount.harness import mounted
 from tiered.errors import StoreUnavailableError
 from tiered.keys import broker_prefix
 from tiered.mount import codes
-from tiered.plugin.policies import ROLES, Grounds, policy
+from tiered.upkeep.policies import ROLES, Grounds, policy
 
 if TYPE_CHECKING:
     from pathlib import Path

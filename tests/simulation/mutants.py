@@ -243,7 +243,7 @@ def _gap_not_recorded() -> Patches:
 
 def _beginning_not_told() -> Patches:
     """A queue that the tier has never met begins with what retention has left of it."""
-    from tiered.plugin.starting import Starting
+    from tiered.attach.starting import Starting
 
     begin = Starting.__call__
 
@@ -380,7 +380,7 @@ def _memory_not_given_back() -> Patches:
 def _gc_without_grace() -> Patches:
     from tiered.log.history import TierHistory
     from tiered.log.named import named_objects
-    from tiered.plugin import survey
+    from tiered.upkeep import survey
 
     plan = survey.plan_orphans
 
@@ -403,7 +403,7 @@ def _gc_without_grace() -> Patches:
 def _gc_of_what_is_named_in_part() -> Patches:
     """A bundle of which some section is not named any more counts as not named."""
     from tiered.log import history, orphans
-    from tiered.plugin import survey
+    from tiered.upkeep import survey
 
     named_objects = orphans.named_objects
 
@@ -427,7 +427,7 @@ def _gc_of_what_is_named_in_part() -> Patches:
 
 
 def _gc_of_the_present_reign() -> Patches:
-    from tiered.plugin import survey
+    from tiered.upkeep import survey
 
     plan = survey.plan_orphans
 
@@ -618,7 +618,7 @@ def _damaged_is_the_same() -> Patches:
 
 
 def _expired_too_early() -> Patches:
-    from tiered.plugin import expire
+    from tiered.upkeep import expire
 
     plan = expire.plan_expiry
 

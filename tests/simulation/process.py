@@ -15,12 +15,12 @@ from backends.metered import MeteredStore
 from backends.probe import PREFIX as PROBES
 from backends.testing.faulty import SimulatedCrash
 from backends.wrapping import WrappingStore
+from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import ClosedError, DataError, FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.entry import encode_entry
 from tiered.journal.lease import Holder
 from tiered.model import MessageQueue
-from tiered.plugin.attach import Attachment, AttachSettings
 
 if TYPE_CHECKING:
     import builtins

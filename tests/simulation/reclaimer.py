@@ -12,6 +12,7 @@ from simulation.scheduler import START_MS, Owner, SimClock
 from backends.errors import BackendError
 from backends.metered import MeteredStore
 from backends.testing.faulty import SimulatedCrash
+from tiered.api.stores import with_retries
 from tiered.clock import ManualClock
 from tiered.errors import (
     ClosedError,
@@ -20,10 +21,9 @@ from tiered.errors import (
     InvalidError,
     StoreUnavailableError,
 )
-from tiered.plugin.expire import apply_steps, plan_delete_topic, plan_expire
-from tiered.plugin.gc import apply_gc, plan_gc
-from tiered.plugin.stores import with_retries
-from tiered.plugin.workplace import Workplace
+from tiered.upkeep.expire import apply_steps, plan_delete_topic, plan_expire
+from tiered.upkeep.gc import apply_gc, plan_gc
+from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from simulation.world import World

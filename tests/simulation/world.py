@@ -32,13 +32,13 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered import keys
+from tiered.api.broker_place import Place
 from tiered.dispatch.packing import Compression
 from tiered.format.bundle import build_section, build_tail, pack_table
 from tiered.journal.entry import Entry, checksum, encode_entry
 from tiered.keys import JOURNAL, LEASE, entry_key, parse_journal_key
 from tiered.log.bundles import SectionRow, table_of
 from tiered.model import MessageQueue
-from tiered.plugin.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tiered.api.broker_place import Place, require_fitting
 from tiered.errors import InvalidError
 from tiered.keys import PREFIX_BYTES_MAX
-from tiered.plugin.place import Place, require_fitting
 
 
 def long_place(size: int) -> Place:

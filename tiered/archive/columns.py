@@ -1,6 +1,6 @@
 """From records of a tier to the columns of an archive (docs/formats/archive.md), by the columns of the Python API.
 
-No Python code runs for each message, but where ``tiered.plugin.arrow`` says so. A record that cannot be unpacked does not
+No Python code runs for each message, but where ``tiered.api.arrow`` says so. A record that cannot be unpacked does not
 stop the others: its batch is halved until it is alone, and then it is set aside with its reason and its bytes. A body that
 does not fit its topic's columns leaves them null in its row; the row says so, and its record is set aside too.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.archive.body.decode import decode_bodies
 from tiered.archive.body.decoders import body_fields, open_decoder
 from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
@@ -23,7 +24,6 @@ from tiered.format.properties import UNIQ_KEY, split_keys
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import HoleReason
 from tiered.log.messages import items, raw_bytes
-from tiered.plugin.arrow import ArrowMaker, load_pyarrow, spans_array
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

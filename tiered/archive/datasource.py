@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
+from tiered.api.stores import backend_errors
 from tiered.archive.body.layout import ERROR, PREFIX, RECORD, TEXT
 from tiered.archive.columns import schema as archive_schema
 from tiered.archive.columns import topic_schema
@@ -51,7 +52,6 @@ from tiered.archive.source.streaming import TierStreamReader
 from tiered.archive.tables import read_archive
 from tiered.config import nearest
 from tiered.errors import InvalidError
-from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zlib_ng import zlib_ng
 
-from tiered.plugin.arrow import load_pyarrow
+from tiered.api.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

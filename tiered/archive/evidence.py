@@ -23,18 +23,18 @@ from tiered.log.takeback import is_tail
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import Archived, ParquetFile, SideFile
     from tiered.log.parts import Segment, TierState
     from tiered.model import MessageQueue
-    from tiered.plugin.place import Place
 
 LISTED = 1000
 """Segments named in a plan among those that stay."""
 
 
 class Evidence:
-    """What an archive proves of a tier; see ``tiered.plugin.expire.Proof``."""
+    """What an archive proves of a tier; see ``tiered.upkeep.expire.Proof``."""
 
     def __init__(
         self,

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zlib_ng import zlib_ng
 
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import schema
 from tiered.archive.digest import Digest
 from tiered.archive.ranges import require_sums, with_sums
 from tiered.errors import DataError, InternalError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,9 +21,9 @@ from tiered.model import LogOffset, QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tiered.api.broker_place import Place
     from tiered.archive.machine import ArchiveState
     from tiered.log.parts import TierState
-    from tiered.plugin.place import Place
 
 
 @dataclass(frozen=True, slots=True)

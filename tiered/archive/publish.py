@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.local_errors import MAKE_ROOM, is_full
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.harm import find_damage, open_log
 from tiered.archive.machine import ArchiveMachine
@@ -34,7 +35,6 @@ from tiered.archive.moves import whole_files
 from tiered.archive.query.duck import local_root
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.journal.reader import JournalReader
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -22,6 +22,7 @@ from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError
 from tiered import __version__
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.digest import Digest
 from tiered.archive.keys import folder_key
 from tiered.archive.model import SCHEMA_VERSION
@@ -37,7 +38,6 @@ from tiered.archive.parquet import (
 from tiered.archive.ranges import with_sums
 from tiered.crashpoints import reached
 from tiered.errors import DataError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

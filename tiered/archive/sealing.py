@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiered.log.parts import queue_action
-from tiered.plugin.reign import reign_and
+from tiered.upkeep.reign import reign_and
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tiered.journal.entry import Action
     from tiered.journal.writer import JournalWriter
     from tiered.log.parts import TierState
-    from tiered.plugin.workplace import Workplace
+    from tiered.upkeep.workplace import Workplace
 
 ENTRY = 500
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tiered.api.arrow import load_pyarrow
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

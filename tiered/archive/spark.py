@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_errors import MAKE_ROOM
+from tiered.api.arrow import load_pyarrow
+from tiered.api.stores import open_metered, with_retries
 from tiered.archive.body.layout import Layout
 from tiered.archive.machine import lane_row
 from tiered.archive.model import Archived, Lane
@@ -44,8 +46,6 @@ from tiered.errors import (
     TieredStoreError,
 )
 from tiered.log.parts import decode_columns, encode_columns
-from tiered.plugin.arrow import load_pyarrow
-from tiered.plugin.stores import open_metered, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -22,6 +22,7 @@ from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError
 from tiered import __version__
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import Aside, Columns, side_table
 from tiered.archive.keys import DAY_MS, file_key, side_key
 from tiered.archive.model import SCHEMA_VERSION, Archived, ParquetFile, SideFile
@@ -30,7 +31,6 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InternalError
 from tiered.log.parts import Gap
 from tiered.log.reader import READ_BYTES, QueueReader
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,6 +15,7 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import BODY_REASON, Columns, layout_of
 from tiered.archive.harm import open_log
 from tiered.archive.keys import DAY_MS, folder_key
@@ -28,7 +29,6 @@ from tiered.journal.reader import JournalReader
 from tiered.log.parts import Gap
 from tiered.log.reader import TierReader
 from tiered.model import QueueOffset
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

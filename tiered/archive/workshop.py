@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.archive.body.wishes import NOTHING, Wishes
-from tiered.plugin.workplace import GIVE_UP_S
+from tiered.upkeep.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
     from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
     from tiered.clock import Clock
-    from tiered.plugin.place import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ _FOUND = ["lane", "key", "what"]
 
 def run(call: Call) -> int:
     """Archive, or verify an archive."""
-    from tiered.plugin.arrow import load_pyarrow
-    from tiered.plugin.stores import backend_errors
+    from tiered.api.arrow import load_pyarrow
+    from tiered.api.stores import backend_errors
 
     load_pyarrow()
     with contextlib.ExitStack() as stack, backend_errors():
@@ -66,10 +66,10 @@ def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
     Raises:
         InvalidError: There is no such tier, or several.
     """
+    from tiered.api.broker_place import choose_place
     from tiered.archive.job import Workshop
     from tiered.cli.archive_bodies import read_options
     from tiered.cli.tiers import open_both, open_objects
-    from tiered.plugin.place import choose_place
 
     rng, give_up_s = random.SystemRandom(), call.number("give-up-seconds")
     tier = open_objects(call, call.argument("url"), stack, give_up_s=give_up_s)

@@ -22,13 +22,13 @@ from tiered.errors import InvalidError, TieredStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from tiered.attach.index_settings import IndexSettings
+    from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
     from tiered.dispatch.packing import Compression
     from tiered.journal.lease import LeaseState
     from tiered.local.face import StoreReport
     from tiered.model import MessageQueue
-    from tiered.plugin.attach import Attachment, AttachResult, AttachSettings
-    from tiered.plugin.index_settings import IndexSettings
 
 SYSTEM_TOPIC = "system topic"
 """The reason of ``LeftOut`` that even ``--strict`` does not count: such topics are never tiered."""
@@ -56,7 +56,7 @@ class Ending:
 
 def run(call: Call) -> int:
     """Attach, and stay until we are stopped (or, with ``--once``, done)."""
-    from tiered.plugin.attach import Attachment
+    from tiered.attach.writer import Attachment
 
     settings = read_settings(call)
     behave(call.whole("nice"))
@@ -93,7 +93,7 @@ def behave(niceness: int) -> None:
     Raises:
         InvalidError: The niceness is out of range.
     """
-    from tiered.plugin.process import NICENESS_MAX, bound_malloc, step_back
+    from tiered.attach.process import NICENESS_MAX, bound_malloc, step_back
 
     if niceness > NICENESS_MAX:
         raise InvalidError(f"--nice goes from 0 to {NICENESS_MAX}, not {niceness}")
@@ -139,8 +139,8 @@ def read_settings(call: Call) -> AttachSettings:
     Raises:
         InvalidError: They contradict each other.
     """
+    from tiered.attach.writer import AttachSettings
     from tiered.dispatch.settings import DispatchSettings
-    from tiered.plugin.attach import AttachSettings
 
     if call.flag("seal") and not call.flag("once"):
         raise InvalidError("--seal goes with --once", do="add --once")
@@ -193,7 +193,7 @@ def index_settings(call: Call) -> IndexSettings | None:
     """
     from pathlib import Path
 
-    from tiered.plugin.index_settings import IndexSettings
+    from tiered.attach.index_settings import IndexSettings
 
     if call.flag("no-index"):
         return None
@@ -231,7 +231,7 @@ def broker_asked(call: Call) -> Callable[[], int] | None:
     address = call.text("broker-addr")
     if address is None:
         return None
-    from tiered.plugin.broker import BrokerOffsets
+    from tiered.attach.broker import BrokerOffsets
 
     return BrokerOffsets(*split_address(address), call.clock).max_offset
 
@@ -243,9 +243,9 @@ def metrics_served(call: Call, attachment: Attachment) -> Iterator[None]:
     if address is None:
         yield
         return
+    from tiered.attach.metrics_server import MetricsServer
+    from tiered.attach.observe import collect, is_well
     from tiered.metrics import render
-    from tiered.plugin.metrics_server import MetricsServer
-    from tiered.plugin.observe import collect, is_well
 
     host, port = split_address(address)
     server = MetricsServer(

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def run(call: Call) -> int:
     """Measure and print."""
-    from tiered.plugin.attach import AttachSettings
-    from tiered.plugin.bench import bench_dispatch
-    from tiered.plugin.process import bound_malloc
+    from tiered.attach.process import bound_malloc
+    from tiered.attach.writer import AttachSettings
+    from tiered.bench.dispatch import bench_dispatch
 
     bound_malloc()
     settings = AttachSettings(cluster=call.text("cluster"), broker=call.text("broker"))

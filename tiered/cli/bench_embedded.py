@@ -21,7 +21,7 @@ COLUMNS = ["what", "value", "unit", "plain", "ratio", "cpu_us_per_message", "pla
 
 def run(call: Call) -> int:
     """Measure and print."""
-    from tiered.plugin.bench_store import StoreBench, bench_store
+    from tiered.bench.store import StoreBench, bench_store
 
     bench = StoreBench(
         call.whole("messages"),

@@ -11,17 +11,17 @@ from tiered.cli.bench import ENTRIES, show
 from tiered.cli.frame import make_command
 
 if TYPE_CHECKING:
+    from tiered.bench.read import ReadBench
     from tiered.cli.call import Call
-    from tiered.plugin.bench_read import ReadBench
 
 
 def run(call: Call) -> int:
     """Measure and print."""
+    from tiered.api.stores import backend_errors
+    from tiered.attach.process import bound_malloc
+    from tiered.bench.read import bench_read
     from tiered.cli.cat import check_queues
     from tiered.cli.tiers import open_tier
-    from tiered.plugin.bench_read import bench_read
-    from tiered.plugin.process import bound_malloc
-    from tiered.plugin.stores import backend_errors
 
     bound_malloc()
     bench = read_bench(call)
@@ -38,9 +38,9 @@ def run(call: Call) -> int:
 
 def read_bench(call: Call) -> ReadBench:
     """What the options say."""
-    from tiered.plugin.bench_patterns import Load
-    from tiered.plugin.bench_read import ReadBench
-    from tiered.plugin.slow_store import Slowness
+    from tiered.bench.patterns import Load
+    from tiered.bench.read import ReadBench
+    from tiered.bench.slow_store import Slowness
 
     load = Load(
         pattern=call.words("pattern"),

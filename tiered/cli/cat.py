@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from fetcher.filters import Filter
+    from tiered.api.tier import Tier
     from tiered.cli.call import Call
     from tiered.log.reader import QueueReader
-    from tiered.plugin.tier import Tier
 
 FOLLOW_S = 1.0
 """Pause between two looks at the journal: one listing each."""
@@ -29,8 +29,8 @@ MEMORY_BYTES = 32 << 20
 
 def run(call: Call) -> int:
     """Read and print."""
+    from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_tier
-    from tiered.plugin.stores import backend_errors
 
     wish = read_wish(call)
     topic, number = call.argument("topic"), call.whole_or_none("queue")

@@ -131,7 +131,7 @@ def make(call: Call, store: Path) -> dict[str, Any]:
 
 def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
     """As ``attach --once --seal``."""
-    from tiered.plugin.attach import Attachment, AttachSettings
+    from tiered.attach.writer import Attachment, AttachSettings
 
     settings = AttachSettings(cluster=call.text("cluster"), broker=call.text("broker"))
     attachment = Attachment.open(str(store), url, settings, clock=call.clock)
@@ -175,9 +175,9 @@ def read_back(call: Call, url: str) -> dict[str, Any]:
 
 def verify(call: Call, url: str, store: Path) -> dict[str, Any]:
     """As ``verify --deep --store``."""
+    from tiered.api.broker_place import choose_place
     from tiered.cli.tiers import open_local, open_objects
     from tiered.log.verify import verify_tier
-    from tiered.plugin.place import choose_place
 
     with contextlib.ExitStack() as stack:
         objects = open_objects(call, url, stack)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def run(call: Call) -> int:
     """Look and print."""
+    from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_objects
-    from tiered.plugin.doctor import FAIL, REACHABILITY, examine
-    from tiered.plugin.doctor_place import trial_store
-    from tiered.plugin.stores import backend_errors
+    from tiered.upkeep.doctor import FAIL, REACHABILITY, examine
+    from tiered.upkeep.doctor_place import trial_store
 
     probe_id = f"{random.SystemRandom().getrandbits(64):016x}"
     output, url, directory = Output(call), call.argument("url"), call.text("store")

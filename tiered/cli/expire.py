@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiered.cli.call import Call
-    from tiered.plugin.expire import Proof
-    from tiered.plugin.plans import Plan
-    from tiered.plugin.workplace import Workplace
+    from tiered.upkeep.expire import Proof
+    from tiered.upkeep.plans import Plan
+    from tiered.upkeep.workplace import Workplace
 
 _HOUR_MS = 3_600_000
 _SHOWN = 8
@@ -36,7 +36,7 @@ _COLUMNS = ["topic", "queue_id", "incarnation", "min_from", "min_to", "messages"
 
 def run_expire(call: Call) -> int:
     """Plan, and apply if told to."""
-    from tiered.plugin.expire import plan_expire
+    from tiered.upkeep.expire import plan_expire
 
     ttl_of = times_to_live(call)
     limit = call.whole("max-deletions")
@@ -82,7 +82,7 @@ def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> 
 
 def run_delete(call: Call) -> int:
     """Plan, and apply if told to."""
-    from tiered.plugin.expire import plan_delete_topic
+    from tiered.upkeep.expire import plan_delete_topic
 
     topic, limit = call.argument("topic"), call.whole("max-deletions")
     return _run(
@@ -153,8 +153,8 @@ def _run(
     *,
     archive: str | None = None,
 ) -> int:
-    from tiered.plugin.expire import apply_steps
-    from tiered.plugin.stores import backend_errors
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.expire import apply_steps
 
     applied = None
     with contextlib.ExitStack() as stack, backend_errors():

@@ -40,9 +40,9 @@ _LEFT = {
 
 def run(call: Call) -> int:
     """Plan, and apply if told to."""
+    from tiered.api.stores import backend_errors
     from tiered.journal.ahead import JournalBytes
-    from tiered.plugin.gc import apply_gc, plan_gc
-    from tiered.plugin.stores import backend_errors
+    from tiered.upkeep.gc import apply_gc, plan_gc
 
     limit = call.whole("max-deletions")
     applied = None

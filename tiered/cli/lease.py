@@ -33,10 +33,10 @@ def run(call: Call) -> int:
     """Show, and break if told to."""
     import random
 
+    from tiered.api.broker_place import choose_place
+    from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_objects
-    from tiered.plugin.lease import break_lease, report_lease
-    from tiered.plugin.place import choose_place
-    from tiered.plugin.stores import backend_errors
+    from tiered.upkeep.lease import break_lease, report_lease
 
     output = Output(call)
     is_broken = False

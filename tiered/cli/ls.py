@@ -15,10 +15,10 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tiered.api.tier import Tier
     from tiered.cli.call import Call
     from tiered.log.parts import Bundle, Segment
     from tiered.model import MessageQueue
-    from tiered.plugin.tier import Tier
 
 QUEUE_COLUMNS = [
     "topic",
@@ -98,7 +98,7 @@ def queues_of(tier: Tier, topic: str | None) -> list[MessageQueue]:
 
 def queue_listing(tier: Tier, queues: list[MessageQueue]) -> list[Row]:
     """A row a queue."""
-    from tiered.plugin.status import BrokerFacts, queue_rows
+    from tiered.upkeep.status import BrokerFacts, queue_rows
 
     facts = BrokerFacts(tier.place, tier.state, 0, None)
     wanted = {(queue.topic, queue.queue_id) for queue in queues}

@@ -166,9 +166,9 @@ def metrics_served(call: Call, mount: Mount) -> Iterator[None]:
     if address is None:
         yield
         return
+    from tiered.attach.metrics_server import MetricsServer
     from tiered.metrics import MOUNT_METRICS, render
     from tiered.mount.observe import collect, is_ready, is_well
-    from tiered.plugin.metrics_server import MetricsServer
 
     host, port = split_address(address)
     server = MetricsServer(

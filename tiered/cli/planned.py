@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from tiered.archive.workshop import Workshop
     from tiered.cli.call import Call
-    from tiered.plugin.plans import Plan
-    from tiered.plugin.workplace import Workplace
+    from tiered.upkeep.plans import Plan
+    from tiered.upkeep.workplace import Workplace
 
 Document = dict[str, Any]
 
@@ -41,9 +41,9 @@ def open_workplace(
         InvalidError: There is none, or there are several.
         BackendError: The store cannot be reached or refuses us.
     """
-    from tiered.plugin.place import SIGNS, choose_place
-    from tiered.plugin.stores import open_metered, with_retries
-    from tiered.plugin.workplace import Workplace
+    from tiered.api.broker_place import SIGNS, choose_place
+    from tiered.api.stores import open_metered, with_retries
+    from tiered.upkeep.workplace import Workplace
 
     meter = open_metered(url, call.s3_options())
     stack.callback(meter.close)
@@ -61,7 +61,7 @@ def get_plan(call: Call, what: str, at: Workplace | Workshop, make: Callable[[],
     Raises:
         InvalidError: The options contradict each other, or the file cannot be used.
     """
-    from tiered.plugin.plans import load_plan, save_plan
+    from tiered.upkeep.plans import load_plan, save_plan
 
     apply, save = call.text("apply"), call.text("plan")
     if apply and save:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def run(call: Call) -> int:
     """Print the document, whatever the form of output: it is to be handed on as it is."""
     from tiered.errors import InvalidError
-    from tiered.plugin.policies import ROLES, Grounds, policy
+    from tiered.upkeep.policies import ROLES, Grounds, policy
 
     role = call.argument("role")
     if role not in ROLES:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from fetcher.filters import Filter
+    from tiered.api.engine import Engine
     from tiered.log.cursor import QueueCursor
     from tiered.log.parts import Gap
     from tiered.log.reader import QueueReader, TierBatch, TierReader
     from tiered.model import MessageQueue, QueueOffset
-    from tiered.plugin.engine import Engine
 
 GROUP = "cat"
 """Whose reading ahead it is."""

@@ -23,10 +23,10 @@ THREADS = 8
 
 def run(call: Call) -> int:
     """Look up and print."""
+    from tiered.api.stores import backend_errors
     from tiered.cli.query_archive import is_archive, look
     from tiered.cli.tiers import open_objects, open_tier
     from tiered.index.reader import IndexReader
-    from tiered.plugin.stores import backend_errors
 
     is_document = _is_document(call)
     with contextlib.ExitStack() as stack, backend_errors():

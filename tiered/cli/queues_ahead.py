@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tiered.api.engine import Engine
     from tiered.log.reader import QueueReader
     from tiered.model import QueueOffset
-    from tiered.plugin.engine import Engine
 
 AT_ONCE = 8
 """Queues that are begun before their turn."""

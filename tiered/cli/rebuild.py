@@ -18,8 +18,8 @@ from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call
-    from tiered.plugin.rebuild import RebuildPlan
-    from tiered.plugin.workplace import Workplace
+    from tiered.upkeep.rebuild import RebuildPlan
+    from tiered.upkeep.workplace import Workplace
 
 THREADS = 16
 LISTED_MAX = 20
@@ -27,10 +27,10 @@ LISTED_MAX = 20
 
 def run(call: Call) -> int:
     """Plan, and apply if told to."""
-    from tiered.plugin.place import ANY_SIGN
-    from tiered.plugin.rebuild import apply_rebuild
-    from tiered.plugin.rebuild_plan import load_rebuild, plan_document, save_rebuild
-    from tiered.plugin.stores import backend_errors
+    from tiered.api.broker_place import ANY_SIGN
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.rebuild import apply_rebuild
+    from tiered.upkeep.rebuild_plan import load_rebuild, plan_document, save_rebuild
 
     if call.flag("index"):
         from tiered.cli.rebuild_index import run as run_index
@@ -61,7 +61,7 @@ def run(call: Call) -> int:
 
 
 def _planned(call: Call, at: Workplace, stack: contextlib.ExitStack) -> RebuildPlan:
-    from tiered.plugin.rebuild import plan_rebuild
+    from tiered.upkeep.rebuild import plan_rebuild
 
     done = Progressed("reading the journal")
 

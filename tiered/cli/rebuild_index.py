@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def run(call: Call) -> int:
     """Plan, and apply if told to."""
-    from tiered.plugin.rebuild_index import (
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.rebuild_index import (
         WHAT,
         apply_rebuild_index,
         has_work,
         plan_rebuild_index,
     )
-    from tiered.plugin.stores import backend_errors
 
     done = Progressed("reading the journal")
 

@@ -33,8 +33,8 @@ _BATCH_ROWS = 1000
 
 def run(call: Call) -> int:
     """Ask, and print the answer."""
+    from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_objects
-    from tiered.plugin.stores import backend_errors
 
     with contextlib.ExitStack() as stack, backend_errors():
         archive = open_objects(call, call.argument("url"), stack)

@@ -35,10 +35,10 @@ COLUMNS = [
 
 def run(call: Call) -> int:
     """Read and print."""
+    from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_local, open_objects
-    from tiered.plugin.costs import bills_requests
-    from tiered.plugin.status import read_status, status_document
-    from tiered.plugin.stores import backend_errors
+    from tiered.upkeep.costs import bills_requests
+    from tiered.upkeep.status import read_status, status_document
 
     url, directory = call.argument("url"), call.text("store")
     output = Output(call)
@@ -92,7 +92,7 @@ def _stored(broker: dict[str, Any]) -> str:
 
 
 def _show(output: Output, broker: dict[str, Any], now_ms: int, *, is_billed: bool) -> None:
-    from tiered.plugin.costs import rate_text
+    from tiered.upkeep.costs import rate_text
 
     output.line(f"{broker['cluster']}/{broker['broker']}")
     output.line(f"  writer    {_writer(broker, now_ms)}")

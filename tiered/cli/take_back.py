@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.cli.call import Call
-    from tiered.plugin.plans import Plan
-    from tiered.plugin.workplace import Workplace
+    from tiered.upkeep.plans import Plan
+    from tiered.upkeep.workplace import Workplace
 
 _COLUMNS = ["topic", "queue_id", "incarnation", "to", "was", "messages", "holes", "missing"]
 
 
 def run_take_back(call: Call) -> int:
     """Plan, and apply if told to."""
-    from tiered.plugin.stores import backend_errors
-    from tiered.plugin.take_back import apply_take_back
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.take_back import apply_take_back
 
     _require_place(call)
     applied = None
@@ -57,7 +57,7 @@ def _require_place(call: Call) -> None:
 
 def _make(call: Call, at: Workplace) -> Plan:
     from tiered.model import MessageQueue
-    from tiered.plugin.take_back import plan_take_back
+    from tiered.upkeep.take_back import plan_take_back
 
     queue = MessageQueue(call.argument("topic"), call.whole("queue"))
     return plan_take_back(at, queue, call.whole("to"))

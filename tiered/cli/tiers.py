@@ -6,15 +6,15 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from tiered.plugin.stores import open_metered, with_retries
+from tiered.api.stores import open_metered, with_retries
 
 if TYPE_CHECKING:
     import contextlib
 
     from backends.base import ObjectStore
+    from tiered.api.tier import Tier
     from tiered.cli.call import Call
     from tiered.local.face import LocalStore
-    from tiered.plugin.tier import Tier
 
 
 def open_objects(
@@ -57,8 +57,8 @@ def open_tier(
         InvalidError: There is none, or there are several.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
-    from tiered.plugin.tier import MEMORY_BYTES
-    from tiered.plugin.tier import open as open_tier_at
+    from tiered.api.tier import MEMORY_BYTES
+    from tiered.api.tier import open as open_tier_at
 
     tier = open_tier_at(
         url,

@@ -18,10 +18,10 @@ from tiered.cli.progress import Progressed
 from tiered.cli.sizes import counted, format_count, format_size
 
 if TYPE_CHECKING:
+    from tiered.api.broker_place import Place
     from tiered.cli.call import Call
     from tiered.log.verify_report import VerifyReport
-    from tiered.plugin.place import Place
-    from tiered.plugin.repair import RepairReport
+    from tiered.upkeep.repair import RepairReport
 
 THREADS = 4
 _NEUTRAL = frozenset(
@@ -35,11 +35,11 @@ _NEUTRAL = frozenset(
 
 def run(call: Call) -> int:
     """Check and print."""
+    from tiered.api.broker_place import choose_place
+    from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_both, open_local
     from tiered.log.verify import verify_tier
-    from tiered.plugin.place import choose_place
-    from tiered.plugin.repair import Repairer
-    from tiered.plugin.stores import backend_errors
+    from tiered.upkeep.repair import Repairer
 
     output = Output(call)
     done = Progressed("reading the journal")

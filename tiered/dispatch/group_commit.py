@@ -302,7 +302,7 @@ class GroupCommitter:
 def retry_level(error: BackendError) -> int:
     """Of the log line about one request that is tried again.
 
-    What only a person can mend meets every queue alike; ``tiered.plugin.patience`` tells of it, once for the whole store.
+    What only a person can mend meets every queue alike; ``tiered.api.deadline_store`` tells of it, once for the whole store.
     """
     return logging.DEBUG if error.needs_a_person else logging.WARNING
 

@@ -29,6 +29,9 @@ from typing import TYPE_CHECKING, Final
 
 from backends.s3_options import S3Options
 from fetcher.settings import MEMORY_BYTES, FetchSettings
+from tiered.api.ends import require_conditional_writes
+from tiered.api.local_and_tier import open_message_store
+from tiered.api.stores import backend_errors
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.keys import mount_prefix
@@ -40,17 +43,14 @@ from tiered.mount.pulling import Puller, PullLimits
 from tiered.mount.queries import Queries
 from tiered.mount.server import RemotingServer, ServerLimits
 from tiered.mount.topics import Topics
-from tiered.plugin.ends import require_conditional_writes
-from tiered.plugin.message_store import open_message_store
-from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from tiered.api.local_and_tier import OpenMessageStore
     from tiered.journal.lease import LeaseState
     from tiered.mount.offsets import Name
-    from tiered.plugin.message_store import OpenMessageStore
 
 _LOG = logging.getLogger("tiered.mount")
 LOOK_S: Final = 0.25

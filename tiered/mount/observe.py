@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiered.attach.observe import request_samples, resident_bytes
 from tiered.metrics import Sample
 from tiered.mount.codes import BY_CODE, Code
-from tiered.plugin.observe import request_samples, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

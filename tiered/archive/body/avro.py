@@ -13,10 +13,10 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.body.ddl import require_distinct
 from tiered.archive.body.decode import NO_FIT, NO_OBJECT, UnfitError
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

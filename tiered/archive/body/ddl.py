@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tiered.api.arrow import load_pyarrow
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from tiered.api.arrow import load_pyarrow
 from tiered.errors import InternalError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     import numpy.typing as npt

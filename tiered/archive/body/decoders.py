@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.body.ddl import parse_columns
 from tiered.archive.body.decode import UnfitError
 from tiered.archive.body.layout import PREFIX, TEXT, BodyColumns
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tiered.plugin.arrow import load_pyarrow
+from tiered.api.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

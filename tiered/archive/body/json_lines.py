@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.body.decode import NO_FIT, NO_OBJECT, UnfitError
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

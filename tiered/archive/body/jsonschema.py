@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.body.ddl import require_distinct
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

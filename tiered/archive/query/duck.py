@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from backends.local_errors import MAKE_ROOM
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.query.duck_plan import (
     EMPTY,
@@ -32,7 +33,6 @@ from tiered.archive.query.key_index import files_without, read_index
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence

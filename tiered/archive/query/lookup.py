@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
 from tiered.archive.filters import filters_of
 from tiered.archive.harm import reading
@@ -29,7 +30,6 @@ from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
 from tiered.errors import InvalidError
-from tiered.plugin.arrow import load_pyarrow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

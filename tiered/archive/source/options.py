@@ -7,10 +7,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from backends.s3_options import S3Options
+from tiered.api.stores import backend_errors, open_metered, with_retries
 from tiered.archive.model import LOG
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError
-from tiered.plugin.stores import backend_errors, open_metered, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -29,8 +29,8 @@ from tiered.log.wellformed import check_ints
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from tiered.api.broker_place import Place
     from tiered.log.parts import QueueLife, TierState
-    from tiered.plugin.place import Place
 
 EARLIEST = "earliest"
 LATEST = "latest"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from tiered.api.arrow import load_pyarrow
+from tiered.api.stores import backend_errors
 from tiered.archive.prune import groups_of, open_parquet, plan_files
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import shown
@@ -17,8 +19,6 @@ from tiered.archive.source.options import choice, open_place, partition_bytes
 from tiered.archive.source.stretches import FAIL, SKIP, packed, plan_tier, read_stretch
 from tiered.archive.source.tier_states import TierStates
 from tiered.archive.tables import read_archive
-from tiered.plugin.arrow import load_pyarrow
-from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiered.api.stores import backend_errors
 from tiered.archive.prune import explain
 from tiered.archive.query.native import file_uris
 from tiered.archive.selection import selection_of
@@ -21,7 +22,6 @@ from tiered.archive.source.options import (
 )
 from tiered.archive.source.stretches import packed, plan_tier
 from tiered.archive.source.tier_states import TierStates
-from tiered.plugin.stores import backend_errors
 
 
 def report(url: str, **options: str) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from tiered.log.cursor import life_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from tiered.api.broker_place import Place
     from tiered.archive.selection import Selection
     from tiered.archive.source.stretches import Stretch
     from tiered.log.parts import QueueLife, TierState
-    from tiered.plugin.place import Place
 
 AGAIN = "again"
 

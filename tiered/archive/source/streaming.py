@@ -33,6 +33,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tiered.api.stores import backend_errors
 from tiered.archive.model import Lane
 from tiered.archive.source.options import choice, partition_bytes, whole
 from tiered.archive.source.positions import (
@@ -51,17 +52,16 @@ from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of, c
 from tiered.archive.source.stretches import FAIL, SKIP, packed
 from tiered.archive.source.tier_states import TierStates
 from tiered.errors import InvalidError
-from tiered.plugin.stores import backend_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
+    from tiered.api.broker_place import Place
     from tiered.archive.selection import Selection
     from tiered.archive.source.positions import Histories, Key, Positions
     from tiered.log.parts import TierState
-    from tiered.plugin.place import Place
 
 _log = logging.getLogger(__name__)
 

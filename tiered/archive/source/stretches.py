@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
     from tiered.archive.selection import Selection
     from tiered.log.parts import Part, Parts, QueueLife, TierState
-    from tiered.plugin.place import Place
 
 SKIP = "skip"
 FAIL = "fail"

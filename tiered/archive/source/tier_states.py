@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tiered.api.broker_place import choose_place, find_places
 from tiered.archive.source.options import open_place
 from tiered.log.reader import TierReader
-from tiered.plugin.place import choose_place, find_places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tiered.api.broker_place import Place
     from tiered.log.parts import TierState
-    from tiered.plugin.place import Place
 
 
 class TierStates:

@@ -1,0 +1,396 @@
+"""The Python API for asyncio: the same methods, as async iterators and coroutines.
+
+Overview: an ``AsyncTier`` wraps a ``Tier``. What may wait for the store runs in threads of its own, batch by batch, so the
+loop is held up only by handing messages over. Followers that wait for more wait in the loop, without a thread, however many
+they are; one listing of the journal serves all that wait at that moment.
+
+Cancelling: whoever awaits is let go at once. A read that a thread is amid of runs on until its answer, its deadline or
+``close``; of an iterator it is kept, and the next ``anext`` has what it gives (``AsyncReading``).
+
+Ordering, retries and errors are those of ``Tier``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from tiered.api.choice import Choice
+from tiered.api.reading import FOLLOW_S_MIN, Follower, longer, require_positive
+from tiered.api.tier import open as open_tier
+from tiered.api.tier_reader import MESSAGE_BATCH_BYTES
+from tiered.errors import ClosedError
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from tiered.api.lookup import Found
+    from tiered.api.message import Message
+    from tiered.api.tier_reader import Tier
+    from tiered.log.decode import TierBatch
+    from tiered.model import QueueBounds, QueueOffset
+
+T = TypeVar("T")
+THREADS = 32
+"""Reads and listings that may be under way at once; others wait for their turn."""
+
+_Work = Callable[[], list[T] | None]
+"""Gives what comes next; None: nothing, for good or for now."""
+_Pause = Callable[[bool], Awaitable[None]]
+
+
+class AsyncTier:
+    """One broker's tier for asyncio; see ``Tier`` for arguments and errors. For one event loop.
+
+    Attributes:
+        tier: The tier itself.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        """Take a tier over; it is closed with this one."""
+        self.tier = tier
+        self._pool = ThreadPoolExecutor(THREADS, "tiered-aio")
+        self._closing = threading.Event()
+        self._looking: asyncio.Task[bool] | None = None
+        self._looks = 0
+        self._news = asyncio.Event()
+
+    def topics(self) -> list[str]:
+        """See ``Tier``; asks no store."""
+        return self.tier.topics()
+
+    def queues(self, topic: str | None = None) -> list[MessageQueue]:
+        """See ``Tier``; asks no store."""
+        return self.tier.queues(topic)
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """See ``Tier``; asks no store."""
+        return self.tier.bounds(topic, queue_id)
+
+    async def refresh(self) -> bool:
+        """See ``Tier``."""
+        return self._tell(is_new=await self._call(self.tier.refresh))
+
+    async def offset_for_time(
+        self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
+    ) -> QueueOffset:
+        """See ``Tier``."""
+        work = partial(self.tier.offset_for_time, topic, queue_id, time, upper=upper)
+        return await self._call(work)
+
+    async def query(self, topic: str, key: str, **more: Any) -> Found:  # noqa: ANN401 (those of Tier.query)
+        """See ``Tier``."""
+        return await self._call(partial(self.tier.query, topic, key, **more))
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        incarnation: int | None = None,
+    ) -> AsyncReading[Message]:
+        """See ``Tier``."""
+
+        def begin() -> Iterator[list[Message]]:
+            batches = self.tier.read_records(
+                topic,
+                queue_id,
+                start,
+                stop,
+                incarnation=incarnation,
+                batch_bytes=MESSAGE_BATCH_BYTES,
+            )
+            return Choice.of(tags, sql).lists(batches)
+
+        return self._reading(_lists(begin))
+
+    def read_arrow(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        **more: Any,  # noqa: ANN401 (those of Tier.read_arrow)
+    ) -> AsyncReading[pa.RecordBatch]:
+        """See ``Tier``."""
+        read = partial(self.tier.read_arrow, topic, queue_id, start, stop, columns=columns, **more)
+        return self._reading(_each(read))
+
+    def read_records(
+        self, topic: str, queue_id: int, start: int = 0, stop: int | None = None
+    ) -> AsyncReading[TierBatch]:
+        """See ``Tier``."""
+        read = partial(self.tier.read_records, topic, queue_id, start, stop)
+        return self._reading(_each(read))
+
+    def read_topic(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        queues_at_once: int = 16,
+    ) -> AsyncReading[Message]:
+        """See ``Tier``."""
+        limits = {"queues_at_once": queues_at_once, "batch_bytes": MESSAGE_BATCH_BYTES}
+
+        def begin() -> Iterator[list[Message]]:
+            return Choice.of(tags, sql).lists(self.tier.read_topic_records(topic, **limits))
+
+        return self._reading(_lists(begin))
+
+    def read_topic_arrow(self, topic: str, **more: Any) -> AsyncReading[pa.RecordBatch]:  # noqa: ANN401 (those of Tier.read_topic_arrow)
+        """See ``Tier``."""
+        return self._reading(_each(partial(self.tier.read_topic_arrow, topic, **more)))
+
+    def follow(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        pause_s_max: float = 5.0,
+    ) -> AsyncReading[Message]:
+        """See ``Tier``; cancel the task that reads it, and drop it, or ``aclose`` it, to end it."""
+
+        def begin(stack: ExitStack) -> _Work[Message]:
+            require_positive("pause_s_max", pause_s_max)
+            choice = Choice.of(tags, sql)
+            cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
+            group = stack.enter_context(self.tier.engine.group())
+            limits = {"batch_bytes": MESSAGE_BATCH_BYTES}
+            follower = Follower(self.tier.engine, cursor, start, group=group, **limits)
+
+            def step() -> list[Message] | None:
+                found = follower.step()
+                return None if found is None else next(choice.lists([found]))
+
+            return step
+
+        return self._reading(begin, self._pauses(pause_s_max))
+
+    def _reading(
+        self, begin: Callable[[ExitStack], _Work[T]], pause: _Pause | None = None
+    ) -> AsyncReading[T]:
+        return AsyncReading(self._submit, self._outcome, begin, pause)
+
+    def _pauses(self, pause_s_max: float) -> _Pause:
+        """How a follower waits, in the loop."""
+        seen, pause_s = self._looks, FOLLOW_S_MIN
+
+        async def pause(is_found: bool) -> None:
+            """Wait for news if there was nothing; look at the journal first, unless another has since."""
+            nonlocal seen, pause_s
+            if is_found or (self._looks == seen and await self._look()):
+                pause_s = FOLLOW_S_MIN
+                return
+            seen, news = self._looks, self._news
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), min(pause_s, pause_s_max))
+            pause_s = longer(pause_s, pause_s_max)
+
+        return pause
+
+    async def _look(self) -> bool:
+        """Look at the journal, or wait for the look that is under way; whether there was anything."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._call(self.tier.refresh))
+            self._looking.add_done_callback(self._looked)
+        return await asyncio.shield(self._looking)
+
+    def _looked(self, task: asyncio.Task[bool]) -> None:
+        self._looking = None
+        if not task.cancelled() and task.exception() is None:
+            self._looks += 1
+            self._tell(is_new=task.result())
+
+    def _tell(self, *, is_new: bool) -> bool:
+        """Wake the followers that wait, if there is anything new."""
+        if is_new:
+            self._news.set()
+            self._news = asyncio.Event()
+        return is_new
+
+    async def _call(self, work: Callable[..., T], *arguments: object) -> T:
+        return await self._outcome(self._submit(work, *arguments))
+
+    def _submit(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Have something done in a thread.
+
+        Raises:
+            ClosedError: The tier has been closed.
+        """
+        if self._closing.is_set():
+            raise self._closed()
+        return asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    async def _outcome(self, future: Awaitable[T]) -> T:
+        """What ``_submit`` gave.
+
+        Raises:
+            ClosedError: The tier has been closed, and it had no thread yet.
+        """
+        try:
+            return await future
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closing.is_set() and task is not None and not task.cancelling():
+                raise self._closed() from None
+            raise
+
+    def _closed(self) -> ClosedError:
+        return ClosedError("the tier has been closed", where=self.tier.store.url)
+
+    async def close(self) -> None:
+        """End threads and give back connections; see ``Tier``. Followers that wait end with ``ClosedError``."""
+        self._closing.set()
+        self._news.set()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self.tier.close()
+        self._pool.shutdown(cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncReading(Generic[T]):
+    """An async iterator over what a thread finds, step by step.
+
+    An ``anext`` may be cancelled, or given up after some time: the step that it asked for is kept, and the next ``anext``
+    has what it finds. So nothing is lost, and nothing comes twice. One that has raised anything else is over, and so is one
+    that was closed; a step that is under way then runs out in its thread, and is dropped.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[_Work[T]], asyncio.Future[list[T] | None]],
+        outcome: Callable[[Awaitable[list[T] | None]], Awaitable[list[T] | None]],
+        begin: Callable[[ExitStack], _Work[T]],
+        pause: _Pause | None = None,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            submit: Has a step done in a thread.
+            outcome: Waits for it.
+            begin: Called by the first ``anext``: gives the step. What it enters is left at the end.
+            pause: Told after each step whether it found something, waits if it did not; without it that is the end.
+        """
+        self._submit = submit
+        self._outcome = outcome
+        self._begin = begin
+        self._pause = pause
+        self._work: _Work[T] | None = None
+        self._step: asyncio.Future[list[T] | None] | None = None
+        self._ready: deque[T] = deque()
+        self._is_over = self._is_asked = False
+        stack = self._stack = ExitStack()
+        weakref.finalize(self, stack.close).atexit = False  # a reader may just be dropped
+
+    def __aiter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __anext__(self) -> T:
+        """What comes next.
+
+        Raises:
+            RuntimeError: Another ``anext`` is under way.
+        """
+        if self._is_asked:
+            raise RuntimeError("another anext of this iterator is under way")
+        self._is_asked = True
+        try:
+            while not (self._ready or self._is_over):
+                await self._fill()
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            self._is_asked = False
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Be over."""
+        self._end()
+
+    async def _fill(self) -> None:
+        """Have a step done, or take the one that is under way already."""
+        if self._step is None:
+            if self._work is None:
+                self._work = self._begin(self._stack)
+            self._step = self._submit(self._work)
+        found = await self._outcome(asyncio.shield(self._step))
+        if self._is_over:  # closed meanwhile
+            return
+        self._step = None  # not before: whoever is cancelled leaves it to the next
+        if found is not None:
+            self._ready.extend(found)
+        elif self._pause is None:
+            self._end()
+        if self._pause is not None:
+            await self._pause(found is not None)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._ready.clear()
+        step, self._step, self._work = self._step, None, None
+        if step is None or step.done():
+            self._stack.close()
+        else:
+            step.add_done_callback(self._left)
+
+    def _left(self, step: asyncio.Future[list[T] | None]) -> None:
+        """The step that was under way at the end is done."""
+        if not step.cancelled():
+            step.exception()  # nobody else asks for it
+        self._stack.close()
+
+
+def _lists(begin: Callable[[], Iterator[list[T]]]) -> Callable[[ExitStack], _Work[T]]:
+    """Steps through an iterator of lists."""
+    return lambda _: partial(next, begin(), None)
+
+
+def _each(begin: Callable[[], Iterator[T]]) -> Callable[[ExitStack], _Work[T]]:
+    """Steps through an iterator, one at a time."""
+    return _lists(lambda: ([element] for element in begin()))
+
+
+async def open_async(url: str, **more: Any) -> AsyncTier:  # noqa: ANN401 (those of open)
+    """Open a tier for reading with asyncio; arguments and errors are those of ``tiered.open``."""
+    return AsyncTier(await asyncio.to_thread(partial(open_tier, url, **more)))

@@ -1,0 +1,322 @@
+"""Batches of records as Arrow record batches, made column by column with NumPy and Arrow's own kernels.
+
+No Python code runs for each message, but where messages have to be unpacked: compressed bodies, inner batches, hosts with
+IPv6 addresses, properties that are no UTF-8 or name one property twice. The columns are those of ``tiered cat``, typed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tiered.api.message import messages_of
+from tiered.api.property_arrays import Pairs
+from tiered.errors import DataError, InvalidError
+from tiered.format.block import parse_records
+from tiered.format.hosts import format_host
+from tiered.format.parse import RecordBlock, bytes_at
+from tiered.format.properties import KEYS, TAGS, UNIQ_KEY
+from tiered.format.sysflag import BORN_HOST_V6, COMPRESSED, INNER_BATCH, STORE_HOST_V6
+from tiered.log.messages import bodies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from tiered.api.message import Message
+    from tiered.log.decode import TierBatch
+
+COLUMNS: Final = (
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "store_timestamp",
+    "born_timestamp",
+    "born_host",
+    "store_host",
+    "tags",
+    "keys",
+    "properties",
+    "msg_id",
+    "sys_flag",
+    "flag",
+    "reconsume_times",
+    "prepared_transaction_offset",
+    "size",
+    "tag_hash",
+    "physical_offset",
+    "log_offset",
+    "body",
+)
+"""Every column, in the order of ``tiered cat``."""
+
+
+def load_pyarrow() -> Any:  # noqa: ANN401 (it has no types)
+    """The module.
+
+    Raises:
+        InvalidError: It is not installed.
+    """
+    try:
+        importlib.import_module("pyarrow.compute")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise InvalidError(
+            "archives and Arrow batches need pyarrow, which is not installed",
+            do="pip install 'tieredmq[sql]', or `make setup` in a checkout",
+        ) from error
+
+
+def schema(columns: Sequence[str] | None = None) -> pa.Schema:
+    """The schema of some columns, in their order (default: all).
+
+    Raises:
+        InvalidError: There is no such column, or one comes twice, or pyarrow is not installed.
+    """
+    arrow = load_pyarrow()
+    time = arrow.timestamp("ms", "UTC")
+    types = dict.fromkeys(COLUMNS, arrow.int64())
+    types |= dict.fromkeys(["store_timestamp", "born_timestamp"], time)
+    texts = ["topic", "born_host", "store_host", "tags", "keys", "msg_id"]
+    types |= dict.fromkeys(texts, arrow.string())
+    numbers = ["queue_id", "sys_flag", "flag", "reconsume_times", "size"]
+    types |= dict.fromkeys(numbers, arrow.int32())
+    types["properties"] = arrow.map_(arrow.string(), arrow.string())
+    types["body"] = arrow.binary()
+    names = list(COLUMNS if columns is None else columns)
+    unknown = [name for name in names if name not in types]
+    if unknown or len(set(names)) < len(names):
+        what = f"no column {unknown[0]!r}" if unknown else "a column is named twice"
+        raise InvalidError(what, do=f"choose from {', '.join(COLUMNS)}")
+    nullable = {"tags", "keys"}
+    return arrow.schema([arrow.field(n, types[n], nullable=n in nullable) for n in names])
+
+
+class ArrowMaker:
+    """Makes record batches of some columns. For any thread."""
+
+    def __init__(
+        self, columns: Sequence[str] | None = None, *, properties: Sequence[str] = ()
+    ) -> None:
+        """Choose the columns; see ``schema``.
+
+        Args:
+            columns: Names.
+            properties: Properties that become columns of their names behind them; null where a message has none.
+        """
+        self._arrow = load_pyarrow()
+        self._columns = schema(columns)
+        self._properties = tuple(properties)
+        more = [self._arrow.field(name, self._arrow.string()) for name in properties]
+        self.schema = self._arrow.schema([*self._columns, *more])
+
+    def make(
+        self, batch: TierBatch, numbers: npt.NDArray[np.int64] | None = None
+    ) -> pa.RecordBatch:
+        """The messages of a batch, holes left out.
+
+        Args:
+            batch: Records of a tier.
+            numbers: Only these items, ascending.
+
+        Raises:
+            DataError: A record, inner batch or packed body is damaged; nothing of the batch is given out.
+        """
+        records = batch.records
+        if numbers is None:
+            numbers = np.flatnonzero(records.sizes > 0)
+        block = parse_records(records.data, records.positions[numbers], records.sizes[numbers])
+        if not block.is_sound:
+            raise DataError("a record is damaged", where=str(records.queue))
+        made = Columns(self._arrow, batch, numbers, block)
+        arrays = (made.plain if made.is_plain else made.general)(self._columns, self._properties)
+        return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+@dataclass
+class Columns:
+    """Columns of some items of one batch.
+
+    Attributes:
+        arrow: pyarrow.
+        batch: The batch.
+        numbers: The items, ascending.
+        block: Their records.
+    """
+
+    arrow: Any
+    batch: TierBatch
+    numbers: npt.NDArray[np.int64]
+    block: RecordBlock
+
+    @property
+    def is_plain(self) -> bool:
+        """Every item is a record of its own, with hosts of the usual size, in order."""
+        odd = self.block.sys_flags & (INNER_BATCH | BORN_HOST_V6 | STORE_HOST_V6)
+        return not odd.any() and bool((np.diff(self.block.positions) > 0).all())
+
+    def plain(self, wanted: pa.Schema, properties: Sequence[str]) -> list[Any]:
+        """Columns and then properties, without a loop over messages."""
+        columns = [self._plain_column(field) for field in wanted]
+        return columns + [self._property(name) for name in properties]
+
+    def general(self, wanted: pa.Schema, properties: Sequence[str]) -> list[Any]:
+        """The same message by message, for every kind of batch."""
+        arrow, found = self.arrow, messages_of(self.batch, self.numbers)
+        columns = [
+            arrow.array([_GENERAL[field.name](message) for message in found], field.type)
+            for field in wanted
+        ]
+        values = ([message.properties.get(name) for message in found] for name in properties)
+        return columns + [arrow.array(texts, arrow.string()) for texts in values]
+
+    def _plain_column(self, field: Any) -> Any:  # noqa: ANN401
+        name, block, arrow = field.name, self.block, self.arrow
+        if name in _FIXED:
+            kind, at = _FIXED[name]
+            return self._numbers(bytes_at(block.buffer, kind)[block.positions + at], field.type)
+        if name in {"tags", "keys", "properties"}:
+            return self._from_properties(field)
+        match name:
+            case "topic":
+                topic = _utf8(self.batch.records.queue.topic)
+                return arrow.repeat(arrow.scalar(topic, arrow.string()), len(block))
+            case "queue_offset":
+                numbers = self.numbers + self.batch.records.base_offset
+            case "log_offset":
+                numbers = block.positions + self.batch.log_offset
+            case "tag_hash":
+                numbers = self.batch.records.tag_codes[self.numbers]
+            case "sys_flag":
+                numbers = block.sys_flags & ~np.int32(COMPRESSED)
+            case "born_host":
+                return self._hosts(48)
+            case "store_host":
+                return self._hosts(64)
+            case "msg_id":
+                return self._ids()
+            case _:
+                return self._bodies()
+        return self._numbers(numbers, field.type)
+
+    def _numbers(self, values: npt.NDArray[Any], kind: Any) -> Any:  # noqa: ANN401
+        width = np.int32 if kind == self.arrow.int32() else np.int64
+        array = self.arrow.array(values.astype(width, copy=False))
+        return array.view(kind) if kind != array.type else array
+
+    def _spans(self, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> Any:  # noqa: ANN401
+        return spans_array(self.arrow, self.block.buffer, starts, sizes)
+
+    def _bodies(self) -> Any:  # noqa: ANN401
+        if (self.block.sys_flags & COMPRESSED).any():
+            found = bodies(self.batch.records, self.numbers, raw_body=False)
+            return self.arrow.array(found, self.arrow.binary())
+        return self._spans(self.block.body_positions, self.block.body_sizes)
+
+    def _hosts(self, at: int) -> Any:  # noqa: ANN401
+        packed = bytes_at(self.block.buffer, ">u8")[self.block.positions + at]
+        found = self.arrow.array(packed.astype(np.uint64)).dictionary_encode()
+        texts = [format_host(host.to_bytes(8, "big")) for host in found.dictionary.to_pylist()]
+        return self.arrow.array(texts, self.arrow.string()).take(found.indices)
+
+    def _ids(self) -> Any:  # noqa: ANN401
+        """The id that the client gave, else that of the place: hex of store host and physical offset."""
+        arrow, positions = self.arrow, self.block.positions
+        words = bytes_at(self.block.buffer, ">u8")
+        packed = np.stack([words[positions + 64], words[positions + 28]], axis=1)
+        text = packed.astype(">u8").tobytes().hex().upper().encode()
+        offsets = np.arange(len(positions) + 1, dtype=np.int32) * 32
+        buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(text)]
+        places = arrow.Array.from_buffers(arrow.string(), len(positions), buffers)
+        return arrow.compute.coalesce(self._property(UNIQ_KEY), places)
+
+    # Properties
+
+    def _from_properties(self, field: Any) -> Any:  # noqa: ANN401
+        if field.name == "properties":
+            if self._pairs is not None:
+                return self._pairs.map(self.arrow)
+            found = [list(message.properties.items()) for message in self._messages]
+            return self.arrow.array(found, field.type)
+        return self._property(TAGS if field.name == "tags" else KEYS)
+
+    def _property(self, name: str) -> Any:  # noqa: ANN401
+        if self._pairs is not None:
+            return self._pairs.find(self.arrow, name)
+        found = [message.record.properties.get(name) for message in self._messages]
+        return self.arrow.array(found, self.arrow.string())
+
+    @cached_property
+    def _messages(self) -> list[Message]:
+        return messages_of(self.batch, self.numbers)
+
+    @cached_property
+    def _pairs(self) -> Pairs | None:
+        raw = self._spans(self.block.properties_positions, self.block.properties_sizes)
+        return Pairs.parse(self.arrow, raw)
+
+
+def spans_array(
+    arrow: Any,  # noqa: ANN401 (pyarrow has no types)
+    buffer: Any,  # noqa: ANN401 (a buffer)
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+) -> Any:  # noqa: ANN401
+    """Bytes of a buffer at these places, which ascend and do not overlap, as a binary array."""
+    # One array of them and of what lies between, of which Arrow takes every other element.
+    if not len(starts):
+        return arrow.array([], arrow.binary())
+    offsets = np.stack([starts, starts + sizes], axis=1).ravel()
+    narrow = offsets[-1] < 2**31
+    kind = arrow.binary() if narrow else arrow.large_binary()
+    offsets = offsets.astype(np.int32 if narrow else np.int64)
+    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(buffer)]
+    both = arrow.Array.from_buffers(kind, len(offsets) - 1, buffers)
+    return both.take(arrow.array(np.arange(0, len(offsets), 2))).cast(arrow.binary())
+
+
+def _utf8(text: str) -> str:
+    """A topic as text that Arrow takes; bytes that are no UTF-8 become U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_FIXED: Final[Mapping[str, tuple[str, int]]] = {
+    "queue_id": (">i4", 12),
+    "flag": (">i4", 16),
+    "physical_offset": (">i8", 28),
+    "born_timestamp": (">i8", 40),
+    "store_timestamp": (">i8", 56),
+    "reconsume_times": (">i4", 72),
+    "prepared_transaction_offset": (">i8", 76),
+    "size": (">i4", 0),
+}
+"""Columns that are a field of the record: type and place (``tiered.format.record``), both hosts being IPv4."""
+
+_GENERAL: Final[Mapping[str, Callable[[Message], object]]] = {
+    "topic": lambda m: _utf8(m.topic),
+    "queue_id": lambda m: m.queue_id,
+    "queue_offset": lambda m: m.queue_offset,
+    "store_timestamp": lambda m: m.store_timestamp_ms,
+    "born_timestamp": lambda m: m.born_timestamp_ms,
+    "born_host": lambda m: m.born_host,
+    "store_host": lambda m: m.record.store_host,
+    "tags": lambda m: m.tags,
+    "keys": lambda m: m.keys,
+    "properties": lambda m: list(m.properties.items()),
+    "msg_id": lambda m: m.msg_id,
+    "sys_flag": lambda m: m.sys_flag,
+    "flag": lambda m: m.flag,
+    "reconsume_times": lambda m: m.reconsume_times,
+    "prepared_transaction_offset": lambda m: m.record.prepared_transaction_offset,
+    "size": lambda m: m.size,
+    "tag_hash": lambda m: m.tag_code,
+    "physical_offset": lambda m: m.record.physical_offset,
+    "log_offset": lambda m: m.log_offset,
+    "body": lambda m: m.body,
+}

@@ -1,0 +1,274 @@
+"""Goes through queues of an opened tier: batch by batch, several queues at once, or along with the writer.
+
+Each iterator is one reader with a read-ahead window of its own; it may be used by one thread at a time. Nothing is retried
+here. What a batch holds was checked, and comes as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from tiered.errors import InvalidError
+from tiered.log.parts import Gap
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from tiered.api.engine import Engine
+    from tiered.log.cursor import QueueCursor
+    from tiered.log.decode import TierBatch
+
+T = TypeVar("T")
+COUNT_MAX = 1 << 20
+LEAVE_SECONDS = 1.0
+FOLLOW_S_MIN = 0.25
+"""First pause of a follower that met nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What to read of one history of a queue.
+
+    Attributes:
+        cursor: On the history.
+        start: First queue offset.
+        stop: One past the last.
+        is_firm: Whoever reads has named the end: it is read ahead up to there.
+    """
+
+    cursor: QueueCursor
+    start: QueueOffset
+    stop: QueueOffset
+    is_firm: bool = False
+
+
+def require_positive(name: str, value: float) -> None:
+    """Refuse a limit that lets nothing through.
+
+    Raises:
+        InvalidError: It is not above 0.
+    """
+    if not value > 0:
+        raise InvalidError(f"{name} is {value}", do="make it more than 0")
+
+
+def require_offset(offset: int | None, cursor: QueueCursor) -> None:
+    """Refuse an offset that no queue has.
+
+    Raises:
+        InvalidError: It is below 0.
+    """
+    if offset is not None and offset < 0:
+        raise InvalidError(f"a queue offset below zero: {offset}", where=str(cursor.queue))
+
+
+def plan_span(cursor: QueueCursor, start: int, stop: int | None) -> Span:
+    """What a read goes through: bounds are cut to what there is when the cursor is made.
+
+    Raises:
+        InvalidError: A bound below zero.
+    """
+    require_offset(start, cursor)
+    require_offset(stop, cursor)
+    end = cursor.end if stop is None else min(stop, cursor.end)
+    return Span(cursor, QueueOffset(max(start, cursor.low)), QueueOffset(end), stop is not None)
+
+
+def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierBatch]:
+    """Everything in a span, in order; gaps are passed over.
+
+    Raises:
+        ExpiredError: Messages of it have expired meanwhile.
+        DataError: Bytes are damaged.
+        StoreUnavailableError: The store does not answer. The iterator is over; a new one may go on behind the last batch.
+    """
+    with engine.group() as group:
+        yield from _read(engine, span, group, batch_bytes)
+
+
+def _read(engine: Engine, span: Span, group: str, batch_bytes: int) -> Iterator[TierBatch]:
+    at = span.start
+    while at < span.stop:
+        found = engine.fetch(
+            group,
+            span.cursor,
+            at,
+            bytes_max=batch_bytes,
+            count_max=min(span.stop - at, COUNT_MAX),
+            until=span.stop if span.is_firm else None,
+        )
+        if found is None:
+            return
+        if isinstance(found, Gap):
+            at = found.end
+        else:
+            at = found.end_offset
+            yield found
+
+
+def read_spans(
+    engine: Engine, spans: Sequence[Span], *, batch_bytes: int, at_once: int
+) -> Iterator[TierBatch]:
+    """Everything in several spans, each in order, some at once; what lies side by side is asked for together.
+
+    Args:
+        engine: Reads.
+        spans: Of queues that are all different.
+        batch_bytes: Of a batch, at most.
+        at_once: How many are read at once (> 0).
+
+    Raises:
+        TieredStoreError: As ``read_span``.
+    """
+
+    def read(span: Span) -> Iterator[TierBatch]:
+        yield from _read(engine, span, group, batch_bytes)
+        engine.forget(group, span.cursor.queue)
+
+    with engine.group() as group:
+        engine.expect(group, [(span.cursor, span.start, span.stop) for span in spans])
+        yield from interleave(map(read, spans), at_once=at_once)
+
+
+class Follower:
+    """One follower of a queue: what comes next, without waiting for what is not there yet. For one thread at a time.
+
+    A history is read to where it ended when it was looked at last; then the cursor goes on. A queue that was deleted and
+    made again is followed into its new life when all of the old one has been given; of what the broker took back what
+    came in its place is given, so that queue offsets may come again.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cursor: QueueCursor,
+        start: int | None,
+        *,
+        group: str,
+        batch_bytes: int,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            engine: Reads.
+            cursor: On the history to begin with; it becomes the follower's.
+            start: First queue offset; None: the end.
+            group: Who reads.
+            batch_bytes: Of a batch, at most.
+
+        Raises:
+            InvalidError: A start below zero, or batches of nothing.
+        """
+        require_offset(start, cursor)
+        require_positive("batch_bytes", batch_bytes)
+        self._engine, self._cursor = engine, cursor
+        self._group, self._batch_bytes = group, batch_bytes
+        self._at = cursor.end if start is None else QueueOffset(max(start, cursor.low))
+
+    def step(self) -> TierBatch | None:
+        """The next batch; None: there is no more in what was seen of the journal.
+
+        Raises:
+            TieredStoreError: As ``read_span``.
+        """
+        cursor = self._cursor
+        while True:
+            found = self._engine.fetch(
+                self._group, cursor, self._at, bytes_max=self._batch_bytes, count_max=COUNT_MAX
+            )
+            if found is None:
+                seen = cursor.history, cursor.end
+                self._at = cursor.go_on(self._at)
+                if seen == (cursor.history, cursor.end):
+                    return None
+            elif isinstance(found, Gap):
+                self._at = found.end
+            else:
+                self._at = found.end_offset
+                return found
+
+
+def follow_queue(
+    engine: Engine,
+    cursor: QueueCursor,
+    start: int | None,
+    stop: threading.Event,
+    *,
+    batch_bytes: int,
+    pause_s_max: float,
+) -> Iterator[TierBatch]:
+    """All that is committed from an offset on (``Follower``), waiting for more until ``stop`` is set.
+
+    Raises:
+        TieredStoreError: As ``read_span``.
+    """
+    pause_s = FOLLOW_S_MIN
+    with engine.group() as group:
+        follower = Follower(engine, cursor, start, group=group, batch_bytes=batch_bytes)
+        while not stop.is_set():
+            found = follower.step()
+            if found is None:
+                pause_s = _await_news(engine, stop, pause_s, pause_s_max)
+            else:
+                pause_s = FOLLOW_S_MIN
+                yield found
+
+
+def _await_news(engine: Engine, stop: threading.Event, pause_s: float, pause_s_max: float) -> float:
+    """Look at the journal; when there is nothing new, wait. Returns the next pause."""
+    if engine.refresh():
+        return FOLLOW_S_MIN
+    engine.clock.wait(stop, min(pause_s, pause_s_max))
+    return longer(pause_s, pause_s_max)
+
+
+def longer(pause_s: float, pause_s_max: float) -> float:
+    """A follower's next pause, when nothing came."""
+    return pause_s * 2 if pause_s < pause_s_max else pause_s
+
+
+def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
+    """Elements of several iterators in turn, each iterator's in order, with the next of each made in a thread.
+
+    Who leaves it waits for what is being made, but not long.
+
+    Args:
+        sources: Each is used by one thread at a time; a new one is begun when another has ended.
+        at_once: How many go on at once (> 0).
+
+    Raises:
+        Exception: What the first iterator to fail raises; the others are given up.
+    """
+    rest = iter(sources)
+    end = object()
+    pool, will_end = ThreadPoolExecutor(at_once, "tiered-read"), True
+    turns: deque[tuple[Iterator[T], Future[T | object]]] = deque()
+
+    def begin(source: Iterator[T]) -> None:
+        turns.append((source, pool.submit(next, source, end)))
+
+    try:
+        for source in rest:
+            begin(source)
+            if len(turns) == at_once:
+                break
+        while turns:
+            source, future = turns.popleft()
+            element = future.result()
+            following = next(rest, None) if element is end else source
+            if following is not None:
+                begin(following)
+            if element is not end:
+                yield element  # type: ignore[misc]
+    except GeneratorExit:
+        # Maybe in the collector, which runs in any thread: in one for whose locks ours wait.
+        will_end = not wait([future for _, future in turns], LEAVE_SECONDS).not_done
+        raise
+    finally:
+        pool.shutdown(wait=will_end, cancel_futures=True)

@@ -1,0 +1,389 @@
+"""A tier opened for reading: the face of the Python API (docs/reading.md)."""
+
+from __future__ import annotations
+
+import threading
+from itertools import takewhile
+from typing import TYPE_CHECKING, Self
+
+from fetcher.settings import MEMORY_BYTES, FetchSettings
+from tiered.api.choice import Choice, time_ms
+from tiered.api.engine import Engine
+from tiered.api.reading import follow_queue, plan_span, read_span, read_spans, require_positive
+from tiered.api.stores import backend_errors
+from tiered.clock import Clock, SystemClock
+from tiered.errors import InvalidError
+from tiered.log.reader import TierReader
+from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from backends.base import ObjectStore
+    from backends.metered import MeteredStore
+    from tiered.api.broker_place import Place
+    from tiered.api.lookup import Found, Lookups
+    from tiered.api.message import Message
+    from tiered.log.decode import TierBatch
+    from tiered.log.state import TierState
+
+MIB = 1 << 20
+MESSAGE_BATCH_BYTES = 1 * MIB
+ARROW_BATCH_BYTES = 4 * MIB
+
+
+class Tier:
+    """One broker's tier, read-only. For any thread; each iterator for one thread at a time.
+
+    Use it in a ``with`` statement, or ``close`` it. Every method may raise ``StoreUnavailableError`` (the store does not
+    answer or refuses), ``DataError`` (bytes are damaged; nothing of what holds them is given out) and ``ClosedError``.
+
+    Attributes:
+        place: Which broker.
+        store: Where it lies, with retries.
+        meter: Counts the requests.
+        reader: Journal and queues.
+        engine: Fetcher and threads; for those who want batches of raw records.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        meter: MeteredStore,
+        place: Place,
+        *,
+        clock: Clock | None = None,
+        settings: FetchSettings | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Wire it; ``open`` does that.
+
+        Args:
+            store: With retries.
+            meter: Counts the requests.
+            place: Which broker.
+            clock: For deadlines and waiting.
+            settings: Limits of reading.
+            stop: Set by ``close``, to end the store's retries.
+        """
+        self.store = store
+        self.meter = meter
+        self.place = place
+        self.reader = TierReader(store, place.prefix)
+        self.engine = Engine(
+            self.reader, clock or SystemClock(), settings or FetchSettings.of_memory(MEMORY_BYTES)
+        )
+        self._stop = stop or threading.Event()
+        self._lock = threading.Lock()
+        self._lookups: Lookups | None = None
+
+    # What there is
+
+    @property
+    def state(self) -> TierState:
+        """What the journal says, as of opening or the last ``refresh``."""
+        return self.reader.state
+
+    def refresh(self) -> bool:
+        """See what was committed since; whether there was anything."""
+        return self.engine.refresh()
+
+    def topics(self) -> list[str]:
+        """Names of all topics, in order."""
+        return sorted({queue.topic for queue in self.state.queues})
+
+    def queues(self, topic: str | None = None) -> list[MessageQueue]:
+        """The queues of a topic, or of all, in order."""
+        return sorted(q for q in self.state.queues if topic in {None, q.topic})
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """Queue offsets ``[min, end)`` that can be read, as of opening or the last ``refresh``.
+
+        Raises:
+            InvalidError: No such queue.
+        """
+        cursor = self.reader.cursor(MessageQueue(topic, queue_id))
+        return QueueBounds(cursor.low, cursor.end)
+
+    def offset_for_time(
+        self, topic: str, queue_id: int, time: int | datetime, *, upper: bool = False
+    ) -> QueueOffset:
+        """First queue offset stored at or after a time, the end when there is none; or ``upper``, as a broker has it.
+
+        Args:
+            topic: Of the queue.
+            queue_id: Its number.
+            time: UTC milliseconds, or a datetime with a time zone.
+            upper: The last one stored at or before the time instead, the first there is when there is none.
+
+        Raises:
+            InvalidError: No such queue, or a datetime without a time zone.
+        """
+        queue = self.reader.queue(MessageQueue(topic, queue_id))
+        with backend_errors():
+            boundary = Boundary.UPPER if upper else Boundary.LOWER
+            return queue.offset_by_time(time_ms(time), boundary)
+
+    # Reading
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        incarnation: int | None = None,
+    ) -> Iterator[Message]:
+        """Messages of one queue in order.
+
+        Args:
+            topic: Of the queue.
+            queue_id: Its number.
+            start: First queue offset; below the first there is, reading begins with that.
+            stop: One past the last; default: the end, as of opening or the last ``refresh``.
+            tags: Only messages with one of these tags: ``A||B``.
+            sql: Only messages whose properties fulfil this SQL92 expression (docs/filters.md).
+            incarnation: Of an older life of the queue; default: the present one.
+
+        Raises:
+            InvalidError: No such queue or incarnation, a bound below zero, or both kinds of filters.
+            FilterError: The filter is none.
+            ExpiredError: Messages have expired while they were read; it says where to go on.
+        """
+        choice = Choice.of(tags, sql)
+        batches = self.read_records(
+            topic, queue_id, start, stop, incarnation=incarnation, batch_bytes=MESSAGE_BATCH_BYTES
+        )
+        return choice.messages(batches)
+
+    def read_arrow(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        tags: str | None = None,
+        sql: str | None = None,
+        incarnation: int | None = None,
+        batch_bytes: int = ARROW_BATCH_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """Messages of one queue in order, as Arrow record batches; see ``read``.
+
+        Args:
+            topic: Of the queue.
+            queue_id: Its number.
+            start: First queue offset.
+            stop: One past the last.
+            columns: Which, in this order; default: all (``tiered.api.arrow.COLUMNS``). What is left out costs nothing.
+            tags: Filter.
+            sql: Filter.
+            incarnation: Of an older life.
+            batch_bytes: Stored bytes of a batch at most, but for one larger message; batches may be smaller.
+
+        Raises:
+            InvalidError: As ``read``; or no such column, or pyarrow is not installed.
+        """
+        choice = Choice.of(tags, sql)
+        batches = self.read_records(
+            topic, queue_id, start, stop, incarnation=incarnation, batch_bytes=batch_bytes
+        )
+        return choice.arrow(batches, columns)
+
+    def read_records(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        incarnation: int | None = None,
+        batch_bytes: int = ARROW_BATCH_BYTES,
+    ) -> Iterator[TierBatch]:
+        """Batches of stored records, checked and otherwise as they are: what the other forms are made of; see ``read``."""
+        require_positive("batch_bytes", batch_bytes)
+        cursor = self.reader.cursor(MessageQueue(topic, queue_id), incarnation)
+        return read_span(self.engine, plan_span(cursor, start, stop), batch_bytes=batch_bytes)
+
+    def read_topic(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        queues_at_once: int = 16,
+    ) -> Iterator[Message]:
+        """All messages of a topic: in order within each queue, the queues taking turns.
+
+        Args:
+            topic: Whose.
+            tags: Filter.
+            sql: Filter.
+            queues_at_once: How many queues are read at once; in memory for each is what one batch holds, and read-ahead.
+
+        Raises:
+            InvalidError: No such topic, or ``queues_at_once`` is not above 0; see ``read``.
+        """
+        choice = Choice.of(tags, sql)
+        batches = self.read_topic_records(
+            topic, queues_at_once=queues_at_once, batch_bytes=MESSAGE_BATCH_BYTES
+        )
+        return choice.messages(batches)
+
+    def read_topic_arrow(
+        self,
+        topic: str,
+        *,
+        columns: Sequence[str] | None = None,
+        tags: str | None = None,
+        sql: str | None = None,
+        queues_at_once: int = 16,
+        batch_bytes: int = ARROW_BATCH_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """All messages of a topic as Arrow record batches, each of one queue; see ``read_topic`` and ``read_arrow``."""
+        choice = Choice.of(tags, sql)
+        batches = self.read_topic_records(
+            topic, queues_at_once=queues_at_once, batch_bytes=batch_bytes
+        )
+        return choice.arrow(batches, columns)
+
+    def read_topic_records(
+        self, topic: str, *, queues_at_once: int = 16, batch_bytes: int = ARROW_BATCH_BYTES
+    ) -> Iterator[TierBatch]:
+        """All of a topic in batches of stored records, each of one queue; see ``read_topic`` and ``read_records``."""
+        require_positive("queues_at_once", queues_at_once)
+        require_positive("batch_bytes", batch_bytes)
+        state = self.state  # of which all queues are read, whenever their turn comes
+        queues = sorted(queue for queue in state.queues if queue.topic == topic)
+        if not queues:
+            raise InvalidError(
+                f"the tier has no topic {topic}",
+                where=self.store.url,
+                do="`tiered ls URL` lists the topics",
+            )
+        cursors = [self.reader.cursor(queue, state=state) for queue in queues]
+        spans = [plan_span(cursor, 0, cursor.end) for cursor in cursors]
+        return read_spans(self.engine, spans, batch_bytes=batch_bytes, at_once=queues_at_once)
+
+    def follow(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int | None = None,
+        *,
+        stop: threading.Event | None = None,
+        tags: str | None = None,
+        sql: str | None = None,
+        pause_s_max: float = 5.0,
+    ) -> Iterator[Message]:
+        """Messages of one queue in order, waiting for more as they are tiered.
+
+        A queue that was deleted and made again is followed into its new life; of what the broker took back what came in
+        its place is given, so that queue offsets may come again.
+
+        Args:
+            topic: Of the queue.
+            queue_id: Its number.
+            start: First queue offset; default: the end, so that only what is new comes.
+            stop: Ends the iterator once it is set, amid a pause too; default: it never ends.
+            tags: Filter, as of ``read``.
+            sql: Likewise.
+            pause_s_max: Longest pause between two looks at the journal (a listing each); pauses double while nothing comes.
+
+        Raises:
+            InvalidError: No such queue; see ``read``.
+        """
+        choice = Choice.of(tags, sql)
+        ended = stop or threading.Event()
+        batches = self.follow_records(topic, queue_id, start, stop=ended, pause_s_max=pause_s_max)
+        return takewhile(lambda _: not ended.is_set(), choice.messages(batches))
+
+    def follow_records(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int | None = None,
+        *,
+        stop: threading.Event | None = None,
+        pause_s_max: float = 5.0,
+        batch_bytes: int = MESSAGE_BATCH_BYTES,
+    ) -> Iterator[TierBatch]:
+        """As ``follow``, in batches of stored records."""
+        require_positive("pause_s_max", pause_s_max)
+        return follow_queue(
+            self.engine,
+            self.reader.cursor(MessageQueue(topic, queue_id)),
+            start,
+            stop or threading.Event(),
+            batch_bytes=batch_bytes,
+            pause_s_max=pause_s_max,
+        )
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        *,
+        from_time: int | datetime | None = None,
+        until_time: int | datetime | None = None,
+        count: int = 64,
+    ) -> Found:
+        """Messages of a topic that have a key, or this unique id, newest first; iterate over what is returned.
+
+        Args:
+            topic: Whose.
+            key: One of a message's keys, or its unique id.
+            from_time: Stored at or after it.
+            until_time: Stored before it.
+            count: So many at most (> 0).
+
+        Raises:
+            InvalidError: ``count`` is not above 0.
+            DataError: Something that may hold one is damaged; ``tiered query`` gives out what was found all the same.
+        """
+        from tiered.api.lookup import Lookups  # noqa: PLC0415
+        from tiered.index.asked import TIME_MAX, Wish  # noqa: PLC0415 - only queries need it
+
+        wish = Wish(
+            topic=topic,
+            key=key,
+            count=count,
+            from_ms=-TIME_MAX if from_time is None else time_ms(from_time),
+            until_ms=TIME_MAX if until_time is None else time_ms(until_time),
+        )
+        with self._lock:
+            if self._lookups is None:
+                self._lookups = Lookups(
+                    self.store,
+                    self.place.prefix,
+                    memory_bytes=self.engine.lendable_bytes,
+                    tell=self.engine.lend,
+                )
+        return self._lookups.find(self.state, wish)
+
+    def close(self) -> None:
+        """End threads and give back connections. Iterators that are under way end with ``ClosedError``."""
+        self._stop.set()
+        self.engine.close()
+        if self._lookups is not None:
+            self._lookups.close()
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,128 @@
+"""What a running attachment measures, as samples of ``tiered.metrics``; and whether it is well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiered.attach.lag import measure_lag
+from tiered.metrics import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backends.metered import MeteredStore
+    from tiered.attach.writer import Attachment
+    from tiered.clock import Clock
+    from tiered.dispatch.dispatcher import TieredDispatcher
+
+_PAGE_BYTES = 4096
+
+
+def collect(attachment: Attachment, clock: Clock) -> list[Sample]:
+    """All samples, as of now. From any thread; reads a record of each queue that is behind."""
+    dispatcher = attachment.dispatcher
+    if dispatcher is None:
+        return [Sample("tiered_up", 0)]
+    return [
+        Sample("tiered_up", is_well(attachment) == ""),
+        *_lag(attachment, dispatcher, clock),
+        *_counters(dispatcher),
+        *_index(attachment),
+        *request_samples(attachment.meter),
+        Sample("tiered_generation", attachment.generation),
+        Sample("tiered_buffer_bytes", dispatcher.budget.used_bytes),
+        Sample("tiered_buffer_bytes_max", dispatcher.budget.bytes_max),
+        Sample("tiered_silent_seconds", dispatcher.seconds_without_success()),
+        *(
+            Sample("tiered_store_trouble_seconds", seconds, {"reason": reason})
+            for reason, seconds in attachment.patient.seconds_waiting().items()
+        ),
+        Sample("tiered_resident_bytes", resident_bytes()),
+    ]
+
+
+def is_well(attachment: Attachment) -> str:
+    """What is wrong, in one clause; empty when nothing is."""
+    if attachment.fault is not None:
+        return str(attachment.fault)
+    dispatcher = attachment.dispatcher
+    if dispatcher is None or not dispatcher.is_stalled:
+        return attachment.index.defect if attachment.index is not None else ""
+    troubles = sorted({f"{one.reason}: {one.error}" for one in attachment.patient.troubles()})
+    why = f" ({'; '.join(troubles)})" if troubles else ""
+    return f"nothing could be committed for {dispatcher.seconds_without_commit():.0f} s{why}"
+
+
+def _lag(attachment: Attachment, dispatcher: TieredDispatcher, clock: Clock) -> Iterator[Sample]:
+    commits = dispatcher.lag()
+    topics: dict[str, list[float]] = {}
+    for queue, lag in measure_lag(attachment.local, commits, clock.now_ms()).items():
+        if queue in commits or attachment.selects(queue.topic):
+            row = topics.setdefault(queue.topic, [0, 0, 0])
+            row[0] += lag.messages
+            row[1] += lag.size_bytes or 0
+            row[2] = max(row[2], lag.seconds)
+    for topic, row in topics.items():
+        for unit, value in zip(("messages", "bytes", "seconds"), row, strict=True):
+            yield Sample(f"tiered_lag_{unit}", value, {"topic": topic})
+    waiting = attachment.local.waiting()
+    yield Sample("tiered_waiting_records", waiting.records)
+    yield Sample("tiered_waiting_bytes", waiting.size_bytes)
+
+
+def _counters(dispatcher: TieredDispatcher) -> Iterator[Sample]:
+    counters = dispatcher.counters
+    yield Sample("tiered_committed_messages_total", counters.messages)
+    yield Sample("tiered_committed_bytes_total", counters.record_bytes)
+    yield Sample("tiered_parts_total", counters.parts)
+    yield Sample("tiered_bundles_total", counters.bundles)
+    yield Sample("tiered_rounds_total", counters.rounds)
+    yield Sample("tiered_upload_failures_total", counters.uploads_failed)
+    yield Sample("tiered_file_switches_total", counters.switches)
+    yield Sample("tiered_lock_misses_total", counters.lock_misses)
+    yield Sample("tiered_compensated_total", counters.compensated)
+    yield Sample("tiered_sealed_segments_total", counters.sealed_segments)
+    yield Sample("tiered_merged_bundles_total", counters.merged_bundles)
+    yield Sample("tiered_merged_parts_total", counters.merged_parts)
+    yield Sample("tiered_merged_bytes_total", counters.merged_bytes)
+    yield Sample("tiered_merged_stored_bytes_total", counters.merged_stored_bytes)
+    yield Sample("tiered_merge_retries_total", counters.merges_failed)
+    yield Sample("tiered_unmergeable_bundles_total", counters.unmergeable_bundles)
+    yield Sample("tiered_gaps_total", counters.gaps)
+    yield Sample("tiered_taken_back_total", counters.taken_back)
+    yield Sample("tiered_begun_anew_total", counters.begun_anew)
+    yield Sample("tiered_ahead_queues", dispatcher.continuity.lagging)
+    yield Sample("tiered_quarantined_records_total", counters.quarantined)
+    yield Sample("tiered_missing_messages_total", counters.missing)
+
+
+def _index(attachment: Attachment) -> Iterator[Sample]:
+    index = attachment.index
+    if index is not None:
+        yield Sample("tiered_index_objects_total", index.objects)
+        yield Sample("tiered_index_keys_total", index.items)
+        yield Sample("tiered_index_bytes_total", index.size_bytes)
+        yield Sample("tiered_index_waiting_messages", index.waits)
+        yield Sample("tiered_index_failures_total", index.failures)
+
+
+def request_samples(meter: MeteredStore) -> Iterator[Sample]:
+    """What was asked of the object store."""
+    snapshot = meter.snapshot()
+    for kind, count in sorted(snapshot.kinds.items()):
+        yield Sample("tiered_requests_total", count.requests, {"kind": kind})
+        for error, errors in sorted(count.errors.items()):
+            yield Sample("tiered_request_errors_total", errors, {"kind": kind, "error": error})
+    yield Sample("tiered_request_retries_total", snapshot.retries)
+    yield Sample("tiered_transfer_bytes_total", snapshot.bytes_up, {"direction": "up"})
+    yield Sample("tiered_transfer_bytes_total", snapshot.bytes_down, {"direction": "down"})
+    yield Sample("tiered_request_dollars_total", snapshot.dollars)
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,46 @@
+"""What ``tiered attach`` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tiered.dispatch.settings import DispatchSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiered.attach.index_settings import IndexSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachSettings:
+    """What ``tiered attach`` can be told.
+
+    Attributes:
+        cluster: Cluster name; None: as the store says, else ``DefaultCluster``.
+        broker: Broker name; None: as the store says, else ``broker``.
+        lease_s: How long the lease lasts without being renewed.
+        wait: Wait for a living holder's lease to end.
+        waits_for_names: Wait until a store that was just made tells its broker's name.
+        drain_s: How long stopping may take to upload what is in hand.
+        give_up_s: With ``once``: end when nothing could be uploaded for so long.
+        start: Where a queue begins that the tier has never met: ``earliest``, ``latest`` or a time (UTC ms).
+        selects: Which topics are tiered.
+        broker_max_offset: Asks the running broker for the end of its log; None: not asked.
+        dispatch: Limits and periods.
+        index: Of the key index; None: none is made.
+    """
+
+    cluster: str | None = None
+    broker: str | None = None
+    lease_s: float = 10.0
+    wait: bool = True
+    waits_for_names: bool = False
+    drain_s: float = 10.0
+    give_up_s: float = 60.0
+    start: str | int = "earliest"
+    selects: Callable[[str], bool] = field(default=lambda _topic: True)
+    broker_max_offset: Callable[[], int] | None = None
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    index: IndexSettings | None = None

@@ -1,0 +1,402 @@
+"""Attach: the composition of a writer, that is a local store, a lease, a reign and a dispatcher.
+
+Overview: ``Attachment.open`` checks both ends, takes the lease and then the reign; ``run`` follows the store until it is
+stopped (or, with ``once``, until the present end is durable); ``close`` drains what is in hand and frees the lease.
+
+Ordering: the store is opened and the tier's identity checked before anything is written; the lease before the reign; the
+reign before the first object.
+
+After a crash: the lease stays until it expires (or is taken at once on the same host); everything else is in the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from backends.errors import BackendError
+from backends.s3_options import S3Options
+from tiered.api.deadline_store import PatientStore
+from tiered.api.ends import require_conditional_writes, require_same_store, store_document
+from tiered.api.stores import backend_errors, open_metered, with_retries
+from tiered.attach.index import IndexThread
+from tiered.attach.naming import open_named, place_of, require_apart
+from tiered.attach.settings import AttachSettings
+from tiered.attach.starting import Starting
+from tiered.clock import Clock, SystemClock
+from tiered.dispatch.dispatcher import TieredDispatcher
+from tiered.dispatch.group_commit import retry_level
+from tiered.errors import FencedError, StoreUnavailableError
+from tiered.journal.lease import Holder, Lease, LeaseState
+from tiered.journal.writer import JournalWriter
+from tiered.log.state import TierMachine, TierState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.metered import MeteredStore
+    from tiered.api.broker_place import Place
+    from tiered.local.face import LocalStore, Waiting
+    from tiered.model import MessageQueue, QueueBounds
+
+__all__ = ["AttachResult", "AttachSettings", "Attachment"]
+_LOG = logging.getLogger("tiered.attach")
+
+
+@dataclass(frozen=True, slots=True)
+class AttachResult:
+    """What a run left behind.
+
+    Attributes:
+        is_complete: Everything that was committed locally (as far as selected) is in the tier.
+        waiting: What is in the store but not proven committed.
+        behind: Messages that are committed locally and not in the tier.
+        quarantined: Damaged records put into quarantine in this run.
+        missing: Queue offsets taken in this run of which the local store should have a message, and has nothing.
+    """
+
+    is_complete: bool
+    waiting: Waiting
+    behind: int
+    quarantined: int
+    missing: int
+
+
+class Attachment:
+    """A local store being tiered by this process."""
+
+    def __init__(
+        self,
+        *,
+        local: LocalStore,
+        meter: MeteredStore,
+        place: Place,
+        settings: AttachSettings,
+        clock: Clock,
+        rng: random.Random,
+        announce: Callable[[LeaseState], None],
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """Wire a writer over an opened store and tier; ``open`` does it for two names."""
+        self.local = local
+        self.meter = meter
+        self.place = place
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._announce = announce
+        self._abandon = threading.Event()
+        self._stopping = stopping or threading.Event()
+        self.patient = PatientStore(meter, clock)
+        self._store = with_retries(self.patient, clock, rng, self._abandon, meter.count_retry)
+        self._writer = f"{rng.getrandbits(32):08x}"
+        self._journal: JournalWriter[TierState] = JournalWriter(
+            self.patient,
+            place.prefix,
+            TierMachine(),
+            writer=self._writer,
+            clock=clock,
+            rng=rng,
+            stop=self._abandon,
+        )
+        self._lease = Lease(
+            self._store,
+            place.prefix,
+            writer=self._writer,
+            holder=Holder.present(),
+            seconds=settings.lease_s,
+            clock=clock,
+            known=lambda: self._journal.end,
+        )
+        self._fault: BaseException | None = None
+        self._drained: bool | None = None
+        self._threads: list[threading.Thread] = []
+        self._start_of = Starting(local, settings.start)
+        self.dispatcher: TieredDispatcher | None = None
+        self.index: IndexThread | None = None
+        self.sealed = 0
+        """Segments that ``run`` sealed because it was asked to."""
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        url: str,
+        settings: AttachSettings,
+        *,
+        options: S3Options | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        announce: Callable[[LeaseState], None] = lambda _state: None,
+        stopping: threading.Event | None = None,
+    ) -> Attachment:
+        """Open both ends, check that they belong together, take lease and reign.
+
+        Args:
+            directory: The broker's store directory.
+            url: Of the tier.
+            settings: What to do.
+            options: For S3.
+            clock: For tests.
+            rng: For tests; by default from the system.
+            announce: Told of a holder whose lease is waited for.
+            stopping: ``stop`` sets it; whoever holds it can end the waiting in here as well.
+
+        Raises:
+            ClosedError: ``stopping`` was set while the store was opened, or its names were waited for.
+            InvalidError: Not a store, a wrong URL, a tier of another store, a store without put-if-absent.
+            StoreUnavailableError: The tier's store cannot be reached or refuses us.
+            FencedError: Another writer holds the tier (or ``stopping`` was set while its lease was waited for).
+            JournalLostError: The tier's journal is gone, or has lost its end.
+        """
+        clock = clock or SystemClock()
+        rng = rng or random.SystemRandom()
+        stopping = stopping or threading.Event()
+        with contextlib.ExitStack() as opened:
+            meter = open_metered(url, options or S3Options())
+            opened.callback(meter.close)
+            require_apart(directory, meter.url)
+            local = open_named(directory, settings, clock, stopping)
+            opened.callback(local.close)
+            with backend_errors():
+                retrying = with_retries(meter, clock, rng, stopping)
+                place = place_of(retrying, local.identity, settings)
+            attachment = cls(
+                local=local,
+                meter=meter,
+                place=place,
+                settings=settings,
+                clock=clock,
+                rng=rng,
+                announce=announce,
+                stopping=stopping,
+            )
+            opened.pop_all()
+        try:
+            attachment._begin()
+        except BaseException:
+            attachment.close()
+            raise
+        return attachment
+
+    def _begin(self) -> None:
+        with backend_errors():
+            self._journal.catch_up()  # reads first: a store that cannot be reached is told soonest
+            self._require_same_store()
+            able = require_conditional_writes(self._store, self._rng, self.meter.url)
+            self._lease.acquire(
+                wait=self._settings.wait, announce=self._announce, stop=self._wait_stopping
+            )
+            self._start_thread("lease", self._renew)
+            self._take_reign()
+        dispatcher = TieredDispatcher(
+            store=self.patient,
+            prefix=self.place.prefix,
+            journal=self._journal,
+            local=self.local,
+            settings=self._settings.dispatch,
+            start=self._start_of,
+            selects=lambda queue: self._settings.selects(queue.topic),
+            escapes_case=not able.distinguishes_case,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        self.dispatcher = dispatcher
+        if self._settings.index:
+            self.index = IndexThread(
+                store=self._store,
+                prefix=self.place.prefix,
+                state=lambda: self._journal.state,
+                say=dispatcher.say,
+                next_id=dispatcher.uploader.next_id,
+                settings=self._settings.index,
+                clock=self._clock,
+                stop=self._abandon,
+            )
+            dispatcher.uploader.on_stored = self.index.stored
+            self._start_thread("key-index", self.index.run)
+        dispatcher.start()
+
+    def _require_same_store(self) -> None:
+        mine = store_document(self.local.identity, self.place)
+        where = f"{self.meter.url}/{self.place.prefix}"
+        require_same_store(self._journal.state.store, mine, where)
+
+    def _take_reign(self) -> None:
+        self._start_of.note()
+        self._journal.catch_up()
+        self._require_same_store()  # again: another store may have begun this tier a moment ago
+        self._start_of.is_first = self._journal.state.generation == 0
+        remembered = self._lease.remembered
+        self._journal.take_reign(asdict(Holder.present()), remembered=remembered)
+        mine = store_document(self.local.identity, self.place)
+        known = self._journal.state.store
+        if not known or (mine["store_id"] and not known["store_id"]):
+            self._journal.append([{"do": "meta", "store": mine}])
+
+    # -- running --------------------------------------------------------------------------------
+
+    def run(self, *, once: bool = False, seal: bool = False) -> AttachResult:
+        """Follow the store until ``stop`` is called, and drain (``once``: until the present end is durable).
+
+        Raises:
+            FencedError: Another writer has taken over.
+            StoreUnavailableError: ``once``: the store refuses us, or did not answer for ``give_up_s``.
+            TieredStoreError: The local store cannot be read any more.
+        """
+        dispatcher = self._running()
+        if once:
+            self.local.refresh()
+            target = dict(self.local.queues())
+            dispatcher.follow(
+                lambda: self._should_stop() or self._has_given_up(dispatcher), until_idle=True
+            )
+            self._settle(dispatcher)
+            if seal:
+                self.sealed += self._seal()
+            self._finish_index()
+            return self._result(target)
+        self.patient.wait_out_refusals()
+        dispatcher.follow(self._should_stop)
+        self._raise_fault()
+        self._drain_once(dispatcher)  # now, so that the result counts what was in hand as well
+        return self._result(dict(self.local.queues()))
+
+    def stop(self) -> None:
+        """Take no new work. From any thread; not from a signal's handler, which may have interrupted the same lock."""
+        self._stopping.set()
+
+    def close(self) -> bool:
+        """Upload what is in hand for at most ``drain_s``, end all threads, free the lease.
+
+        Returns:
+            Whether everything in hand became durable.
+        """
+        self._stopping.set()
+        drained = True
+        try:
+            if self.dispatcher:
+                drained = self._drain(self.dispatcher)
+                if drained:
+                    self._journal.write_checkpoint(force=True)
+        finally:
+            self._abandon.set()
+            if self.index:
+                self.index.wake()
+            for thread in self._threads:
+                thread.join()
+            self._lease.release()
+            self.local.close()
+            self.meter.close()
+        return drained
+
+    def _drain(self, dispatcher: TieredDispatcher) -> bool:
+        fine = self.fault is None
+        try:
+            return fine and self._drain_once(dispatcher)
+        finally:
+            self._abandon.set()
+            dispatcher.close()
+
+    def _drain_once(self, dispatcher: TieredDispatcher) -> bool:
+        """Whether everything in hand became durable; a draining that was cut short is not begun again."""
+        if self._drained is None:
+            self._drained = False
+            began_s = self._clock.monotonic_s()
+            self._drained = dispatcher.drain(self._settings.drain_s)
+            left_s = self._settings.drain_s - (self._clock.monotonic_s() - began_s)
+            if self._drained and self.index and left_s > 0:
+                self.index.flush(left_s, is_ending=True)
+        return self._drained
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why this writer ended by itself; None while it runs."""
+        return self._fault or (self.dispatcher.fault if self.dispatcher else None)
+
+    @property
+    def generation(self) -> int:
+        """Number of our reign."""
+        return self._journal.generation
+
+    def selects(self, topic: str) -> bool:
+        """Whether a topic is tiered."""
+        return self._settings.selects(topic)
+
+    def _running(self) -> TieredDispatcher:
+        assert self.dispatcher is not None
+        return self.dispatcher
+
+    def _should_stop(self) -> bool:
+        return self._stopping.is_set() or self._fault is not None
+
+    def _has_given_up(self, dispatcher: TieredDispatcher) -> bool:
+        return dispatcher.seconds_without_success() > self._settings.give_up_s
+
+    def _settle(self, dispatcher: TieredDispatcher) -> None:
+        """Flush until all is durable, for ``once``."""
+        while not self._should_stop() and not dispatcher.drain(1.0):
+            self._raise_fault()
+            if self._has_given_up(dispatcher):
+                raise StoreUnavailableError(
+                    f"nothing could be uploaded for {dispatcher.seconds_without_success():.0f} s",
+                    where=self.meter.url,
+                    do="check the store; what is durable stays, attach again to go on",
+                )
+        self._raise_fault()
+
+    def _finish_index(self) -> None:
+        """For ``once``: index all that is there, unless told to stop or the tier does not answer any more."""
+        while self.index and not self.index.flush(1.0) and not self._should_stop():
+            self._raise_fault()
+            if self.index.is_failing:
+                break  # all messages are durable; the next writer goes on with the index
+
+    def _seal(self) -> int:
+        with backend_errors():
+            return self._running().seal_all()
+
+    def _result(self, target: dict[MessageQueue, QueueBounds]) -> AttachResult:
+        state = self._journal.state
+        behind = 0
+        for queue, bounds in target.items():
+            if self._settings.selects(queue.topic):
+                life = state.life(queue)
+                start = life.commit_offset if life else self._start_of(queue, bounds)
+                behind += max(0, bounds.end - start)
+        waiting = self.local.waiting()
+        counters = self._running().counters
+        complete = behind == 0 and waiting.records == 0
+        return AttachResult(complete, waiting, behind, counters.quarantined, counters.missing)
+
+    def _raise_fault(self) -> None:
+        fault = self.fault
+        if isinstance(fault, BackendError):
+            raise StoreUnavailableError(str(fault), do="check the store") from fault
+        if fault is not None:
+            raise fault
+
+    def _renew(self) -> None:
+        while not self._clock.wait(self._abandon, self._lease.renewal_seconds):
+            try:
+                self._lease.renew()
+            except FencedError as error:
+                self._fault = error
+                self._stopping.set()
+                self._abandon.set()
+                return
+            except BackendError as error:
+                what = "the lease could not be renewed, trying again: %s"
+                _LOG.log(retry_level(error), what, error)
+
+    def _wait_stopping(self, seconds: float) -> bool:
+        return self._clock.wait(self._stopping, seconds)
+
+    def _start_thread(self, name: str, body: Callable[[], None]) -> None:
+        thread = threading.Thread(target=body, name=f"tiered-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()

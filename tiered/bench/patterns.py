@@ -1,0 +1,331 @@
+"""How readers behave while reading is measured.
+
+=========== =============================================================================================================
+pattern     readers
+=========== =============================================================================================================
+sequential  each group reads every queue once, a client's batch at a time, and says that it will read all of them; threads
+            share the queues, taking turns in them
+groups      each group in a thread of its own reads one queue round and round for a time, all begun at different places
+seeks       reads of one batch each at random places
+stops       one reader after another, with nothing cached, begins somewhere and stops somewhere
+keys        lookups by key: keys of messages that are there, and, every other time, one that is not
+times       lookups of the queue offset of a random time
+=========== =============================================================================================================
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from tiered.format.properties import split_keys
+from tiered.log.parts import Gap
+from tiered.model import QueueOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tiered.api.tier import Tier
+    from tiered.bench.slow_store import SlowStore
+    from tiered.clock import Clock
+    from tiered.log.decode import TierBatch
+    from tiered.model import MessageQueue, QueueBounds
+
+T = TypeVar("T")
+BATCH_BYTES = 1 << 20
+SAMPLE_EVERY = 64
+"""Reads of a thread between two looks at the fetcher's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What readers do.
+
+    Attributes:
+        pattern: See the module.
+        groups: Readers (``sequential``, ``groups``).
+        queues: Only the first so many; None: all.
+        threads: That read (``sequential``, ``seeks``).
+        count: Messages that a client wants at once.
+        reads: How many (``seeks``, ``stops``, ``keys``, ``times``).
+        seconds: How long (``groups``).
+        seed: Of what is random.
+    """
+
+    pattern: str = "sequential"
+    groups: int = 1
+    queues: int | None = None
+    threads: int = 1
+    count: int = 32
+    reads: int = 200
+    seconds: float = 5.0
+    seed: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Queues are read as a whole, rather than here and there."""
+        return self.pattern in {"sequential", "groups"}
+
+
+@dataclass
+class Run:
+    """One measurement under way. Threads add to it by ``add``.
+
+    Attributes:
+        open_tier: Gives a tier with nothing cached.
+        slow: The store below all of them.
+        queues: To read.
+        load: What to do.
+        clock: Time.
+        messages: Delivered.
+        size_bytes: Of their records.
+        seconds: How long each read took.
+        group_bytes: What each group was given (``groups``).
+        lookups: Requests of each lookup, by what it was: hit, miss or time (``keys``, ``times``).
+        requests: Made for data while reading.
+        fetched_bytes: What they gave, and what was under way when a reader stopped.
+        hedges: Second requests.
+        hedge_wins: Of these, so many were first.
+        cache_bytes_max: Most memory that a fetcher counted, sampled.
+    """
+
+    open_tier: Callable[[], Tier]
+    slow: SlowStore
+    queues: list[MessageQueue]
+    load: Load
+    clock: Clock
+    messages: int = 0
+    size_bytes: int = 0
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    group_bytes: list[int] = field(default_factory=list)
+    lookups: dict[str, list[int]] = field(default_factory=dict)
+    requests: int = 0
+    fetched_bytes: int = 0
+    hedges: int = 0
+    hedge_wins: int = 0
+    cache_bytes_max: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _before: tuple[int, int] = (0, 0)
+    _tier: Tier | None = None
+
+    @property
+    def tier(self) -> Tier:
+        """The tier under measurement."""
+        if self._tier is None:
+            self._tier = self.open_tier()
+            self._before = (self.slow.requests, self.slow.size_bytes)
+        return self._tier
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds:
+        """Of a queue."""
+        return self.tier.bounds(queue.topic, queue.queue_id)
+
+    def add(self, seen: Seen) -> None:
+        """What a thread has seen."""
+        with self._lock:
+            self.messages += seen.messages
+            self.size_bytes += seen.size_bytes
+            self.seconds.extend(seen.seconds)
+            self.cache_bytes_max = max(self.cache_bytes_max, seen.cache_bytes_max)
+
+    def close(self) -> None:
+        """Take the counters, and forget the tier with what it has cached."""
+        tier, self._tier = self._tier, None
+        if tier is None:
+            return
+        stats = tier.engine.fetcher.transfers.stats
+        self.hedges += stats.hedges
+        self.hedge_wins += stats.hedge_wins
+        self.fetched_bytes += self.slow.size_bytes - self._before[1] + stats.running_bytes
+        self.requests += self.slow.requests - self._before[0]
+        tier.close()
+
+
+@dataclass
+class Seen:
+    """What one thread has seen; see ``Run``."""
+
+    messages: int = 0
+    size_bytes: int = 0
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    cache_bytes_max: int = 0
+
+    def read(  # noqa: PLR0917 (as short as can be, in tight loops)
+        self,
+        run: Run,
+        group: str,
+        queue: MessageQueue,
+        at: QueueOffset,
+        count: int,
+        until: QueueOffset | None = None,
+    ) -> TierBatch | Gap | None:
+        """One read of a client, which may say up to where it will read."""
+        engine, clock, cursor = run.tier.engine, run.clock, run.tier.reader.cursor(queue)
+        begin_s = clock.monotonic_s()
+        found = engine.fetch(group, cursor, at, bytes_max=BATCH_BYTES, count_max=count, until=until)
+        self.seconds.append(clock.monotonic_s() - begin_s)
+        if found is not None and not isinstance(found, Gap):
+            self.messages += found.records.count
+            self.size_bytes += memoryview(found.records.data).nbytes
+        if len(self.seconds) % SAMPLE_EVERY == 1:
+            stats = engine.fetcher.stats()
+            self.cache_bytes_max = max(
+                self.cache_bytes_max, stats.cached_bytes + stats.reserved_bytes
+            )
+        return found
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value that so many of ascending values do not exceed; 0 without any."""
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0
+
+
+def _end_of(found: TierBatch | Gap) -> QueueOffset:
+    return found.end if isinstance(found, Gap) else found.end_offset
+
+
+def _sequential(run: Run) -> None:
+    load = run.load
+
+    def work(group: str, queues: list[MessageQueue]) -> None:
+        seen, at = Seen(), {queue: run.bounds(queue).min for queue in queues}
+        until = {queue: run.bounds(queue).end for queue in queues}
+        while at:
+            for queue in list(at):
+                found = seen.read(run, group, queue, at[queue], load.count, until[queue])
+                if found is None:
+                    del at[queue]
+                else:
+                    at[queue] = _end_of(found)
+        run.add(seen)
+
+    for number in range(load.groups):
+        cursors = [run.tier.reader.cursor(queue) for queue in run.queues]
+        whole = [(cursor, cursor.low, cursor.end) for cursor in cursors]
+        run.tier.engine.expect(f"g{number}", whole)
+    shares = [run.queues[n :: load.threads] for n in range(load.threads)]
+    jobs = [(f"g{g}", share) for g in range(load.groups) for share in shares if share]
+    _all(work, jobs)
+
+
+def _groups(run: Run) -> None:
+    load = run.load
+    end_s = run.clock.monotonic_s() + load.seconds
+    turns = -(-load.groups // len(run.queues))
+
+    def work(number: int) -> None:
+        seen, queue = Seen(), run.queues[number % len(run.queues)]
+        low, high = run.bounds(queue).min, run.bounds(queue).end
+        at = QueueOffset(low + (high - low) * (number // len(run.queues)) // turns)
+        while run.clock.monotonic_s() < end_s:
+            found = seen.read(run, f"g{number}", queue, at, load.count)
+            at = low if found is None else _end_of(found)
+        run.add(seen)
+        run.group_bytes.append(seen.size_bytes)
+
+    _all(work, [(number,) for number in range(load.groups)])
+
+
+def _all(work: Callable[..., None], jobs: Sequence[tuple[object, ...]]) -> None:
+    """Every job in a thread of its own."""
+    with ThreadPoolExecutor(len(jobs), "tiered-bench") as pool:
+        for done in [pool.submit(work, *job) for job in jobs]:
+            done.result()
+
+
+def _places(run: Run, seed: int) -> Iterator[tuple[MessageQueue, QueueOffset, QueueOffset]]:
+    """Places at random, and the end of their queue."""
+    rng = random.Random(seed)  # noqa: S311 (a workload)
+    while True:
+        queue = rng.choice(run.queues)
+        bounds = run.bounds(queue)
+        yield queue, QueueOffset(rng.randrange(bounds.min, bounds.end)), bounds.end
+
+
+def _seeks(run: Run) -> None:
+    load = run.load
+
+    def work(number: int) -> None:
+        seen, places = Seen(), _places(run, load.seed + number)
+        for _ in range(load.reads // load.threads):
+            queue, at, _ = next(places)
+            seen.read(run, f"g{number}", queue, at, load.count)
+        run.add(seen)
+
+    _all(work, [(number,) for number in range(load.threads)])
+
+
+def _stops(run: Run) -> None:
+    load, rng = run.load, random.Random(run.load.seed)  # noqa: S311
+    places = _places(run, load.seed)
+    for _ in range(load.reads):
+        queue, at, end = next(places)
+        stop, seen = rng.randint(at + 1, end), Seen()
+        while at < stop:
+            found = seen.read(run, "g", queue, at, min(load.count, stop - at))
+            if found is None:
+                break
+            at = _end_of(found)
+        run.add(seen)
+        run.close()
+
+
+def _lookup(run: Run, seen: Seen, kind: str, work: Callable[[], T]) -> T:
+    """Do it, and note its time and requests; nobody else may be reading."""
+    begin_s, requests = run.clock.monotonic_s(), run.slow.requests
+    found = work()
+    seen.seconds.append(run.clock.monotonic_s() - begin_s)
+    run.lookups.setdefault(kind, []).append(run.slow.requests - requests)
+    return found
+
+
+def _keys(run: Run) -> None:
+    """Half of the lookups miss. Filters are in memory already."""
+    keys, seen = list(_some_keys(run)), Seen()
+    run.close()
+    tier = run.tier
+    tier.query(keys[0][0], "a key that no message has", count=1)
+    for number in range(run.load.reads):
+        topic, key = keys[number // 2 % len(keys)]
+        kind, wanted = ("hit", key) if number % 2 == 0 else ("miss", f"{key} is not there")
+        found = _lookup(run, seen, kind, partial(tier.query, topic, wanted, count=1))
+        seen.messages += len(found)
+        seen.size_bytes += sum(message.size for message in found)
+    run.add(seen)
+
+
+def _some_keys(run: Run) -> Iterator[tuple[str, str]]:
+    places = _places(run, run.load.seed)
+    for _ in range(max(run.load.reads // 2, 1)):
+        queue, at, _ = next(places)
+        for message in run.tier.read(queue.topic, queue.queue_id, at, at + 1):
+            for key in split_keys(message.keys)[:1] or [message.msg_id]:
+                yield queue.topic, key
+
+
+def _times(run: Run) -> None:
+    rng, seen, tier = random.Random(run.load.seed), Seen(), run.tier  # noqa: S311
+    for _ in range(run.load.reads):
+        queue = rng.choice(run.queues)
+        life = tier.state.life(queue)
+        assert life is not None
+        parts = [part for part in life.parts() if part.store_max_ms >= 0]
+        low, high = parts[0].store_min_ms, max(part.store_max_ms for part in parts)
+        work = partial(tier.offset_for_time, queue.topic, queue.queue_id, rng.randint(low, high))
+        _lookup(run, seen, "time", work)
+    run.add(seen)
+
+
+PATTERNS: dict[str, Callable[[Run], None]] = {
+    "sequential": _sequential,
+    "groups": _groups,
+    "seeks": _seeks,
+    "stops": _stops,
+    "keys": _keys,
+    "times": _times,
+}

@@ -1,0 +1,343 @@
+"""Doctor: what a new user gets wrong, looked for one thing after another, each with what to do about it.
+
+Every check has a stable name, which scripts may rely on. What does not apply (a bucket's rules on a folder) is left out.
+Writing is tried only below ``probe-…``, with random names, and cleaned up; where, ``tiered.upkeep.doctor_place`` decides.
+When the store cannot be reached, nothing else of it is asked.
+
+Retries and errors: the store's. An error of a check is its result; none ends the run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
+from backends.foreign import foreign_below
+from backends.probe import PREFIX, probe
+from backends.s3_rules import plain_http_host, read_rules
+from tiered.api.broker_place import find_places
+from tiered.errors import DataError, TieredStoreError
+from tiered.log.verify_listing import is_known_key
+from tiered.upkeep.costs import bills_requests, dearest, rate_document, rate_text, read_rate
+from tiered.upkeep.doctor_place import folder_of
+from tiered.upkeep.lease import EXPIRED, GONE, UNREADABLE, report_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from backends.base import ObjectStore
+    from backends.s3_options import S3Options
+    from tiered.api.broker_place import Place
+    from tiered.clock import Clock
+    from tiered.local.face import LocalStore
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+REACHABILITY = "reachability"
+_SKEW_WARN_MS = 5_000
+_SKEW_FAIL_MS = 600_000
+"""Signatures of S3 are refused beyond 15 minutes."""
+_FREE_WARN, _FREE_FAIL = 0.05, 0.01
+_FILES_MIN = 1024
+_LOOKED_AT_MAX = 20_000
+"""Of a broker's objects, for names of others: `verify` looks at all, which a large tier makes long."""
+_NAMED_MAX = 5
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: Stable.
+        status: ``ok``, ``warn`` or ``fail``.
+        detail: What was found.
+        advice: What to do; empty when there is nothing to do.
+    """
+
+    name: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+def examine(
+    url: str,
+    store: ObjectStore,
+    options: S3Options,
+    *,
+    clock: Clock,
+    probe_id: str,
+    trial: ObjectStore | None = None,
+    open_local: Callable[[], LocalStore] | None = None,
+) -> Iterator[Check]:
+    """Look at everything, in order.
+
+    Args:
+        url: Of the tier.
+        store: The same, opened, with retries.
+        options: With which it was opened.
+        clock: Ours, held against the store's.
+        probe_id: Makes the names of the objects that are written for a moment.
+        trial: Where they are written (``doctor_place.trial_store``); None: in the store itself.
+        open_local: Opens the local store, which is closed again; None: there is none to look at.
+    """
+    reached = _reachability(store)
+    yield reached
+    if reached.status != FAIL:
+        yield from _rights(trial or store, clock, probe_id)
+        yield from _surroundings(url, options)
+        yield from _tier(store, clock)
+        if bills_requests(url):
+            yield _freshness()
+    if open_local is not None:
+        yield _local(open_local)
+    yield from _machine()
+
+
+def _reachability(store: ObjectStore) -> Check:
+    try:
+        found = next(iter(store.list("")), None)
+    except PermissionDeniedError as error:
+        advice = "check the credentials, and that they may list the bucket"
+        return Check(REACHABILITY, FAIL, str(error), advice)
+    except BackendError as error:
+        advice = "check URL, endpoint and network; make the bucket or folder"
+        return Check(REACHABILITY, FAIL, str(error), advice)
+    return Check(REACHABILITY, OK, f"{store.url} answers" + ("" if found else ", and is empty"))
+
+
+# -- rights, conditions, clock ------------------------------------------------------------------
+
+
+def _rights(store: ObjectStore, clock: Clock, probe_id: str) -> Iterator[Check]:
+    key = f"{PREFIX}{probe_id}-right"
+    is_written = False
+    try:
+        for name, step in (
+            ("put", lambda: store.put_if_absent(key, b"probe")),
+            ("get", lambda: store.get(key)),
+            ("delete", lambda: store.delete(key)),
+        ):
+            before_ms = clock.now_ms()
+            check = _right(name, step)
+            if name == "get" and check.status == OK:
+                yield from _skew(store, key, before_ms, clock)
+            yield check
+            is_written = is_written or (name == "put" and check.status == OK)
+            if not is_written:
+                advice = "reading needs none; `attach` cannot write here"
+                yield Check("conditional_writes", WARN, "not tried: nothing can be written", advice)
+                return
+        yield _conditions(store, probe_id)
+    finally:
+        if is_written:
+            with suppress(BackendError):
+                store.delete(key)
+
+
+def _right(name: str, step: Callable[[], object]) -> Check:
+    advice = {
+        "put": "reading needs no right to put; for `attach` allow s3:PutObject",
+        "get": "allow s3:GetObject",
+        "delete": "needed by `gc` only; allow s3:DeleteObject for those who run it",
+    }[name]
+    try:
+        step()
+    except BackendError as error:
+        return Check(f"may_{name}", FAIL if name == "get" else WARN, str(error), advice)
+    return Check(f"may_{name}", OK, "allowed")
+
+
+def _skew(store: ObjectStore, key: str, before_ms: int, clock: Clock) -> Iterator[Check]:
+    """The probe object's time against ours. Servers tell whole seconds."""
+    try:
+        modified_ms = store.head(key).modified_ms
+    except BackendError:
+        return
+    if modified_ms < 0:
+        return
+    skew_ms = max(before_ms - 2000 - modified_ms, modified_ms - clock.now_ms() - 1000, 0)
+    detail = f"{skew_ms / 1000:.0f} s between this clock and the store's"
+    advice = "set the clock (NTP): leases last seconds, and S3 refuses what is 15 minutes off"
+    if skew_ms < _SKEW_WARN_MS:
+        yield Check("clock", OK, "agrees with the store's")
+    else:
+        yield Check("clock", FAIL if skew_ms >= _SKEW_FAIL_MS else WARN, detail, advice)
+
+
+def _conditions(store: ObjectStore, probe_id: str) -> Check:
+    name = "conditional_writes"
+    advice = "use AWS S3, MinIO, versitygw, LocalStack, or a local folder to `attach` to"
+    try:
+        found = probe(store, probe_id)
+    except BackendError as error:
+        return Check(name, FAIL, str(error), advice)
+    if found.put_if_absent and found.compare_and_set:
+        detail = "put-if-absent and compare-and-set are honoured"
+        if not found.distinguishes_case:
+            detail += "; names that differ only in case are one here, so keys escape topics' capital letters"
+        return Check(name, OK, detail)
+    missing = [
+        text
+        for text, can in (
+            ("put-if-absent", found.put_if_absent),
+            ("compare-and-set", found.compare_and_set),
+        )
+        if not can
+    ]
+    return Check(name, FAIL, f"{' and '.join(missing)} not honoured: no `attach`", advice)
+
+
+# -- what surrounds the store -------------------------------------------------------------------
+
+
+def _surroundings(url: str, options: S3Options) -> Iterator[Check]:
+    folder = folder_of(url)
+    if folder is not None:
+        yield from _folder(str(folder))
+    if url.startswith(("s3://", "s3a://")):
+        yield from _bucket(url.partition("://")[2].rstrip("/"), options)
+
+
+def _folder(path: str) -> Iterator[Check]:
+    while path != "/" and not os.path.exists(path):  # noqa: PTH110 (a tier's folder may not be there yet)
+        path = os.path.dirname(path)  # noqa: PTH120 (likewise)
+    found = os.statvfs(path)
+    advice = "make room: a full tier stops tiering, and local retention goes on"
+    for name, free, total, text in (
+        (
+            "free_space",
+            found.f_bavail,
+            found.f_blocks,
+            f"{found.f_bavail * found.f_frsize:,} bytes",
+        ),
+        ("free_inodes", found.f_favail, found.f_files, f"{found.f_favail:,} files"),
+    ):
+        share = free / total if total else 1.0  # some file systems count no inodes
+        status = FAIL if share < _FREE_FAIL else WARN if share < _FREE_WARN else OK
+        yield Check(name, status, f"room for {text}", advice if status != OK else "")
+
+
+def _bucket(location: str, options: S3Options) -> Iterator[Check]:
+    host = plain_http_host(location, options)
+    if host and host not in _LOOPBACK:
+        yield Check(
+            "encryption", WARN, f"messages go to {host} by plain http", "use an https endpoint"
+        )
+    else:
+        yield Check("encryption", OK, "https" if not host else "plain http, on this machine")
+    try:
+        rules = read_rules(location, options)
+    except (BackendError, ConfigurationError) as error:
+        detail = f"the bucket's rules cannot be read: {error}"
+        yield Check("lifecycle", OK, detail, "look at them yourself, or allow reading them")
+        return
+    if rules.harmful:
+        advice = "restrict the rule to other prefixes; `tiered expire` deletes by age, safely"
+        yield Check("lifecycle", FAIL, "; ".join(rules.harmful), advice)
+    else:
+        yield Check("lifecycle", OK, "no rule deletes or moves what is in the tier")
+    if rules.versioning == "Enabled":
+        advice = "expire noncurrent versions by a lifecycle rule"
+        yield Check("versioning", WARN, "deleted objects stay as old versions, and cost", advice)
+    else:
+        yield Check("versioning", OK, "off")
+
+
+# -- the tier, the local store, this machine ----------------------------------------------------
+
+
+def _tier(store: ObjectStore, clock: Clock) -> Iterator[Check]:
+    try:
+        places = find_places(store)
+        if not places:
+            yield Check("tier", OK, "no tier here yet; `tiered attach` makes one")
+        for place in places:
+            yield from _broker(store, place, clock)
+            yield _foreign(store, place)
+    except (BackendError, TieredStoreError) as error:
+        yield Check("tier", FAIL, str(error), "see the other checks")
+
+
+def _broker(store: ObjectStore, place: Place, clock: Clock) -> Iterator[Check]:
+    name = f"{place.cluster}/{place.broker}"
+    try:
+        found = report_lease(store, place.prefix, clock)
+    except DataError as error:
+        yield Check("journal", FAIL, f"{name}: {error.what}", "run `tiered rebuild`")
+        return
+    queues = len(found.state.queues)
+    yield Check("journal", OK, f"{name}: generation {found.state.generation}, {queues} queues")
+    words = {
+        EXPIRED: "its writer went without giving it back",
+        GONE: "its writer was killed",
+        UNREADABLE: "it cannot be read",
+    }
+    if found.word in words:
+        advice = "start the writer again, if it should run; the next one takes the lease"
+        yield Check("lease", WARN, f"{name}: {words[found.word]}", advice)
+    else:
+        yield Check("lease", OK, f"{name}: {found.word}")
+    if found.is_held:
+        rate = read_rate(store, place.prefix, found.number, clock.now_ms())
+        if (document := rate_document(rate)) is not None:
+            said = rate_text(document, is_billed=bills_requests(store.url))
+            yield Check("requests", OK, f"{name}: {said}")
+
+
+def _freshness() -> Check:
+    """What the greatest cost of tiering to S3 is, before it is met."""
+    prices = ", ".join(f"${dearest(s).dollars:.0f} with {s} s" for s in (2, 10, 60))
+    detail = (
+        f"requests of a writer cost at most so much a month, while bundles are not full: {prices}"
+    )
+    return Check("freshness", OK, detail)
+
+
+def _foreign(store: ObjectStore, place: Place) -> Check:
+    """What others have put among the tier's objects: it stops nothing, and nobody but its owner deletes it."""
+    name, looked = "foreign_keys", islice(store.list(place.prefix), _LOOKED_AT_MAX)
+    keys = [info.key for info in looked if not is_known_key(place.prefix, info.key)]
+    found = sorted([*keys, *foreign_below(store, place.prefix)])
+    if not found:
+        return Check(name, OK, f"{place.cluster}/{place.broker}: none")
+    names = ", ".join(found[:_NAMED_MAX]) + (", …" if len(found) > _NAMED_MAX else "")
+    detail = f"{place.cluster}/{place.broker}: {len(found)} of others, left alone: {names}"
+    return Check(name, WARN, detail, "whoever put them there should use another prefix")
+
+
+def _local(open_local: Callable[[], LocalStore]) -> Check:
+    try:
+        local = open_local()
+        try:
+            local.refresh()
+            queues, report = local.queues(), local.report()
+        finally:
+            local.close()
+    except (TieredStoreError, OSError) as error:
+        return Check("local_store", FAIL, str(error), "give the broker's store directory, readable")
+    messages = sum(bounds.end - bounds.min for bounds in queues.values())
+    detail = f"{messages:,} messages in {len(queues)} queues"
+    if report.damaged_records:
+        detail += f", {report.damaged_records} damaged records so far"
+        return Check("local_store", WARN, detail, "they go to quarantine; look at the disk")
+    return Check("local_store", OK, detail)
+
+
+def _machine() -> Iterator[Check]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < _FILES_MIN
+    advice = f"raise it to {_FILES_MIN} at least (ulimit -n)" if few else ""
+    yield Check("open_files", WARN if few else OK, f"{soft} files may be open at once", advice)
+    java = shutil.which("java")
+    yield Check("java", OK, java or "not found; needed by Spark only")
+    spark = importlib.util.find_spec("pyspark") is not None or shutil.which("spark-submit")
+    yield Check("spark", OK, "found" if spark else "not found; needed for large archives only")

@@ -1,0 +1,253 @@
+"""gc: deletes what no reader can reach any more. Plan, then apply.
+
+Overview: ``plan_gc`` looks at the tier (``tiered.upkeep.survey``); ``tiered.log.orphans`` decides. ``apply_gc`` writes a
+ledger record (whose time of writing is the clock by which ages are held), looks again, takes a reign when the plan needs
+one, and deletes in batches.
+
+Ordering: indexes before data before journal. Before each batch the journal is followed, so that nothing that an entry
+has named meanwhile is touched. A batch ends before the next begins.
+
+Retries and errors: a deletion that fails ends the run behind its batch; what was deleted is in the ledger. When anything
+is missing or strange, nothing is deleted.
+
+After a crash: the ledger has the plan's digest; each object is there or gone. The same plan can be applied again (what is
+gone is counted as gone), or a new one be made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from backends.errors import BackendError
+from tiered.crashpoints import reached
+from tiered.log.orphans import Deletion
+from tiered.upkeep.ledger import Ledger
+from tiered.upkeep.plans import FORMAT, Plan, digest, moved_on, was_applied
+from tiered.upkeep.reign import reign_and
+from tiered.upkeep.survey import refused, survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
+
+    from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
+    from tiered.clock import Clock
+    from tiered.journal.ahead import JournalBytes
+    from tiered.log.history import TierHistory
+    from tiered.upkeep.workplace import Workplace
+
+BATCH = 200
+"""Deletions between two looks at the journal."""
+
+
+def plan_gc(
+    store: ObjectStore,
+    place: Place,
+    clock: Clock,
+    *,
+    grace_ms: int,
+    max_deletions: int,
+    journal: JournalBytes | None = None,
+) -> Plan:
+    """What gc would do now, as a plan document. Changes nothing; ages are held by our own clock until it is applied.
+
+    Args:
+        store: The tier's, with retries.
+        place: Which broker.
+        clock: Ours.
+        grace_ms: What was named or written within it stays.
+        max_deletions: Delete at most so many.
+        journal: Reads entries ahead and keeps them for ``apply_gc``; None: one after another.
+
+    Raises:
+        DataError: The journal is damaged.
+        BackendError: The store could not be read.
+    """
+    now_ms = clock.now_ms()
+    found = survey(
+        store,
+        place.prefix,
+        clock,
+        now_ms=now_ms,
+        grace_ms=grace_ms,
+        limit=max_deletions,
+        journal=journal,
+    )
+    orphans, history = found.orphans, found.history
+    kinds = {kind: list(group) for kind, group in groupby(orphans.deletions, lambda d: d.kind)}
+    return {
+        "format": FORMAT,
+        "what": "gc",
+        "url": store.url,
+        "cluster": place.cluster,
+        "broker": place.broker,
+        "store": dict(history.state.store),
+        "journal_number": history.number,
+        "journal_checksum": history.checksum,
+        "generation": history.state.generation,
+        "made_ms": now_ms,
+        "grace_ms": grace_ms,
+        "max_deletions": max_deletions,
+        "is_writer_alive": found.is_held,
+        "takes_reign": found.takes_reign,
+        "is_history_covered": history.covers,
+        "refusals": orphans.refusals,
+        "left": asdict(orphans.left),
+        "deletion_count": len(orphans.deletions),
+        "deletion_bytes": sum(one.size_bytes for one in orphans.deletions),
+        "kinds": {kind: len(ones) for kind, ones in kinds.items()},
+        "deletions": [asdict(one) for one in orphans.deletions],
+    }
+
+
+def apply_gc(
+    at: Workplace,
+    plan: Plan,
+    *,
+    executor: Executor | None = None,
+    journal: JournalBytes | None = None,
+    told: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[str, Any]:
+    """Carry out a plan.
+
+    Args:
+        at: The tier.
+        plan: As ``plan_gc`` made it.
+        executor: For deletions at once; None: one after another.
+        journal: With which it was planned, so that entries are not read again; or a new one; None: read one after another.
+        told: Of deletions done, and of how many.
+
+    Returns:
+        What was done: ``deleted``, ``deleted_bytes``, ``already_gone``, ``left_young``, ``generation``, ``run``; and
+        ``was_applied``: all of it had been done before.
+
+    Raises:
+        InvalidError: The tier has moved on in a way that matters.
+        DataError: Something is missing or strange; nothing was deleted.
+        FencedError: The plan needs a reign, and a writer is at work.
+        BackendError: The store does not answer. Applying again goes on.
+    """
+    return _Run(at, plan, journal).run(executor, told)
+
+
+class _Run:
+    def __init__(self, at: Workplace, plan: Plan, journal: JournalBytes | None) -> None:
+        self._at = at
+        self._plan = plan
+        self._journal = journal
+        self._deletions = [Deletion(**one) for one in plan["deletions"]]
+        self._named: set[str] = set()
+        self._done = dict.fromkeys(("deleted", "deleted_bytes", "already_gone", "left_young"), 0)
+
+    def run(self, executor: Executor | None, told: Callable[[int, int], None]) -> dict[str, Any]:
+        at = self._at
+        ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what="gc")
+        now_ms = ledger.begin({"plan": digest(self._plan)})
+        error = ""
+        generation = self._plan["generation"]
+        try:
+            history, due = self._look_again(now_ms)
+            generation = history.state.generation
+            if self._plan["takes_reign"] and due and generation == self._plan["generation"]:
+                generation = reign_and(at).generation
+            total = len(due)
+            for batch in _batches(due):
+                self._require_unnamed(history, batch)
+                self._delete(batch, executor)
+                told(self._done["deleted"], total)
+        except BaseException as caught:
+            error = f"{type(caught).__name__}: {caught}"
+            raise
+        finally:
+            self._close(ledger, {**self._done, "error": error})
+        done, gone = self._done["deleted"], self._done["already_gone"]
+        return {
+            **self._done,
+            "was_applied": was_applied(len(self._deletions), done, gone),
+            "generation": generation,
+            "run": ledger.run,
+            "store_now_ms": now_ms,
+        }
+
+    def _close(self, ledger: Ledger, fields: dict[str, Any]) -> None:
+        try:
+            ledger.end(fields)
+        except BackendError:
+            if not fields["error"]:
+                raise
+
+    def _look_again(self, now_ms: int) -> tuple[TierHistory, list[Deletion]]:
+        """Everything that the plan presumes must hold still; what is left to do."""
+        plan = self._plan
+        found = survey(
+            self._at.store,
+            self._at.prefix,
+            self._at.clock,
+            now_ms=now_ms,
+            grace_ms=plan["grace_ms"],
+            limit=1 << 60,
+            journal=self._journal,
+        )
+        history = found.history
+        if found.orphans.refusals:
+            raise refused(found.orphans.refusals, self._at.store.url)
+        if plan["takes_reign"] and found.is_held and history.state.generation == plan["generation"]:
+            raise moved_on("a writer has begun")
+        if dict(history.state.store) != plan["store"]:
+            raise moved_on("it belongs to another store")
+        if history.checksum_of(plan["journal_number"]) != plan["journal_checksum"]:
+            raise moved_on(f"journal entry {plan['journal_number']} is another, or was trimmed")
+        fresh = {one.key: one for one in found.orphans.deletions}
+        due: list[Deletion] = []
+        for one in self._deletions:
+            listed = found.listed.get(one.key)
+            if listed is None:
+                self._done["already_gone"] += 1
+            elif (listed.size_bytes, listed.modified_ms) != (one.size_bytes, one.modified_ms):
+                raise moved_on(f"{one.key} is another object")
+            elif one.key[len(self._at.prefix) :] in history.protected():
+                raise moved_on(f"{one.key} is named")
+            elif one.key in fresh:
+                due.append(one)
+            elif listed.modified_ms > now_ms - plan["grace_ms"]:
+                self._done["left_young"] += 1  # by the store's clock, which rules
+            else:
+                raise moved_on(f"{one.key} is to stay")
+        return history, due
+
+    def _require_unnamed(self, history: TierHistory, batch: list[Deletion]) -> None:
+        self._named |= (
+            history.follow()
+        )  # all since the look: an earlier batch may have met what this one has to mind
+        for one in batch:
+            if one.key[len(self._at.prefix) :] in self._named:
+                raise moved_on(f"{one.key} has just been named")
+
+    def _delete(self, batch: list[Deletion], executor: Executor | None) -> None:
+        def delete(one: Deletion) -> BackendError | None:
+            try:
+                self._at.store.delete(one.key)
+            except BackendError as error:
+                return error
+            reached("object-deleted")
+            return None
+
+        failures = list((executor.map if executor else map)(delete, batch))
+        for one, failure in zip(batch, failures, strict=True):
+            if failure is None:
+                self._done["deleted"] += 1
+                self._done["deleted_bytes"] += one.size_bytes
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+
+def _batches(deletions: list[Deletion]) -> Iterator[list[Deletion]]:
+    """Of one kind each."""
+    for _, group in groupby(deletions, lambda one: one.kind):
+        ones = list(group)
+        for start in range(0, len(ones), BATCH):
+            yield ones[start : start + BATCH]
