@@ -30,7 +30,7 @@ PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_r
 CHANGED = $(shell git diff --name-only --diff-filter=d $$(git merge-base HEAD main 2>/dev/null || echo HEAD) -- 'tests/*/test_*.py'; \
 	git ls-files --others --exclude-standard -- 'tests/*/test_*.py')
 
-.PHONY: help setup demo quick test test-all simulate torture zombies system lint format lock bench minio localstack docs clean
+.PHONY: help setup demo quick test test-all simulate torture zombies system lint format lock bench house minio localstack docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ lock: ## compiles requirements/*.txt from pyproject.toml; UPGRADE=1 takes newer 
 
 bench: .venv/.installed-test ## the benchmarks, as ratios
 	@$(BIN)/python tests/peer/figures.py
+
+house: .venv/.installed-test ## modules, lines, names used twice, files that a command enters
+	@$(BIN)/python tests/house.py --entered
 
 minio: ## MinIO in the foreground, for trying things: prints its address and keys
 	@TIERED_REQUIRE=1 requirements/system.sh minio && exec localstack/minio.sh run
