@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tiered.cli import frame
-from tiered.cli.logs import logging_to_stderr
-from tiered.cli.progress import Progress, Progressed
+from tiered.cli.stderr import Progress, Progressed, logging_to_stderr
 from tiered.clock import ManualClock, SystemClock
 
 if TYPE_CHECKING:

@@ -137,7 +137,7 @@ def test_logs_that_nobody_takes_stop_no_work(tmp_path: Path, form: str):
 
 CHATTER = """
 import logging, os
-from tiered.cli.logs import logging_to_stderr
+from tiered.cli.stderr import logging_to_stderr
 with logging_to_stderr("json", logging.INFO, lambda: 0):
     for _ in range(4000):  # more than a pipe holds
         os.write(2, b"of a library " * 8 + b"\\n")

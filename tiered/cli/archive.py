@@ -14,7 +14,7 @@ from backends.local_errors import is_full
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.sizes import counted, format_size
+from tiered.cli.values import counted, format_size
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.regular import read_regular
-from tiered.cli.sizes import counted
+from tiered.cli.values import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tiered.cli.errors import DONE
 from tiered.cli.output import Output
 from tiered.cli.planned import Document, ending_code, get_plan, show_result
-from tiered.cli.progress import Progressed
-from tiered.cli.sizes import counted, format_count, format_size
-from tiered.cli.times import format_duration
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import counted, format_count, format_duration, format_size
 from tiered.errors import TieredStoreError
 
 if TYPE_CHECKING:

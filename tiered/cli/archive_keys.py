@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tiered.cli.errors import DONE
 from tiered.cli.output import Output
-from tiered.cli.progress import Progressed
-from tiered.cli.sizes import counted, format_size
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import counted, format_size
 
 if TYPE_CHECKING:
     from tiered.archive.query.key_index import Built

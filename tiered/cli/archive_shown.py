@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tiered.cli.progress import Progressed
-from tiered.cli.sizes import counted, format_count, format_size
-from tiered.cli.times import format_duration
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import counted, format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

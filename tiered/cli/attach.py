@@ -13,10 +13,9 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.parsers import compression_level, split_address
-from tiered.cli.progress import Progressed
 from tiered.cli.signals import Stopper
-from tiered.cli.sizes import counted, format_size
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import compression_level, counted, format_size, split_address
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from backends.s3_options import S3Options
-    from tiered.cli.progress import Progress, Progressed
+    from tiered.cli.stderr import Progress, Progressed
     from tiered.config import Chosen
 
 
@@ -112,7 +112,7 @@ class Call:
 
     def time_ms(self, name: str) -> int | None:
         """A time in UTC milliseconds, or None; ``now`` is now."""
-        from tiered.cli.times import parse_time
+        from tiered.cli.values import parse_time
 
         text = self.text(name)
         return None if text is None else parse_time(text, self.clock.now_ms())
@@ -145,14 +145,14 @@ class Call:
 
     def say(self, text: str, *, level: str = "info") -> None:
         """A line for people on stderr, unless ``--quiet``."""
-        from tiered.cli.logs import write_line
+        from tiered.cli.stderr import write_line
 
         if not self.is_quiet:
             write_line(self.words("log-format"), self.clock.now_ms(), level, text)
 
     def progress(self, what: str, ask: Callable[[], Progressed]) -> Progress:
         """Shows how far ``what`` is while a ``with`` block runs, unless ``--quiet``; ``ask`` comes from another thread."""
-        from tiered.cli.progress import Progress
+        from tiered.cli.stderr import Progress
 
         form = self.words("log-format")
         return Progress(what, ask, clock=self.clock, is_quiet=self.is_quiet, form=form)

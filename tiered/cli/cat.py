@@ -61,7 +61,7 @@ def run(call: Call) -> int:
 
 def _nothing_found(call: Call, tier: Tier, topic: str, number: int | None) -> str:
     """What was looked for, and what there is."""
-    from tiered.cli.times import span_text
+    from tiered.cli.values import span_text
 
     offset = call.whole_or_none("offset")
     looked = span_text(call.text("from"), call.text("until"))

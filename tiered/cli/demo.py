@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.progress import Progressed
-from tiered.cli.sizes import counted, format_size
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import counted, format_size
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def _complain(
     around: Surroundings, arguments: Sequence[str], line: str, code: int, trace: str
 ) -> None:
     """One error line."""
-    from tiered.cli.logs import guess_format, write, write_line
+    from tiered.cli.stderr import guess_format, write, write_line
 
     form = around.log_format or guess_format(arguments, around.environment)
     if trace and form != "json":

@@ -17,8 +17,7 @@ from tiered.cli.planned import (
     require_within,
     show_result,
 )
-from tiered.cli.sizes import counted, format_size
-from tiered.cli.times import format_time, parse_duration
+from tiered.cli.values import counted, format_size, format_time, parse_duration
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

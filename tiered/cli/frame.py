@@ -129,7 +129,7 @@ def default_text(setting: Setting) -> str:
     if setting.shape is Shape.FLAG or setting.default is None or setting.default == ():
         return ""
     if setting.metavar == "SIZE":
-        from tiered.cli.sizes import format_size
+        from tiered.cli.values import format_size
 
         return format_size(cast("int", setting.default))
     if isinstance(setting.default, float) and setting.default.is_integer():
@@ -319,7 +319,7 @@ def make_command(
 def _run(run: Run, call: Call) -> int:
     import logging
 
-    from tiered.cli.logs import logging_to_stderr
+    from tiered.cli.stderr import logging_to_stderr
 
     level = logging.INFO if call.section in {"attach", "mount"} else logging.WARNING
     level = logging.DEBUG if call.flag("debug") else level

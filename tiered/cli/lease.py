@@ -10,7 +10,7 @@ import click
 from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.times import format_time
+from tiered.cli.values import format_time
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call

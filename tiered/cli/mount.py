@@ -11,9 +11,8 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.parsers import split_address, split_addresses
 from tiered.cli.signals import Stopper
-from tiered.cli.sizes import counted
+from tiered.cli.values import counted, split_address, split_addresses
 from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:

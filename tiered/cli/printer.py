@@ -239,7 +239,7 @@ def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
     from base64 import b64decode
 
     from tiered.cli.output import printable
-    from tiered.cli.times import format_time
+    from tiered.cli.values import format_time
 
     stored_ms = message["store_timestamp_ms"]
     assert isinstance(stored_ms, int)

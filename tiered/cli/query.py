@@ -10,7 +10,7 @@ import click
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
-from tiered.cli.sizes import counted
+from tiered.cli.values import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(call: Call) -> int:
 
 
 def _say_nothing(call: Call) -> None:
-    from tiered.cli.times import span_text
+    from tiered.cli.values import span_text
 
     span = span_text(call.text("from"), call.text("until"))
     call.say(

@@ -12,8 +12,8 @@ from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
 from tiered.cli.planned import open_workplace
-from tiered.cli.progress import Progressed
-from tiered.cli.sizes import counted, format_count
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import counted, format_count
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

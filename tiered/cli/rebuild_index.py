@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tiered.cli.errors import NEEDS_A_PERSON
 from tiered.cli.planned import Document, ending_code, get_plan, open_workplace, show_result
-from tiered.cli.progress import Progressed
-from tiered.cli.sizes import counted, format_count, format_size
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import counted, format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

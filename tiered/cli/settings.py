@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-from tiered.cli.parsers import (
-    above_zero,
-    address,
-    compression,
-    incarnation,
-    not_below_zero,
-    pair,
-    start,
-    whole,
-)
 from tiered.cli.settings_archive import ARCHIVES
 from tiered.cli.settings_bench import BENCH_DISPATCH, BENCH_READ, BENCH_STORE, DEMO, MAKE_STORE
 from tiered.cli.settings_index import ATTACH_INDEX, QUERY, REBUILD_INDEX
@@ -21,8 +11,18 @@ from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_mount import MOUNT
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.settings_store import STORE
-from tiered.cli.sizes import parse_size
-from tiered.cli.times import check_time
+from tiered.cli.values import (
+    above_zero,
+    address,
+    check_time,
+    compression,
+    incarnation,
+    not_below_zero,
+    pair,
+    parse_size,
+    start,
+    whole,
+)
 from tiered.config import Setting, Shape
 
 OUTPUTS = ("table", "wide", "json", "jsonl", "csv")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import destination, pair, whole
 from tiered.cli.settings_bodies import BODIES
 from tiered.cli.settings_planned import planned
-from tiered.cli.sizes import parse_size
-from tiered.cli.times import check_time, parse_duration
+from tiered.cli.values import check_time, destination, pair, parse_duration, parse_size, whole
 from tiered.config import Setting, Shape
 
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")

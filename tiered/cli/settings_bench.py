@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import not_below_zero, whole
-from tiered.cli.sizes import parse_size
+from tiered.cli.values import not_below_zero, parse_size, whole
 from tiered.config import Setting
 
 PATTERNS = ("sequential", "groups", "seeks", "stops", "keys", "times")

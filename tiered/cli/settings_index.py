@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import above_zero, whole
-from tiered.cli.sizes import parse_size
-from tiered.cli.times import check_time
+from tiered.cli.values import above_zero, check_time, parse_size, whole
 from tiered.config import Setting, Shape
 
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import above_zero, address, addresses, not_below_zero, whole
-from tiered.cli.sizes import parse_size
+from tiered.cli.values import above_zero, address, addresses, not_below_zero, parse_size, whole
 from tiered.config import Setting, Shape
 
 _flag = partial(Setting, section="mount", shape=Shape.FLAG, default=False, metavar="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiered.cli.parsers import above_zero
+from tiered.cli.values import above_zero
 from tiered.config import Setting, Shape
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import whole
 from tiered.cli.settings_planned import planned
-from tiered.cli.times import parse_duration
+from tiered.cli.values import parse_duration, whole
 from tiered.config import Setting, Shape
 
 _HOUR_MS = 3_600_000

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tiered.cli.parsers import whole
-from tiered.cli.sizes import parse_size
+from tiered.cli.values import parse_size, whole
 from tiered.config import Setting, Shape
 
 _flag = partial(Setting, shape=Shape.FLAG, default=False, metavar="")

@@ -17,7 +17,7 @@ from backends.local_errors import advice_for
 from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.sizes import counted
+from tiered.cli.values import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

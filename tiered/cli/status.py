@@ -9,8 +9,7 @@ import click
 
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.sizes import counted, format_size
-from tiered.cli.times import format_time
+from tiered.cli.values import counted, format_size, format_time
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call

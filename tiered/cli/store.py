@@ -16,7 +16,7 @@ from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, Entry, make_command, make_program
 from tiered.cli.output import Output
 from tiered.cli.signals import at_end
-from tiered.cli.sizes import counted
+from tiered.cli.values import counted
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

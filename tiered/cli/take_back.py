@@ -9,7 +9,7 @@ import click
 
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.planned import Document, ending_code, get_plan, open_workplace, show_result
-from tiered.cli.sizes import format_count
+from tiered.cli.values import format_count
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

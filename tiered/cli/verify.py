@@ -14,8 +14,8 @@ import click
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output
-from tiered.cli.progress import Progressed
-from tiered.cli.sizes import counted, format_count, format_size
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import counted, format_count, format_size
 
 if TYPE_CHECKING:
     from tiered.api.broker_place import Place

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered.cli.output import printable
-from tiered.cli.sizes import counted, format_size, parse_size
-from tiered.cli.times import TIME_MS_MAX, format_time, parse_time
+from tiered.cli.values import TIME_MS_MAX, counted, format_size, format_time, parse_size, parse_time
 
 NOW = 1_784_000_000_123
 

@@ -1,0 +1,266 @@
+"""Values as people write and read them: sizes, counts, times, durations, addresses, and what else options take.
+
+What reads a text raises ``ValueError`` with what is wrong and how it should look.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEP_BYTES = 1024
+_BYTES_MAX = 1 << 62
+
+
+def parse_size(text: str) -> int:
+    """Bytes that ``text`` stands for: ``KiB MiB GiB TiB`` (1,024 to a step; also ``k m g t``) or ``KB MB GB TB`` (1,000).
+
+    Raises:
+        ValueError: It is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is no size: write 50MiB, 1.5GB, or bytes")
+    step = 1000 if match[4] and match[2] and not match[3] else _STEP_BYTES
+    size = float(match[1]) * float(step ** _POWERS[match[2].lower()])
+    if not size < _BYTES_MAX:
+        raise ValueError(f"{text!r} is more bytes than there are")
+    return round(size)
+
+
+def format_size(size_bytes: float) -> str:
+    """As ``12.3 MiB``."""
+    power = min(int(math.log(max(size_bytes, 1), _STEP_BYTES) + 1e-9), len(_NAMES) - 1)
+    scaled = size_bytes / _STEP_BYTES**power
+    digits = 0 if power == 0 or scaled >= 100 else 1  # noqa: PLR2004 (three digits tell enough)
+    return f"{scaled:.{digits}f} {_NAMES[power]}"
+
+
+def format_count(count: int) -> str:
+    """As ``1,234,567``."""
+    return f"{count:,}"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """A number of things, as ``1 message`` or ``1,234 messages``.
+
+    Args:
+        count: How many.
+        one: The word for one.
+        many: For any other number; without it, the word with an s.
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+_NOW = re.compile(r"now(?:([+-])((?:\d+(?:ms|[smhdw]))+))?", re.IGNORECASE)
+_STEP = re.compile(r"(\d+)(ms|[smhdw])", re.IGNORECASE)
+_DURATION = re.compile(r"(?:\d{1,12}(?:ms|[smhdw]))+", re.IGNORECASE | re.ASCII)
+_RFC3339 = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_UNIT_MS = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+TIME_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """UTC milliseconds that ``text`` stands for.
+
+    Raises:
+        ValueError: It is no time; the message says what one looks like.
+    """
+    if text.isascii() and text.isdigit() and int(text) <= TIME_MS_MAX:
+        return int(text)
+    if match := _NOW.fullmatch(text):
+        steps = _STEP.findall(match[2] or "")
+        total = sum(int(count) * _UNIT_MS[unit.lower()] for count, unit in steps)
+        return now_ms - total if match[1] == "-" else now_ms + total
+    if _DATE.fullmatch(text):
+        text += "T00:00:00Z"
+    if _RFC3339.fullmatch(text):
+        try:
+            return _epoch_ms(datetime.fromisoformat(text.upper()))
+        except ValueError:
+            pass  # as the 31st of February: said below
+    raise ValueError(
+        f"{text!r} is no time: write 2026-07-01T12:00:00Z, 2026-07-01, now-2h, or milliseconds since 1970"
+    )
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds that ``text`` stands for: ``36h``, ``7d``, ``1d12h``; units ms s m h d w.
+
+    Raises:
+        ValueError: It is no duration.
+    """
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is no duration: write 36h or 7d")
+    return sum(int(count) * _UNIT_MS[unit.lower()] for count, unit in _STEP.findall(text))
+
+
+def format_duration(duration_ms: int) -> str:
+    """As ``1d12h``; ``0s`` for nothing."""
+    left, text = duration_ms, ""
+    for unit in ("w", "d", "h", "m", "s", "ms"):
+        count, left = divmod(left, _UNIT_MS[unit])
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
+
+
+def check_time(text: str) -> str:
+    """The text itself, once it is known to be a time (what ``now`` is, shows later).
+
+    Raises:
+        ValueError: It is none.
+    """
+    parse_time(text, 0)
+    return text
+
+
+def span_text(start: str | None, end: str | None) -> str:
+    """As `` between 2026-07-01 and now``, of times as they were given; "" without any."""
+    if start and end:
+        return f" between {start} and {end}"
+    if start or end:
+        return f" stored at or after {start}" if start else f" stored before {end}"
+    return ""
+
+
+def format_time(timestamp_ms: int) -> str:
+    """RFC 3339 in UTC with milliseconds; ``-`` for a negative or impossible time."""
+    if not 0 <= timestamp_ms <= TIME_MS_MAX:
+        return "-"
+    seconds, rest = divmod(timestamp_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+
+
+def _epoch_ms(moment: datetime) -> int:
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return since.days * 86_400_000 + since.seconds * 1000 + since.microseconds // 1000
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    number = _number(text)
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"{text} must be above 0")
+    return number
+
+
+def not_below_zero(text: str) -> float:
+    """A finite number, 0 at least."""
+    number = _number(text)
+    if not (number >= 0 and math.isfinite(number)):
+        raise ValueError(f"{text} must not be below 0")
+    return number
+
+
+def whole(text: str, *, low: int) -> int:
+    """A whole number, ``low`` at least."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no whole number") from None
+    if number < low:
+        raise ValueError(f"{number} must be at least {low}")
+    return number
+
+
+def incarnation(text: str) -> str:
+    """``all``, or a whole number."""
+    return text if text == "all" else str(whole(text, low=0))
+
+
+def start(text: str) -> str:
+    """``earliest``, ``latest``, or a time."""
+    return text if text in {"earliest", "latest"} else check_time(text)
+
+
+def pair(text: str) -> str:
+    """``NAME=VALUE``."""
+    name, equals, _ = text.partition("=")
+    if not (name.strip() and equals):
+        raise ValueError("write NAME=VALUE")  # the text may hold a token
+    return text
+
+
+def compression(text: str) -> str:
+    """``zstd``, ``zstd:LEVEL`` or ``none``."""
+    if text != "none":
+        compression_level(text)
+    return text
+
+
+def compression_level(text: str) -> int | None:
+    """The level that ``zstd:LEVEL`` names; None for ``zstd`` alone.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    name, colon, level = text.partition(":")
+    if name != "zstd" or (colon and not level):
+        raise ValueError(f"it is zstd, zstd:LEVEL or none, not {text!r}")
+    return whole(level, low=1) if colon else None
+
+
+def destination(text: str) -> str:
+    """``iceberg:CATALOG#NAMESPACE``; without a namespace it is ``default``."""
+    kind, _, rest = text.partition(":")
+    if kind != "iceberg" or not rest.partition("#")[0]:
+        raise ValueError("write iceberg:CATALOG#NAMESPACE, the catalog as a URI or by its name")
+    return text
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets.
+
+    Raises:
+        ValueError: It is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def address(text: str) -> str:
+    """``HOST:PORT``, as it stands."""
+    split_address(text)
+    return text
+
+
+def addresses(text: str) -> str:
+    """One or more ``HOST:PORT``, between semicolons, as they stand."""
+    split_addresses(text)
+    return text
+
+
+def split_addresses(text: str) -> list[tuple[str, int]]:
+    """Hosts and ports of ``HOST:PORT;...``.
+
+    Raises:
+        ValueError: One has no host or no port, or there is none.
+    """
+    found = [split_address(one.strip()) for one in text.split(";") if one.strip()]
+    if not found or not all(host and port for host, port in found):
+        raise ValueError(f"{text!r} is no HOST:PORT;...")
+    return found
