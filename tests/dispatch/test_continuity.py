@@ -457,6 +457,25 @@ def test_another_tail_is_seen_behind_a_damaged_record_that_was_looked_at_before(
     check(store, local)
 
 
+@pytest.mark.parametrize("hole", [13, 58, 59])
+def test_a_message_is_seen_where_a_damaged_record_was_looked_at_before(hole: int):
+    """The tier has a message there, so now it can be told that the tail is another. (Seed 5981 of the simulation.)"""
+    store, local = MemoryStore(), stored(60)
+    damage(local, 2)
+    run_once(store, local)
+    local.cut("t", 0, hole)
+    damage(local, 62 - hole)
+    with dispatching(store, local, seed=2) as dispatcher:
+        follow(dispatcher)
+        local.cut("t", 0, hole)
+        append(local, 1, b"new")
+        damage(local, 61 - hole)
+        append(local, 4, b"newer")
+        follow(dispatcher)
+    assert counted(dispatcher) == (1, 0)
+    check(store, local)
+
+
 def after_the_next_plan(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
     """Call something once, as soon as the two histories were held against each other."""
     plan, left = continuity.plan_change, [meanwhile]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,9 @@ from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiered.dispatch.dispatcher import TieredDispatcher
     from tiered.local.face import RecordBatch
 
 QUEUE = MessageQueue("t", 0)
@@ -31,6 +35,11 @@ def begun(at: int) -> tuple[MemoryStore, SyntheticStore]:
 def append(local: SyntheticStore, count: int) -> None:
     for number in range(count):
         local.append("t", 0, b"message %d" % number)
+
+
+def follow(dispatcher: TieredDispatcher) -> None:
+    dispatcher.follow(lambda: False, until_idle=True)
+    assert dispatcher.drain(20), dispatcher.fault
 
 
 def gaps(store: MemoryStore) -> list[tuple[int, int]]:
@@ -115,3 +124,25 @@ def test_what_comes_between_two_looks_at_an_emptied_queue_is_tiered():
     assert gaps(store) == [(5, 10)]
     assert read_back(store, QUEUE) == (local.raw(QUEUE), [])
     assert min(local.raw(QUEUE)) == 10
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_queue_known_to_be_empty_that_grows_and_is_emptied_again_unseen():
+    """The gap is told while the same process runs, not with the next message. (Seed 6146 of the simulation.)"""
+    store, local = MemoryStore(), SyntheticStore()
+    append(local, 5)
+    with dispatching(store, local, settings=FAST) as dispatcher:
+        follow(dispatcher)
+        local.expire("t", 0, 5)
+        wait_until(lambda: (follow(dispatcher), QUEUE in dispatcher.continuity._lagging)[1])
+        with local._lock:
+            append(local, 3)
+            local.expire("t", 0, 8)
+        wait_until(lambda: (follow(dispatcher), gaps(store) == [(5, 8)])[1])
+    assert verify_tier(store, PREFIX, deep=True, local=local).is_clean

@@ -36,7 +36,14 @@ from tiered.dispatch.changes import tell
 from tiered.dispatch.group_commit import retry_level
 from tiered.dispatch.rounds import Fact
 from tiered.log.marks import HOLE, mark_of_item
-from tiered.log.parting import Change, begin_anew, find_witness, mark_in_tier, measure, plan_change
+from tiered.log.parting import (
+    Change,
+    begin_anew,
+    mark_in_tier,
+    marks_to_witness,
+    measure,
+    plan_change,
+)
 from tiered.log.reader import QueueReader
 from tiered.model import MessageQueue, QueueOffset
 
@@ -70,13 +77,24 @@ class _Vouched:
 
     Attributes:
         offset: Its offset.
-        found: What the local store had there: a mark, or ``HOLE``.
-        witness: The nearest message before it (or itself) that both sides have, and its mark, if there is one.
+        marks: What the local store had there, and before it, downwards to the nearest message that both sides have.
     """
 
     offset: QueueOffset
-    found: int
-    witness: tuple[int, int] | None
+    marks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Short:
+    """A local queue that is shorter than the tier, and has nothing else.
+
+    Attributes:
+        end: Of the local queue.
+        mark: Of its last record; None: it has none, since it was deleted or retention has emptied it.
+    """
+
+    end: QueueOffset
+    mark: int | None
 
 
 class Continuity:
@@ -126,9 +144,7 @@ class Continuity:
         self._said: set[MessageQueue] = set()
         self._moved: dict[MessageQueue, QueueOffset] = {}
         self._vouched: dict[MessageQueue, _Vouched] = {}
-        self._lagging: dict[
-            MessageQueue, tuple[QueueOffset, int]
-        ] = {}  # local end, and its last mark
+        self._lagging: dict[MessageQueue, _Short] = {}
         self._complained_s: dict[MessageQueue, float] = {}
         self._ring: deque[MessageQueue] = deque()
         self._ring_s = self._patrol_s = self._read_s = clock.monotonic_s()
@@ -198,7 +214,18 @@ class Continuity:
         if not self._ring and now_s >= self._ring_s + _AGAIN_S:
             self._ring_s = now_s
             self._ring.extend(self._state().queues)
+            self._forget_emptied()
         return [self._ring.popleft() for _ in range(min(_PATROL_QUEUES, len(self._ring)))]
+
+    def _forget_emptied(self) -> None:
+        """Queues that have grown since they were empty, and are empty again, are looked at anew: a gap to be told."""
+        emptied = [
+            (queue, one.end) for queue, one in list(self._lagging.items()) if one.mark is None
+        ]
+        bounds = self._local.queues() if emptied else {}
+        for queue, end in emptied:
+            if queue in bounds and bounds[queue].end != end:
+                self._lagging.pop(queue, None)
 
     def _is_fine_queue(
         self,
@@ -250,10 +277,12 @@ class Continuity:
     def _is_lag_known(self, queue: MessageQueue) -> bool:
         """Whether it was found before that the local queue is a lagging copy, and nothing has changed there since."""
         known = self._lagging.get(queue)
-        if known is None or self._local_mark(queue, known[0]) is not None:
+        if known is None:
             return False
-        end, mark = known
-        return end == 0 or self._local_mark(queue, end - 1) == mark
+        if known.mark is None:
+            return self._local_mark(queue, 0) is None
+        is_longer = self._local_mark(queue, known.end) is not None
+        return not is_longer and self._local_mark(queue, known.end - 1) == known.mark
 
     # -- of any thread --------------------------------------------------------------------------
 
@@ -280,12 +309,14 @@ class Continuity:
     def _is_vouched(self, queue: MessageQueue, offset: QueueOffset, found: int) -> bool:
         """Whether a record that cannot be compared was decided on, and nothing has changed there since."""
         vouched = self._vouched.get(queue)
-        if vouched is None or (vouched.offset, vouched.found) != (offset, found):
+        if vouched is None or (vouched.offset, vouched.marks[0]) != (offset, found):
             return False
-        if vouched.witness is None:
-            return True
-        at, mark = vouched.witness
-        return self._local_mark(queue, at) in {mark, 0}
+        return self._is_as_seen(queue, vouched)
+
+    def _is_as_seen(self, queue: MessageQueue, vouched: _Vouched) -> bool:
+        """Whether the local store still has what was seen, or retention has taken it."""
+        seen = enumerate(vouched.marks)
+        return all(self._local_mark(queue, vouched.offset - at) in {mark, 0} for at, mark in seen)
 
     def contradicts(self, file: CompositeFlatFile, batch: RecordBatch) -> bool:
         """Whether a batch has another record where the last one was taken: then the queue is suspect.
@@ -325,7 +356,7 @@ class Continuity:
     @property
     def lagging(self) -> int:
         """Queues of which the tier has more than the local store, and nothing else: a lagging copy."""
-        return sum(end > 0 for end, _ in list(self._lagging.values()))
+        return sum(one.mark is not None for one in list(self._lagging.values()))
 
     def _local_mark(self, queue: MessageQueue, offset: int) -> int | None:
         """Mark of a local record; 0 when it has expired, ``HOLE``, or None when the queue ends before it."""
@@ -384,7 +415,7 @@ class Continuity:
         self._lagging.pop(queue, None)
         bounds = self._local.queues().get(queue)
         if bounds is None or bounds.end == bounds.min:
-            self._lagging[queue] = QueueOffset(0), 0  # deleted, or empty
+            self._lagging[queue] = _Short(bounds.end if bounds else QueueOffset(0), None)
             return None
         if life is None or not life.segments:
             last = file.last_taken
@@ -401,11 +432,12 @@ class Continuity:
             return mark_in_tier(reader, offset)
 
         # Both before the histories are held against each other: what comes to the store meanwhile is known to nobody.
-        lag = bounds.end, local_mark(bounds.end - 1) if bounds.end < life.commit_offset else 0
+        is_shorter = bounds.end < life.commit_offset
+        short = _Short(bounds.end, local_mark(bounds.end - 1)) if is_shorter else None
         last, vouched = file.last_taken, None
         if last and (not last[1] or local_mark(last[0]) == HOLE):
-            found, low = local_mark(last[0]), max(life.min_offset, bounds.min)
-            vouched = _Vouched(last[0], found, find_witness(low, last[0], local_mark, tier_mark))
+            low = min(last[0], max(life.min_offset, bounds.min))
+            vouched = _Vouched(last[0], marks_to_witness(low, last[0], local_mark, tier_mark))
         change = plan_change(
             queue,
             life,
@@ -415,9 +447,9 @@ class Continuity:
             read_items=lambda part, count: measure(self._store, self._prefix, part, count),
         )
         if change is None:
-            if bounds.end < life.commit_offset:
-                self._lagging[queue] = lag
-            if vouched and self._local_mark(queue, vouched.offset) == vouched.found:
+            if short:
+                self._lagging[queue] = short
+            if vouched and self._is_as_seen(queue, vouched):
                 self._vouched[queue] = vouched  # (else the store has changed meanwhile)
         return change
 

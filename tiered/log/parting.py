@@ -143,15 +143,20 @@ def _first_message_for_hole(
     return found
 
 
-def find_witness(
+def marks_to_witness(
     low: int, last: int, local_mark: Callable[[int], int], tier_mark: Callable[[int], int]
-) -> tuple[int, int] | None:
-    """The nearest message at or below ``last``, not below ``low``, that both sides have, and its mark; None: none near."""
+) -> tuple[int, ...]:
+    """Marks of the local records from ``last`` down to the nearest message that both sides have, or to ``low``.
+
+    All but that message are of records that cannot be compared; if one of them is another later on, it may be possible.
+    """
+    found = []
     for offset in range(last, max(low, last - UNCOMPARED_MAX) - 1, -1):
         theirs = local_mark(offset)
+        found.append(theirs)
         if theirs > 0 and tier_mark(offset) == theirs:
-            return offset, theirs
-    return None
+            break
+    return tuple(found)
 
 
 def plan_beginning(
