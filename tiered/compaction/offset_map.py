@@ -1,0 +1,155 @@
+"""The offset map: the newest queue offset of each key, 24 bytes a key in one flat buffer.
+
+Slot, ``OffsetMap.memory_bytes // 24`` of them::
+
+    offset  size  type    field
+         0    16  bytes   MD5 digest of the key; keys are told apart by it alone
+        16     8  int64   queue offset + 1; 0: the slot is empty
+
+A key is looked for in one slot after another: those that 13 windows of four bytes of its own digest name, then the ones
+that follow. Both systems do so; how many slots are tried depends on how full the map is, so it takes no more keys than
+``load`` of its slots. Whole columns of keys are put and looked up at once; each step works on those not yet found.
+
+Not for several threads while something is put.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.compaction.md5 import Digests
+
+ENTRY_BYTES: Final = 24
+LOAD: Final = 0.9
+ABSENT: Final = -1
+_WINDOWS: Final = 13
+"""Of four bytes each, in a digest of sixteen."""
+_PIECE_KEYS: Final = 16384
+"""Put or looked up at once, so that what is worked on stays in the processor's cache."""
+
+Offsets = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+class OffsetMap:
+    """The newest queue offset of each key that was put.
+
+    Attributes:
+        latest: The greatest queue offset of what was put or passed (``passed``); -1: nothing was.
+        keys: Distinct keys.
+    """
+
+    def __init__(self, memory_bytes: int, *, load: float = LOAD) -> None:
+        """An empty map.
+
+        Args:
+            memory_bytes: That it takes at most, and at once.
+            load: The share of its slots that are filled at most; above 0, below 1.
+
+        Raises:
+            InvalidError: There is no room for a key.
+        """
+        self.slots = memory_bytes // ENTRY_BYTES
+        self.capacity = int(self.slots * load)
+        if not 0 < load < 1 or self.capacity < 1:
+            raise InvalidError(
+                f"a map of {memory_bytes} bytes filled to {load:.0%} has no room for a key",
+                do=f"give it more memory: {ENTRY_BYTES} bytes a key, and room for the load",
+            )
+        self._rows = np.zeros((self.slots, 3), np.uint64)
+        self.latest = ABSENT
+        self.keys = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes."""
+        return int(self._rows.nbytes)
+
+    @property
+    def use(self) -> float:
+        """How much of what may be filled is, 0 to 1."""
+        return self.keys / self.capacity
+
+    def put(self, digests: Digests, offsets: Offsets) -> int:
+        """Take keys in, as many as there is room for.
+
+        Args:
+            digests: uint64[n, 2], of the keys.
+            offsets: int64[n], ascending, each greater than all that were put before.
+
+        Returns:
+            How many were taken, from the first on. Less than n: the next one is a key that has no room.
+        """
+        assert not len(offsets) or int(offsets[0]) > self.latest, "newer offsets come later"
+        taken = 0
+        while taken < len(offsets):
+            some = slice(taken, taken + self._fitting(digests[taken : taken + _PIECE_KEYS]))
+            if some.start == some.stop:
+                break
+            self._put(digests[some], offsets[some])
+            self.latest = int(offsets[some][-1])
+            taken = some.stop
+        return taken
+
+    def _fitting(self, digests: Digests) -> int:
+        """How many of these can be put without a look at what they have in common."""
+        room = self.capacity - self.keys
+        if room >= len(digests):
+            return len(digests)
+        new = np.flatnonzero(self.get(digests) == ABSENT)
+        return len(digests) if len(new) <= room else int(new[room])
+
+    def pass_by(self, latest: int) -> None:
+        """Know that there are no keys up to an offset but those that were put."""
+        self.latest = max(self.latest, latest)
+
+    def _put(self, digests: Digests, offsets: Offsets) -> None:
+        for where, slots in self._probes(digests):
+            rows = self._rows[slots]
+            empty = rows[:, 2] == 0
+            if empty.any():  # of those that want one slot the last gets it: among equals the newest
+                at, who = slots[empty], where[empty]
+                self._rows[at, :2] = digests[who]
+                self._rows[at, 2] = np.uint64(1)
+                rows = self._rows[slots]
+                self.keys += len(np.unique(at))
+            mine = (rows[:, 0] == digests[where, 0]) & (rows[:, 1] == digests[where, 1])
+            found = where[mine]
+            self._rows[slots[mine], 2] = (offsets[found] + 1).astype(np.uint64)
+            where[mine] = -1
+
+    def get(self, digests: Digests) -> Offsets:
+        """int64[n], the newest offset of each key; ``ABSENT``: it was not put."""
+        result = np.full(len(digests), ABSENT, np.int64)
+        for where, slots in self._probes(digests):
+            rows = self._rows[slots]
+            mine = (rows[:, 0] == digests[where, 0]) & (rows[:, 1] == digests[where, 1])
+            mine &= rows[:, 2] != 0
+            result[where[mine]] = rows[mine, 2].astype(np.int64) - 1
+            where[mine | (rows[:, 2] == 0)] = -1
+        return result
+
+    def _probes(self, digests: Digests) -> Iterator[tuple[npt.NDArray[np.int64], Offsets]]:
+        """Step by step who still looks, and in which slot; who has found is set to -1 there."""
+        for begin in range(0, len(digests), _PIECE_KEYS):
+            where = np.arange(begin, min(begin + _PIECE_KEYS, len(digests)))
+            step = 0
+            while len(where):
+                yield where, self._slots(digests[where], step)
+                where = where[where >= 0]
+                step += 1
+
+    def _slots(self, digests: Digests, step: int) -> Offsets:
+        window = min(step, _WINDOWS - 1)
+        octets = digests.view(np.uint8).reshape(-1, 16)[:, window : window + 4]
+        values = np.ascontiguousarray(octets).view(">i4")[:, 0].astype(np.int64)
+        values += step - window
+        return np.abs(values) % self.slots

@@ -1,0 +1,167 @@
+"""Which records stay: the rule by record, the horizon of tombstones, and rounds when a map does not hold all keys.
+
+Of ``[min, end)``, all that a pass looks at, the part behind ``dirty_from`` has not been compacted yet. A *round* fills a map
+with the keys from where the last round stopped, until the end or until the map is full, and then judges every record from
+the minimum up to where the map stopped. What lies behind that is kept, so a round may stop anywhere: the next one goes on.
+
+A record stays when the map does not know a newer one of its key. A *tombstone* (an empty value) is the newest word on its
+key, that it has none: older values go at once, the tombstone itself only when a reader who began before it was first
+compacted has had ``tombstone_retention_ms`` to reach it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tiered.compaction.md5 import Digests
+    from tiered.compaction.offset_map import OffsetMap
+
+DAY_MS: Final = 86_400_000
+EVERY: Final = 2**62
+"""A queue offset behind all others."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """What the two systems do differently.
+
+    Attributes:
+        name: As people write it.
+        keeps_keyless: Records without a key stay; else they go, as a topic that is compacted should have none.
+        tombstone_retention_ms: How long a tombstone stays after the first pass that met it; 0: it goes at once.
+    """
+
+    name: str
+    keeps_keyless: bool
+    tombstone_retention_ms: int
+
+
+ROCKETMQ: Final = RetentionPolicy("rocketmq", keeps_keyless=False, tombstone_retention_ms=0)
+KAFKA: Final = RetentionPolicy("kafka", keeps_keyless=False, tombstone_retention_ms=DAY_MS)
+CAREFUL: Final = RetentionPolicy("careful", keeps_keyless=True, tombstone_retention_ms=DAY_MS)
+"""For topics that nobody has said to be of one kind: nothing goes but what a newer value, or time, has replaced."""
+POLICIES: Final = {policy.name: policy for policy in (CAREFUL, KAFKA, ROCKETMQ)}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRecords:
+    """Records of one queue in columns, in the order of their offsets.
+
+    Attributes:
+        offsets: int64[n], queue offsets, ascending.
+        digests: uint64[n, 2], of the keys; of a record without a key anything.
+        has_key: bool[n].
+        is_tombstone: bool[n], the value is empty.
+        sizes: int64[n], bytes of each.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    digests: Digests
+    has_key: Flags
+    is_tombstone: Flags
+    sizes: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return len(self.offsets)
+
+    def some(self, where: npt.NDArray[np.int64] | Flags | slice) -> KeyedRecords:
+        """Those chosen."""
+        return KeyedRecords(
+            self.offsets[where],
+            self.digests[where],
+            self.has_key[where],
+            self.is_tombstone[where],
+            self.sizes[where],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass that was made: all below ``end`` was compacted.
+
+    Attributes:
+        end: One past the last queue offset that was looked at.
+        time_ms: When.
+    """
+
+    end: int
+    time_ms: int
+
+
+def tombstones_gone(passes: Iterable[Pass], policy: RetentionPolicy, now_ms: int) -> int:
+    """The queue offset below which tombstones have been seen for long enough.
+
+    Args:
+        passes: All that were made, or the last of each time (``with_pass``).
+        policy: How long.
+        now_ms: UTC.
+    """
+    if not policy.tombstone_retention_ms:
+        return EVERY
+    horizon_ms = now_ms - policy.tombstone_retention_ms
+    return max((one.end for one in passes if one.time_ms <= horizon_ms), default=0)
+
+
+def with_pass(passes: Sequence[Pass], new: Pass, horizon_ms: int) -> tuple[Pass, ...]:
+    """Passes with one more, without those that say nothing that a later one does not.
+
+    Args:
+        passes: Oldest first.
+        new: Made after them.
+        horizon_ms: Of passes made before it only the last is kept.
+    """
+    old = [one for one in passes if one.time_ms <= horizon_ms]
+    young = [one for one in passes if one.time_ms > horizon_ms and one.end < new.end]
+    return (*old[-1:], *young, new)
+
+
+def fill(known: OffsetMap, pieces: Iterable[KeyedRecords], end: int) -> int:
+    """Put the keys of records into a map, until it is full.
+
+    Args:
+        known: The map.
+        pieces: Records in the order of their offsets.
+        end: One past the last queue offset that they reach.
+
+    Returns:
+        Where the next round has to go on; ``end`` when all was put.
+    """
+    for piece in pieces:
+        keyed = np.flatnonzero(piece.has_key)
+        taken = known.put(piece.digests[keyed], piece.offsets[keyed])
+        if taken < len(keyed):
+            return int(piece.offsets[keyed[taken]])
+        if len(piece):
+            known.pass_by(int(piece.offsets[-1]))
+    known.pass_by(end - 1)
+    return end
+
+
+def stays(
+    records: KeyedRecords, known: OffsetMap, policy: RetentionPolicy, tombstones_to: int
+) -> Flags:
+    """bool[n], which records stay.
+
+    Args:
+        records: Of one queue, any.
+        known: Filled.
+        policy: Of the topic.
+        tombstones_to: The queue offset below which tombstones may go (``tombstones_gone``).
+    """
+    newest = records.offsets >= known.get(records.digests)
+    gone = records.is_tombstone & (records.offsets < tombstones_to)
+    kept = records.has_key & newest & ~gone
+    if policy.keeps_keyless:
+        kept |= ~records.has_key
+    kept |= records.offsets > known.latest
+    return kept
