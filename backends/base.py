@@ -5,27 +5,30 @@ Rules that hold for every implementation and are checked by ``backends.testing``
 * An object appears whole or not at all; a reader never sees part of one.
 * ``put_if_absent`` is atomic among all writers on all machines. It is the only way to create an object.
 * A listing is in byte order of the UTF-8 keys, and sees every finished write and delete. What others have put there under
-  names that are no keys (``check_key``) it leaves out; ``backends.foreign`` tells of it.
+  names that are no keys (``check_key``) it leaves out; ``foreign_below`` tells of it.
 * Every call has a deadline (``timeout_s`` of the store, from its options). A write that missed it raises
   ``UnknownOutcomeError``; a read ``UnavailableError``.
 * All methods may be called from any thread at once.
-* No method retries by itself; ``backends.retrying`` does.
+* No method retries by itself; ``backends.wrapping.RetryingStore`` does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NewType, Protocol, cast, runtime_checkable
 
 from typing_extensions import Buffer
 
-from backends.errors import InvalidKeyError
+from backends.errors import InvalidKeyError, InvalidRangeError, ShortReadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backends.errors import BackendError
+
 
 Version = NewType("Version", str)
 """Opaque mark of one state of one object (an ETag, a content hash); equal marks mean equal objects."""
@@ -205,7 +208,7 @@ class BatchStore(Protocol):
 
 
 class IntoStore(Protocol):
-    """What a store offers besides that can read into memory of its caller; ``get_into`` of ``backends.into`` asks."""
+    """What a store offers besides that can read into memory of its caller; ``get_into`` asks."""
 
     def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
         """Read a range as ``ObjectStore.get`` does, into ``target``.
@@ -250,3 +253,204 @@ def check_key(key: str) -> None:
             raise InvalidKeyError(
                 f"key has a segment of over {KEY_SEGMENT_BYTES_MAX} bytes: {key!r}"
             )
+
+
+# -- buffers ---------------------------------------------------------------------------------------
+
+Piece = bytes | memoryview
+"""A flat buffer whose length is its number of bytes."""
+
+
+def as_pieces(data: Sequence[Buffer] | Buffer) -> list[Piece]:
+    """The bytes of ``data`` in pieces, in order, without the empty ones. Copies nothing.
+
+    Args:
+        data: One buffer, or several in a list or tuple. Each must be C-contiguous.
+
+    Raises:
+        TypeError: Something in it is no buffer.
+    """
+    parts = data if isinstance(data, list | tuple) else [data]
+    # `bytes` as they are: a view of each would double the cost of many small ones.
+    pieces = [part if type(part) is bytes else _flat(cast("Buffer", part)) for part in parts]
+    return [piece for piece in pieces if piece]
+
+
+def _flat(part: Buffer) -> memoryview:
+    view = memoryview(part)
+    if not view.nbytes:
+        return memoryview(b"")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def as_one(data: Sequence[Buffer] | Buffer) -> Piece:
+    """The bytes of ``data`` in one piece; copied only when there are several pieces."""
+    if type(data) is bytes:
+        return data
+    pieces = as_pieces(data)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def size_bytes(data: Sequence[Buffer] | Buffer) -> int:
+    """How many bytes ``data`` has."""
+    return sum(map(len, as_pieces(data)))
+
+
+# -- ranges ----------------------------------------------------------------------------------------
+
+
+def check_range(key: str, byte_range: ByteRange, size_bytes: int) -> None:
+    """Refuse a range that an object of ``size_bytes`` bytes cannot serve whole.
+
+    Raises:
+        InvalidRangeError: It begins at or behind the end.
+        ShortReadError: It ends behind the end.
+    """
+    asked = f"[{byte_range.start}, {byte_range.end}) of {key!r}, which has {size_bytes} bytes"
+    if byte_range.start >= size_bytes:
+        raise InvalidRangeError(f"range begins behind the end: {asked}")
+    if byte_range.end > size_bytes:
+        raise ShortReadError(f"range ends behind the end: {asked}")
+
+
+# -- memory that the caller has --------------------------------------------------------------------
+#
+# Reading into memory that the caller has, on stores that can and on those that cannot.
+#
+# Fresh memory costs more than the bytes that are read into it: the kernel clears each page when it is first
+# touched. Who reads much, and again and again, does better with memory that it uses again.
+
+
+def reads_into(store: ObjectStore) -> bool:
+    """Whether a store, and every store that it is around, fills the caller's memory without a copy in between."""
+    inner = getattr(store, "inner", None)
+    return _filling(store) is not None and (inner is None or reads_into(inner))
+
+
+def get_into(store: ObjectStore, key: str, byte_range: ByteRange, target: memoryview) -> None:
+    """See ``IntoStore``; by way of ``get`` where the store has no better way."""
+    filling = _filling(store)
+    if filling is not None:
+        filling.get_into(key, byte_range, target)
+        return
+    data = store.get(key, byte_range)
+    if len(data) != len(target):
+        raise ShortReadError(f"{len(data)} bytes instead of {len(target)} of {key!r}")
+    target[:] = data
+
+
+def _filling(store: ObjectStore) -> IntoStore | None:
+    # `isinstance` with a protocol looks at every member, for each call anew.
+    return cast("IntoStore", store) if hasattr(type(store), "get_into") else None
+
+
+# -- names of others -------------------------------------------------------------------------------
+
+NAMES_MAX = 10_000
+"""So many are remembered; of more it is only known that there are."""
+
+
+class ForeignNames:
+    """What listings of one store have left out. Any thread may call anything.
+
+    Others write into the same bucket or folder, and one odd name of theirs must stop nothing. So listings leave such
+    things out, and the store remembers them here for whoever has to name them (``tiered verify``, ``doctor``, ``gc``).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[str, None] = {}
+
+    def note(self, name: str | bytes) -> None:
+        """Remember one, by its whole name below the store's prefix."""
+        text = printable(name)
+        with self._lock:
+            if len(self._names) < NAMES_MAX:
+                self._names[text] = None
+
+    def below(self, prefix: str) -> list[str]:
+        """All that begin with ``prefix``, fit to be printed, sorted."""
+        with self._lock:
+            return sorted(name for name in self._names if name.startswith(prefix))
+
+
+@runtime_checkable
+class NotingStore(Protocol):
+    """A store that remembers what its listings left out."""
+
+    @property
+    def foreign(self) -> ForeignNames:
+        """What they were."""
+        ...
+
+
+def foreign_below(store: ObjectStore, prefix: str) -> list[str]:
+    """What listings of a store, or of the one that it wraps, have met below ``prefix`` and left out. Asks nothing."""
+    inner: object = store
+    while inner is not None:
+        if isinstance(inner, NotingStore):
+            return inner.foreign.below(prefix)
+        inner = getattr(inner, "inner", None)
+    return []
+
+
+def printable(name: str | bytes) -> str:
+    r"""A name as text that any terminal and any document bears: what cannot be shown is ``\xff``, ``\n`` and the like."""
+    if isinstance(name, bytes):
+        name = name.decode("utf-8", "backslashreplace")
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in name
+    )
+
+
+# -- prefixes --------------------------------------------------------------------------------------
+
+_LAST_CHARACTER = "\U0010ffff"
+_FIRST_SAFE = 0x22  # what is before a space or below, XML cannot carry
+_AFTER_SURROGATES = 0xE000
+_BEFORE_SURROGATES = 0xD7FF
+
+
+def keys_from(root: str, prefix: str, start_after: str) -> tuple[str, str]:
+    """Folder and key with which to list what begins with ``prefix``, behind ``start_after``.
+
+    The folder is that of the prefix, "" or ending in a slash. The listing begins behind the later
+    of ``start_after`` and a key just before the prefix, so that what sorts before is not sent; what
+    does not begin with the prefix must still be left out.
+
+    Args:
+        root: The store's own prefix, "" or ending in a slash.
+        prefix: Below ``root``.
+        start_after: Below ``root``.
+    """
+    wanted = root + prefix
+    folder = wanted[: wanted.rfind("/") + 1]
+    after = root + start_after if start_after else ""
+    return folder, max(after, _just_before(wanted) if len(wanted) > len(folder) else "")
+
+
+def _just_before(wanted: str) -> str:
+    """A key before ``wanted`` with hardly a key between them, or "" where that is not safe."""
+    last = ord(wanted[-1])
+    if last < _FIRST_SAFE:
+        return ""
+    before = _BEFORE_SURROGATES if last == _AFTER_SURROGATES else last - 1
+    return wanted[:-1] + chr(before) + _LAST_CHARACTER
+
+
+def is_key(text: str) -> bool:
+    """Whether something can have this key."""
+    try:
+        check_key(text)
+    except InvalidKeyError:
+        return False
+    return True
+
+
+# -- versions --------------------------------------------------------------------------------------
+
+
+def content_version(data: Buffer) -> Version:
+    """The same for the same bytes, and practically only for them."""
+    return Version(hashlib.sha256(data).hexdigest())

@@ -22,8 +22,18 @@ from typing import TYPE_CHECKING, Any
 from fsspec import available_protocols
 from fsspec.core import url_to_fs
 
-from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import as_pieces
+from backends.base import (
+    ByteRange,
+    Capabilities,
+    ForeignNames,
+    ObjectInfo,
+    Version,
+    as_pieces,
+    check_key,
+    check_range,
+    content_version,
+    is_key,
+)
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -34,10 +44,6 @@ from backends.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from backends.foreign import ForeignNames
-from backends.prefixes import is_key
-from backends.ranges import check_range
-from backends.versions import content_version
 
 if TYPE_CHECKING:
     import builtins

@@ -28,13 +28,11 @@ Contract
     empty folder another process has just removed.
 """
 
-# Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
-# ruff: noqa: PTH106, PTH108, PTH112, PTH113
-
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,8 +40,17 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Buffer
 
-from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import Piece, as_pieces
+from backends.base import (
+    ByteRange,
+    Capabilities,
+    ForeignNames,
+    ObjectInfo,
+    Piece,
+    Version,
+    as_pieces,
+    check_key,
+    content_version,
+)
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -54,17 +61,25 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from backends.foreign import ForeignNames
 from backends.local_batch import NewObject, create_all
-from backends.local_errors import from_os, mapped
-from backends.local_files import ExclusiveWriter, open_object, read_into, read_range
-from backends.local_folders import FolderCache
-from backends.local_listing import walk
-from backends.versions import content_version
+from backends.local_files import (
+    ExclusiveWriter,
+    FolderCache,
+    from_os,
+    mapped,
+    open_object,
+    read_into,
+    read_range,
+)
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+# Paths are bytes here, since keys are UTF-8 whatever the locale is; pathlib has none.
+# ruff: noqa: PTH106, PTH108, PTH112, PTH113
+
 
 HIDDEN = ".tiered-tmp"
 _HIDDEN = HIDDEN.encode()
@@ -324,3 +339,108 @@ class LocalFolderStore:
                 return
             never.wait(_LOCK_POLL_S)
         raise UnavailableError(f"another process holds the lock: {self._url}")
+
+
+# -- listings --------------------------------------------------------------------------------------
+#
+# Walk a folder tree in byte order of the full keys, entering only folders that can matter.
+
+
+def walk(
+    root: bytes,
+    hidden: AbstractSet[bytes],
+    prefix: str,
+    start_after: str,
+    foreign: Callable[[bytes], None],
+) -> Iterator[ObjectInfo]:
+    """Objects below ``root`` whose key begins with ``prefix`` and is greater than ``start_after``.
+
+    Each folder is read when the walk reaches it: O(names of the folder) memory. Files and folders
+    that vanish meanwhile are left out. So are links, devices and names that are no keys, which are noted.
+
+    Args:
+        root: Absolute path; a missing one has no objects.
+        hidden: Names of the folders in the root that are not part of the store.
+        prefix: What keys begin with.
+        start_after: The key after which to begin.
+        foreign: Told of what is no object: its name below the root.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    wanted, after = prefix.encode(), start_after.encode()
+    begin = wanted.rpartition(b"/")[0]
+    if begin.partition(b"/")[0] in hidden:
+        return
+    yield from _Walk(root, hidden, wanted, after, foreign).below(begin + b"/" if begin else b"")
+
+
+class _Walk:
+    def __init__(
+        self,
+        root: bytes,
+        hidden: AbstractSet[bytes],
+        wanted: bytes,
+        after: bytes,
+        foreign: Callable[[bytes], None],
+    ) -> None:
+        self._root = root
+        self._hidden = {name + b"/" for name in hidden}
+        self._wanted = wanted
+        self._after = after
+        self._foreign = foreign
+
+    def below(self, base: bytes) -> Iterator[ObjectInfo]:
+        """What lies below a folder, "" or ending in a slash."""
+        for name, is_folder in _entries(self._root + b"/" + base):
+            key = base + name
+            if is_folder:
+                if key not in self._hidden and _may_hold(key, self._wanted, self._after):
+                    yield from self.below(key)
+            elif key > self._after and key.startswith(self._wanted):
+                info = self._info(key)
+                if info is not None:
+                    yield info
+
+    def _info(self, key: bytes) -> ObjectInfo | None:
+        """What is told of a file; None: it has gone, or it is no object, which is noted."""
+        try:
+            text = key.decode()
+            check_key(text)
+            found = os.lstat(self._root + b"/" + key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (UnicodeDecodeError, InvalidKeyError):
+            self._foreign(key)
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            self._foreign(key)
+            return None
+        return ObjectInfo(text, found.st_size, found.st_mtime_ns // _NS_PER_MS)
+
+
+def _entries(path: bytes) -> list[tuple[bytes, bool]]:
+    """Names in a folder and whether they are folders, those with a slash; in order of full keys.
+
+    The slash takes part in the order: ``a-b`` comes before ``a/b``, since ``-`` is 0x2d and ``/``
+    0x2f.
+    """
+    try:
+        with os.scandir(path) as found:
+            entries = [
+                (entry.name + b"/", True)
+                if entry.is_dir(follow_symlinks=False)
+                else (entry.name, False)
+                for entry in found
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    entries.sort()
+    return entries
+
+
+def _may_hold(folder: bytes, wanted: bytes, after: bytes) -> bool:
+    """Whether a key that begins with ``folder`` (it ends in a slash) can be wanted."""
+    if not (folder.startswith(wanted) or wanted.startswith(folder)):
+        return False
+    return folder > after or after.startswith(folder)

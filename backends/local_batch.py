@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backends.buffers import Piece
+    from backends.base import Piece
     from backends.errors import BackendError
-    from backends.local_files import Draft, ExclusiveWriter
-    from backends.local_folders import FolderCache
+    from backends.local_files import Draft, ExclusiveWriter, FolderCache
 
 
 @dataclass(slots=True)

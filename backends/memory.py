@@ -13,16 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import Buffer
 
-from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import as_pieces
+from backends.base import (
+    ByteRange,
+    Capabilities,
+    ObjectInfo,
+    Version,
+    as_pieces,
+    check_key,
+    check_range,
+    content_version,
+)
 from backends.errors import (
     AlreadyExistsError,
     InvalidKeyError,
     ObjectNotFoundError,
     PreconditionFailedError,
 )
-from backends.ranges import check_range
-from backends.versions import content_version
 
 if TYPE_CHECKING:
     import builtins

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from backends.errors import ConfigurationError
 from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

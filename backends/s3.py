@@ -21,10 +21,20 @@ import importlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from backends.base import ByteRange, Capabilities, ObjectInfo, Version, check_key
-from backends.buffers import as_pieces
+from backends.base import (
+    ByteRange,
+    Capabilities,
+    ForeignNames,
+    ObjectInfo,
+    Version,
+    as_pieces,
+    check_key,
+    is_key,
+    keys_from,
+)
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -33,11 +43,8 @@ from backends.errors import (
     PreconditionFailedError,
     ShortReadError,
 )
-from backends.foreign import ForeignNames
-from backends.prefixes import is_key, keys_from
-from backends.s3_errors import DELETE, GET, LIST, PUT, to_error
 from backends.s3_settings import check_options, resolve, split_location
-from backends.s3_wire import Condition, S3Failure, S3Wire
+from backends.s3_wire import DELETE, GET, LIST, PUT, RULES, Condition, S3Failure, S3Wire, to_error
 
 if TYPE_CHECKING:
     import builtins
@@ -45,7 +52,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
+
 
 RANGES_AT_ONCE_MAX = 8
 _CONFLICT = 409
@@ -264,3 +272,87 @@ class S3Store:
         except BackendError:
             return False
         return True
+
+
+# -- a bucket's rules ------------------------------------------------------------------------------
+#
+# What a bucket's own rules would do to a tier in it. Read-only; for ``tiered doctor``.
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol
+
+    from backends.s3_settings import S3Options
+
+    class _Wire(Protocol):
+        def rules(self) -> tuple[str, Sequence[dict[str, Any]]]: ...
+
+        def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRules:
+    """What is set for a bucket.
+
+    Attributes:
+        versioning: ``Enabled``, ``Suspended``, or "" when it never was.
+        harmful: Lifecycle rules that delete or move away objects of the tier, a clause each.
+    """
+
+    versioning: str
+    harmful: tuple[str, ...]
+
+
+def plain_http_host(location: str, options: S3Options) -> str:
+    """Host of the endpoint when nothing is encrypted on the way, else "".
+
+    Raises:
+        ConfigurationError: A wrong option.
+    """
+    settings = resolve(split_location(location)[0], options, os.environ)
+    if not settings.is_plain_http or settings.endpoint_url is None:
+        return ""
+    return settings.endpoint_url.partition("://")[2].rpartition(":")[0] or settings.endpoint_url
+
+
+def read_rules(location: str, options: S3Options) -> BucketRules:
+    """Ask the server for the rules of the bucket in ``bucket/prefix``.
+
+    Raises:
+        ConfigurationError: A wrong option.
+        BackendError: It does not say.
+    """
+    bucket, prefix = split_location(location)
+    check_options(options)
+    try:
+        module = importlib.import_module("backends.s3_control")
+    except ImportError as error:
+        raise ConfigurationError("s3:// needs more libraries: install tieredmq[s3]") from error
+    settings = resolve(bucket, options, os.environ)
+    wire = cast("Callable[..., _Wire]", module.BotoWire)(settings)
+    try:
+        versioning, rules = wire.rules()
+    except S3Failure as failure:
+        where = f"rules of bucket {bucket}"
+        raise to_error(
+            failure, write=False, where=where, endpoint=settings.server, permission=RULES
+        ) from failure
+    finally:
+        wire.close()
+    return BucketRules(versioning, tuple(harm for rule in rules if (harm := harm_of(rule, prefix))))
+
+
+def harm_of(rule: dict[str, Any], prefix: str) -> str:
+    """What a lifecycle rule would do to objects below ``prefix``; "" when nothing that hurts."""
+    chosen = rule.get("Filter", {})
+    of = rule.get("Prefix") or chosen.get("Prefix") or chosen.get("And", {}).get("Prefix") or ""
+    meets = prefix.startswith(of) or of.startswith(prefix)
+    if rule.get("Status") != "Enabled" or not meets:
+        return ""
+    name = f"rule {rule.get('ID', '')!r} for {of or 'all objects'!r}"
+    expiration = rule.get("Expiration", {})
+    if "Days" in expiration or "Date" in expiration:
+        return f"{name} deletes objects by age"
+    moves = {str(move.get("StorageClass", "")) for move in rule.get("Transitions", [])}
+    away = sorted(moves & {"GLACIER", "DEEP_ARCHIVE"})
+    return f"{name} moves objects to {', '.join(away)}" if away else ""

@@ -21,13 +21,22 @@ from botocore.credentials import Credentials, ReadOnlyCredentials
 from backends.base import ObjectInfo, Version
 from backends.errors import ConfigurationError
 from backends.s3_settings import Credential, Profile
-from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
-from backends.s3_wire import Condition, S3Failure, no_credentials
+from backends.s3_wire import (
+    EXPIRED,
+    NO_TLS,
+    OTHER_NAME,
+    UNKNOWN,
+    Condition,
+    S3Failure,
+    no_credentials,
+    read_ca_bundle,
+    untrusted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backends.buffers import Piece
+    from backends.base import Piece
     from backends.s3_settings import CredentialSource, S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0

@@ -25,8 +25,19 @@ from obstore import exceptions
 from obstore.store import S3Store as Client
 
 from backends.base import ObjectInfo, Version
-from backends.s3_tls import EXPIRED, NO_TLS, OTHER_NAME, UNKNOWN, read_ca_bundle, untrusted
-from backends.s3_wire import NO_CREDENTIALS, Condition, S3Failure, S3Wire, no_credentials
+from backends.s3_wire import (
+    EXPIRED,
+    NO_CREDENTIALS,
+    NO_TLS,
+    OTHER_NAME,
+    UNKNOWN,
+    Condition,
+    S3Failure,
+    S3Wire,
+    no_credentials,
+    read_ca_bundle,
+    untrusted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +45,7 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ClientConfig, S3Config, S3CredentialProvider
 
-    from backends.buffers import Piece
+    from backends.base import Piece
     from backends.s3_settings import S3Settings
 
 _CONNECT_TIMEOUT_S = 5.0

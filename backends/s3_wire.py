@@ -5,13 +5,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from backends.errors import (
+    BackendError,
+    ConfigurationError,
+    InvalidKeyError,
+    InvalidRangeError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    StoreFullError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UnsupportedError,
+    UntrustedError,
+)
+from backends.local_files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backends.base import ObjectInfo
-    from backends.buffers import Piece
+    from backends.base import ObjectInfo, Piece
 
 
 class S3Failure(Exception):  # noqa: N818 (never leaves the backend; S3Store turns it into an error)
@@ -100,3 +116,172 @@ class S3Wire(Protocol):
     def close(self) -> None:
         """Give back connections."""
         ...
+
+
+# -- errors ----------------------------------------------------------------------------------------
+#
+# From an answer of an S3 server to one of our errors. Decided by status and code, never by text.
+#
+# The question that matters for a write is whether anything may have been stored: only an answer that
+# says no, or a connection that never came about, says so for certain (I7).
+
+_BY_CODE: dict[str, type[BackendError]] = {
+    "NoSuchBucket": ObjectNotFoundError,
+    "KeyTooLongError": InvalidKeyError,
+    "XMinioInvalidObjectName": InvalidKeyError,
+    "XMinioInvalidResourceName": InvalidKeyError,
+    "ObjectParentIsFile": InvalidKeyError,
+    "ExpiredToken": PermissionDeniedError,
+    "InvalidToken": PermissionDeniedError,
+    "XMinioStorageFull": StoreFullError,
+    "XMinioAdminBucketQuotaExceeded": StoreFullError,
+    "QuotaExceeded": StoreFullError,
+    # Nothing was stored in these cases, and the next try may do better.
+    "SlowDown": UnavailableError,
+    "SlowDownRead": UnavailableError,
+    "ServiceUnavailable": UnavailableError,
+    "Throttling": UnavailableError,
+    "TooManyRequests": UnavailableError,
+    "OperationAborted": UnavailableError,
+    "ConditionalRequestConflict": UnavailableError,
+    "RequestTimeout": UnavailableError,
+    "IncompleteBody": UnavailableError,
+    "BadDigest": UnavailableError,
+    "XAmzContentChecksumMismatch": UnavailableError,
+    "XAmzContentSHA256Mismatch": UnavailableError,
+    "XMinioServerNotInitialized": UnavailableError,
+}
+_BY_STATUS: dict[int, type[BackendError]] = {
+    401: PermissionDeniedError,
+    403: PermissionDeniedError,
+    404: ObjectNotFoundError,
+    405: UnsupportedError,
+    411: UnsupportedError,
+    416: InvalidRangeError,
+    429: UnavailableError,
+    501: UnsupportedError,
+    507: StoreFullError,
+}
+_WRONG_REGION_CODES = {
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+    "IllegalLocationConstraint",
+}
+_DENIED_CODES = {"AccessDenied", "AllAccessDisabled", ""}
+"""With a 403. An answer to HEAD has no code."""
+PUT, GET, LIST, DELETE = "s3:PutObject", "s3:GetObject", "s3:ListBucket", "s3:DeleteObject"
+RULES = "s3:GetBucketVersioning and s3:GetLifecycleConfiguration"
+_VERBS = {
+    PUT: "put an object",
+    GET: "read an object",
+    LIST: "list the bucket",
+    DELETE: "delete an object",
+    RULES: "tell the bucket's rules",
+}
+_FORBIDDEN = 403
+_FIRST_SERVER_FAULT = 500
+_REQUEST_TIMEOUT = 408
+
+
+def to_error(
+    failure: S3Failure, *, write: bool, where: str, endpoint: str, permission: str = ""
+) -> BackendError:
+    """Our error for a failure.
+
+    Args:
+        failure: What the client library saw.
+        write: Whether the request may have changed something.
+        where: URL and key, for the message.
+        endpoint: Address of the server, for the message.
+        permission: What the request needs, as policies name it (``s3:PutObject``), for the message.
+    """
+    if failure.code == "NoSuchBucket":
+        return ObjectNotFoundError(f"no such bucket: {where} at {endpoint}")
+    kind = _kind(failure, write=write)
+    if kind is PermissionDeniedError:
+        return kind(f"{endpoint} refuses {_refused(failure, permission)}: {failure} ({where})")
+    if kind is ObjectNotFoundError:
+        return kind(f"no such object: {where}")
+    if kind is InvalidRangeError:
+        return kind(f"range begins behind the end: {where}")
+    if failure.code == NO_CREDENTIALS:
+        return PermissionDeniedError(f"no credentials for {endpoint}: {failure.detail} ({where})")
+    if failure.untrusted:
+        return UntrustedError(f"{endpoint} is not trusted: {failure} ({where})")
+    if not failure.sent:
+        return kind(f"cannot reach {endpoint}: {failure} ({where})")
+    if kind is BackendError and _is_redirect(failure):
+        return kind(f"bucket is in another region than the one set: {failure} ({where})")
+    return kind(f"{endpoint} answered {failure} ({where})")
+
+
+def _refused(failure: S3Failure, permission: str) -> str:
+    """What it is that the server does not accept: a right that is missing, or who we say we are."""
+    if failure.status == _FORBIDDEN and failure.code in _DENIED_CODES and permission:
+        verb = _VERBS[permission]
+        return f"to {verb}, for which these credentials need the permission {permission}"
+    return "these credentials"
+
+
+def _kind(failure: S3Failure, *, write: bool) -> type[BackendError]:
+    if not failure.sent:
+        return UnreachableError
+    known = _BY_CODE.get(failure.code) or _BY_STATUS.get(failure.status)
+    if known is not None:
+        return known
+    if failure.status >= _FIRST_SERVER_FAULT or failure.status in {0, _REQUEST_TIMEOUT}:
+        return UnknownOutcomeError if write else UnavailableError
+    return BackendError
+
+
+def _is_redirect(failure: S3Failure) -> bool:
+    return failure.status in {301, 307, 308} or failure.code in _WRONG_REGION_CODES
+
+
+# -- trust -----------------------------------------------------------------------------------------
+#
+# TLS to an S3 server: whom to trust, and what to say when the server is not trusted.
+#
+# Certificates are always verified, host names too; nothing switches that off. Whom to trust: the system's
+# authorities, and those of a file that is named (``S3Options.ca_bundle``, ``AWS_CA_BUNDLE``, or ``ca_bundle``
+# of the AWS profile).
+
+UNKNOWN = "unknown"
+OTHER_NAME = "other-name"
+EXPIRED = "expired"
+NO_TLS = "no-tls"
+_WORDS = {
+    UNKNOWN: "no known authority has signed its certificate; if it should be trusted, name a PEM file"
+    " of its authority with --ca-bundle or AWS_CA_BUNDLE",
+    OTHER_NAME: "its certificate is for another host name; give the endpoint by a name that is in it",
+    EXPIRED: "its certificate is not valid at this time; renew it, or set the clock",
+    NO_TLS: "it does not speak TLS; if messages may go unencrypted, say http:// in the endpoint",
+}
+_MARK = b"-----BEGIN CERTIFICATE-----"
+
+
+def untrusted(reason: str) -> S3Failure:
+    """The failure of a request that was not sent since the server is not trusted.
+
+    Args:
+        reason: One of the words of this module, or another that is shown as it is.
+    """
+    detail = _WORDS.get(reason, f"its certificate is refused: {reason}")
+    return S3Failure(0, sent=False, detail=detail, untrusted=True)
+
+
+def read_ca_bundle(path: str) -> bytes:
+    """The certificates of a PEM file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or holds no certificate.
+    """
+    try:
+        data = read_regular(Path(path).expanduser())
+    except OSError as error:
+        raise ConfigurationError(
+            f"the CA bundle cannot be read: {error.strerror or error} ({path})"
+        ) from error
+    if _MARK not in data:
+        raise ConfigurationError(f"the CA bundle has no certificate in PEM form ({path})")
+    return data

@@ -1,12 +1,28 @@
-"""A store around a store, which passes on everything that it does not change."""
+"""Stores around a store: one that passes everything on, one that tries again, one that counts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+from backends.base import as_one, get_into, size_bytes
+from backends.batch import objects_per_put, put_many_if_absent
+from backends.errors import (
+    AlreadyExistsError,
+    BackendError,
+    ObjectNotFoundError,
+    UnknownOutcomeError,
+    UnreachableError,
+)
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterator, Sequence
+    import random
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import NoReturn
 
     from typing_extensions import Buffer
 
@@ -70,3 +86,476 @@ class WrappingStore:
     def close(self) -> None:
         """See ``ObjectStore``."""
         self._inner.close()
+
+
+class Clock(Protocol):
+    """Time that never goes back, and waiting."""
+
+    def monotonic_s(self) -> float:
+        """Seconds; only differences mean anything."""
+        ...
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        """Wait until ``event`` is set or ``timeout_s`` seconds have passed; whether it is set."""
+        ...
+
+
+# -- trying again ----------------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how long to try.
+
+    Attributes:
+        tries_max: Tries altogether, the first included.
+        first_delay_s: Longest wait before the second try.
+        delay_s_max: Longest wait before any try.
+        deadline_s: No try begins later than this after the first.
+        first_contact_s: The same, after the store could not be reached and before it has answered
+            anything.
+    """
+
+    tries_max: int = 8
+    first_delay_s: float = 0.1
+    delay_s_max: float = 10.0
+    deadline_s: float = 120.0
+    first_contact_s: float = 4.0
+
+
+def plan_delay_s(policy: RetryPolicy, tries: int, share: float) -> float:
+    """Seconds to wait after ``tries`` failed tries.
+
+    Args:
+        policy: The limits.
+        tries: How many have failed, from 1.
+        share: Where in the upper half of the allowed wait, in [0, 1); drawn at random.
+    """
+    longest = min(policy.delay_s_max, policy.first_delay_s * 2.0 ** min(tries - 1, 32))
+    return longest * (1 + share) / 2
+
+
+class RetryingStore(WrappingStore):
+    """A store that tries again.
+
+    **Contract.** Only errors that are ``retriable`` are met with another try, and only where a second time does
+    what the first was to do:
+
+    ==================== =======================================================================
+    reads, listings      always; a listing goes on behind the last key that it gave
+    ``delete``           always
+    ``put_if_absent``    always. If an earlier try's outcome is unknown and a later one finds the
+                         key taken, the object is read: our bytes mean that it was us. That
+                         needs keys or bytes that no two writers share.
+    ``compare_and_set``  only when nothing was written; an unknown outcome is the caller's to settle
+    ==================== =======================================================================
+
+    Between tries it waits, each time about twice as long, at random so that many clients do not come
+    back together. It gives up with the last error after ``tries_max`` tries, when the next wait
+    would pass ``deadline_s``, or when ``stop`` is set. If any try of a put has an unknown outcome,
+    what is raised says so, whatever came last (I7).
+
+    An ``UnreachableError`` before the store has answered anything most likely means a wrong address
+    or a server that is not running, so a person learns of it within ``first_contact_s``. Once the
+    store has answered, it is an outage like any other, and patience is due.
+
+    All that it holds between calls is whether there was an answer, of whatever kind. Any thread may
+    call anything at any time. While it waits it holds nothing but the caller's buffers.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        stop: threading.Event,
+        policy: RetryPolicy | None = None,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wrap a store.
+
+        Args:
+            inner: The store.
+            clock: For waiting and the deadline.
+            rng: For the length of waits.
+            stop: When set, no further try is begun.
+            policy: The limits.
+            on_retry: Called before each try but the first of a call, from any thread.
+        """
+        super().__init__(inner)
+        self._clock = clock
+        self._rng = rng
+        self._stop = stop
+        self._policy = policy or RetryPolicy()
+        self._on_retry = on_retry
+        self._has_answered = False
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        """See ``ObjectStore`` and the module's contract."""
+        tries = _Tries(self)
+        unknown = False
+        while True:
+            try:
+                self._inner.put_if_absent(key, data)
+            except AlreadyExistsError:
+                self._has_answered = True
+                if not unknown or not self._is_ours(key, data):
+                    raise
+            except BackendError as error:
+                unknown |= isinstance(error, UnknownOutcomeError)
+                if not tries.wait_after(error):
+                    _give_up(error, key, unknown=unknown)
+                continue
+            self._has_answered = True
+            return
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """See ``ObjectStore``."""
+        return self._again(lambda: self._inner.get(key, byte_range))
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        self._again(lambda: get_into(self._inner, key, byte_range, target))
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        """See ``ObjectStore``."""
+        return self._again(lambda: self._inner.get_ranges(key, byte_ranges))
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """See ``ObjectStore``."""
+        return self._again(lambda: self._inner.get_versioned(key))
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ``ObjectStore``."""
+        return self._again(lambda: self._inner.head(key))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``. Each key that comes makes the count of tries begin anew."""
+        last = start_after
+        tries = _Tries(self)
+        while True:
+            try:
+                for found in self._inner.list(prefix, start_after=last):
+                    self._has_answered = True
+                    last = found.key
+                    tries = _Tries(self)
+                    yield found
+            except BackendError as error:
+                if not tries.wait_after(error):
+                    raise
+            else:
+                self._has_answered = True
+                return
+
+    def delete(self, key: str) -> None:
+        """See ``ObjectStore``."""
+        self._again(lambda: self._inner.delete(key))
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        """See ``ObjectStore``. An unknown outcome is not tried again."""
+        tries = _Tries(self)
+        while True:
+            try:
+                version = self._inner.compare_and_set(key, data, expected)
+            except UnknownOutcomeError:
+                raise
+            except BackendError as error:
+                if not tries.wait_after(error):
+                    raise
+            else:
+                self._has_answered = True
+                return version
+
+    def _again(self, call: Callable[[], _T]) -> _T:
+        tries = _Tries(self)
+        while True:
+            try:
+                found = call()
+            except BackendError as error:
+                if not tries.wait_after(error):
+                    raise
+            else:
+                self._has_answered = True
+                return found
+
+    def _is_ours(self, key: str, data: Sequence[Buffer] | Buffer) -> bool:
+        """Whether the object that stands in the way has our bytes.
+
+        Raises:
+            UnknownOutcomeError: It cannot be read, so nobody knows.
+        """
+        try:
+            return self.get(key) == as_one(data)
+        except ObjectNotFoundError:
+            return False  # deleted meanwhile: that it existed remains true
+        except BackendError as error:
+            _give_up(error, key, unknown=True)
+
+    def _next_delay_s(self, tries: int, began_s: float) -> float | None:
+        """Seconds to wait before another try, or None for giving up."""
+        policy = self._policy
+        delay_s = plan_delay_s(policy, tries, self._rng.random())
+        passed_s = self._clock.monotonic_s() - began_s
+        late = passed_s + delay_s > self._deadline_s()
+        return None if tries >= policy.tries_max or late else delay_s
+
+    def _deadline_s(self) -> float:
+        policy = self._policy
+        return policy.deadline_s if self._has_answered else policy.first_contact_s
+
+    def _wait(self, delay_s: float) -> bool:
+        """Wait; whether to go on."""
+        if self._stop.is_set() or self._clock.wait(self._stop, delay_s):
+            return False
+        self._on_retry()
+        return True
+
+
+class _Tries:
+    """The tries of one call."""
+
+    def __init__(self, owner: RetryingStore) -> None:
+        self._owner = owner
+        self._began_s = owner._clock.monotonic_s()  # noqa: SLF001 (one class in two parts)
+        self._failed = 0
+
+    def wait_after(self, error: BackendError) -> bool:
+        """Wait after a failed try; False when there is to be no other."""
+        if not isinstance(error, UnreachableError):
+            self._owner._has_answered = True  # noqa: SLF001 (the same)
+        if not error.retriable:
+            return False
+        self._failed += 1
+        delay_s = self._owner._next_delay_s(self._failed, self._began_s)  # noqa: SLF001 (the same)
+        return delay_s is not None and self._owner._wait(delay_s)  # noqa: SLF001 (the same)
+
+
+def _give_up(error: BackendError, key: str, *, unknown: bool) -> NoReturn:
+    """Raise what a put ends with."""
+    if unknown and not isinstance(error, UnknownOutcomeError):
+        raise UnknownOutcomeError(
+            f"an earlier try may have written {key!r}; last: {error}"
+        ) from error
+    raise error
+
+
+# -- counting --------------------------------------------------------------------------------------
+
+Kind = Literal["put", "get", "head", "list", "delete", "compare_and_set"]
+PAGE_KEYS = 1000
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a store charges, in US dollars.
+
+    The defaults are the list prices of AWS S3 Standard in us-east-1 as of 2025, without transfer:
+    reading within the region is free; to the internet it was 0.09 a GiB.
+
+    Attributes:
+        write_per_1000: For 1,000 of put, list and compare-and-set.
+        read_per_1000: For 1,000 of get and head. Deleting is free.
+        down_per_gib: For each GiB read.
+    """
+
+    write_per_1000: float = 0.005
+    read_per_1000: float = 0.0004
+    down_per_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KindCount:
+    """What one kind of request came to.
+
+    Attributes:
+        requests: How many were made, failed ones included.
+        errors: How many failed, by the name of the error's class.
+        bytes_up: Bytes sent in bodies.
+        bytes_down: Bytes received in bodies.
+    """
+
+    requests: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeterSnapshot:
+    """All counts since the store was wrapped, at one moment.
+
+    Attributes:
+        kinds: By kind of request; kinds that never came are missing.
+        prices: What ``dollars`` goes by.
+        retries: How often a failed request was made again; those requests are counted in ``kinds``.
+    """
+
+    kinds: Mapping[Kind, KindCount]
+    prices: Prices
+    retries: int
+
+    @property
+    def requests(self) -> int:
+        """Requests of all kinds."""
+        return sum(count.requests for count in self.kinds.values())
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes sent."""
+        return sum(count.bytes_up for count in self.kinds.values())
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes received."""
+        return sum(count.bytes_down for count in self.kinds.values())
+
+    @property
+    def errors(self) -> int:
+        """Failed requests of all kinds."""
+        return sum(sum(count.errors.values()) for count in self.kinds.values())
+
+    @property
+    def dollars(self) -> float:
+        """What the requests and the bytes read cost by ``prices``; storage is not in it."""
+        writes = sum(self._count(kind) for kind in ("put", "list", "compare_and_set"))
+        reads = sum(self._count(kind) for kind in ("get", "head"))
+        requests = writes * self.prices.write_per_1000 + reads * self.prices.read_per_1000
+        return requests / 1000 + self.bytes_down / _GIB * self.prices.down_per_gib
+
+    def _count(self, kind: Kind) -> int:
+        return self.kinds.get(kind, KindCount()).requests
+
+
+class _Counter:
+    """A ``KindCount`` that grows; guarded by the meter's lock."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.errors: defaultdict[str, int] = defaultdict(int)
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def frozen(self) -> KindCount:
+        return KindCount(self.requests, dict(self.errors), self.bytes_up, self.bytes_down)
+
+
+class MeteredStore(WrappingStore):
+    """A store that counts. Safe to use from any number of threads.
+
+    Requests are counted as S3 bills them: one per call, one per range of ``get_ranges``, and one per
+    1,000 keys of a listing, at least one. A request that fails counts too, and as an error beside.
+    Whoever makes a failed request again says so with ``count_retry``.
+    """
+
+    def __init__(self, inner: ObjectStore, prices: Prices | None = None) -> None:
+        """Wrap a store; counting begins at 0."""
+        super().__init__(inner)
+        self._prices = prices or Prices()
+        self._lock = threading.Lock()
+        self._counters: defaultdict[Kind, _Counter] = defaultdict(_Counter)
+        self._retries = 0
+
+    def count_retry(self) -> None:
+        """A failed request is about to be made again."""
+        with self._lock:
+            self._retries += 1
+
+    def snapshot(self) -> MeterSnapshot:
+        """The counts so far, consistent among each other."""
+        with self._lock:
+            kinds = {kind: counter.frozen() for kind, counter in self._counters.items()}
+            return MeterSnapshot(kinds, self._prices, self._retries)
+
+    def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
+        """See ``ObjectStore``."""
+        with self._counted("put", up=size_bytes(data)):
+            self._inner.put_if_absent(key, data)
+
+    @property
+    def objects_per_put(self) -> int:
+        """See ``BatchStore``."""
+        return objects_per_put(self._inner)
+
+    def put_many_if_absent(
+        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
+    ) -> builtins.list[BackendError | None]:
+        """See ``BatchStore``. One request for each object."""
+        self._add("put", requests=len(objects), up=sum(size_bytes(data) for _, data in objects))
+        errors = put_many_if_absent(self._inner, objects)
+        for error in filter(None, errors):
+            self._add_error("put", error)
+        return errors
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """See ``ObjectStore``."""
+        with self._counted("get"):
+            data = self._inner.get(key, byte_range)
+        self._add("get", down=len(data))
+        return data
+
+    def get_into(self, key: str, byte_range: ByteRange, target: memoryview) -> None:
+        """See ``IntoStore``."""
+        with self._counted("get"):
+            get_into(self._inner, key, byte_range, target)
+        self._add("get", down=len(target))
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> builtins.list[bytes]:
+        """See ``ObjectStore``."""
+        with self._counted("get", requests=len(byte_ranges)):
+            ranges = self._inner.get_ranges(key, byte_ranges)
+        self._add("get", down=sum(map(len, ranges)))
+        return ranges
+
+    def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """See ``ObjectStore``."""
+        with self._counted("get"):
+            data, version = self._inner.get_versioned(key)
+        self._add("get", down=len(data))
+        return data, version
+
+    def head(self, key: str) -> ObjectInfo:
+        """See ``ObjectStore``."""
+        with self._counted("head"):
+            return self._inner.head(key)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``."""
+        with self._counted("list"):
+            for number, found in enumerate(self._inner.list(prefix, start_after=start_after)):
+                if number and number % PAGE_KEYS == 0:
+                    self._add("list", requests=1)
+                yield found
+
+    def delete(self, key: str) -> None:
+        """See ``ObjectStore``."""
+        with self._counted("delete"):
+            self._inner.delete(key)
+
+    def compare_and_set(self, key: str, data: bytes, expected: Version | None) -> Version:
+        """See ``ObjectStore``."""
+        with self._counted("compare_and_set", up=size_bytes(data)):
+            return self._inner.compare_and_set(key, data, expected)
+
+    @contextmanager
+    def _counted(self, kind: Kind, *, requests: int = 1, up: int = 0) -> Iterator[None]:
+        self._add(kind, requests=requests, up=up)
+        try:
+            yield
+        except BackendError as error:
+            self._add_error(kind, error)
+            raise
+
+    def _add_error(self, kind: Kind, error: BackendError) -> None:
+        with self._lock:
+            self._counters[kind].errors[type(error).__name__] += 1
+
+    def _add(self, kind: Kind, *, requests: int = 0, up: int = 0, down: int = 0) -> None:
+        with self._lock:
+            counter = self._counters[kind]
+            counter.requests += requests
+            counter.bytes_up += up
+            counter.bytes_down += down

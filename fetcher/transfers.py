@@ -12,7 +12,7 @@ in the executor's threads, outside of the lock; their callbacks may ask again. A
 of the executor from its next call.
 
 Errors and retries. A future ends with bytes, with the store's error (``BackendError``, as it is), with
-``DeadlineError``, or cancelled. Nothing is retried here; ``backends.retrying`` below does that, and whoever asked may
+``DeadlineError``, or cancelled. Nothing is retried here; ``backends.wrapping`` below does that, and whoever asked may
 ask again. Merging is never seen by an asker: a range that is not there fails alone.
 
 A crash leaves nothing: this only reads.
@@ -23,9 +23,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from backends.base import ByteRange
+from backends.base import ByteRange, get_into, reads_into
 from backends.errors import ShortReadError
-from backends.into import get_into, reads_into
 from fetcher.limits import TransferLimits, TransferStats
 from fetcher.memory import BYTES_MIN
 from fetcher.requests import Asked, BusyError, DeadlineError

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from backends.regular import read_regular
+from backends.local_files import read_regular
 from tiered.errors import InvalidError
 
 ENVIRONMENT_PREFIX = "TIERED_"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.questions import ANSWERS, PAGE, QUESTIONS, WORDS, for_spark, rows_of
 from tests.e2e.harness import environment, here
 from tiered.archive.query.duck import ask

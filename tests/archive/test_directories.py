@@ -13,7 +13,7 @@ import pytest
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import check, workshop
 from tests.e2e.harness import here
 from tiered.archive.columns import schema

@@ -14,7 +14,7 @@ from support.tiers import QUEUE, TierBuilder
 from backends.base import ByteRange
 from backends.memory import MemoryStore
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, workshop
 from tests.archive.made import make_archive
 from tiered.archive import parquet

@@ -12,7 +12,7 @@ from support.tiers import TierBuilder
 
 from backends.errors import StoreFullError
 from backends.memory import MemoryStore
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, workshop
 from tests.archive.spark_processes import SPARK
 from tests.e2e.harness import here, program

@@ -20,7 +20,7 @@ from support.servers import missing
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, workshop
 from tests.archive.test_body import wishes
 from tests.archive.test_publish import KINDS, ORDER, published, table_of

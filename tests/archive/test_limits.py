@@ -11,7 +11,7 @@ from support.bundles import made_part
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, rows, workshop
 from tests.archive.reading import files
 from tests.archive.test_jobs import Damaged

@@ -13,7 +13,7 @@ import pytest
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
 from tests.archive.shop import DAY_MS, HOUR_MS

@@ -343,7 +343,7 @@ def verified(words: Sequence[str]) -> int:
 
 def files_named(url: str) -> set[str]:
     from backends.registry import open_store
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.archive.tables import read_archive
 
     store = open_store(url, S3Options())

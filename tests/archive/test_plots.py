@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.shop import HOUR_MS
 from tests.archive.test_sql import small
 

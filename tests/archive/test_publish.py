@@ -18,7 +18,7 @@ from pyiceberg.types import StringType
 from support.tiers import QUEUE, TierBuilder
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, with_other_messages_behind, workshop
 from tests.archive.test_body import wishes
 from tests.e2e.harness import here

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.tiers import QUEUE, TierBuilder
 
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, check, with_other_messages_behind, workshop
 from tests.archive.test_merge import built, merged, named, seen
 from tests.e2e.harness import here

@@ -15,7 +15,7 @@ from support.tiers import QUEUE
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.test_stream_plan import OTHER, Broker
 from tests.e2e.harness import here
 from tiered.archive.columns import schema

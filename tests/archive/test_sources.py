@@ -17,7 +17,7 @@ from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import QUEUE, TIME_MS, TierBuilder
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.jobs import archive, workshop
 from tests.archive.test_body import wishes
 from tests.archive.test_jobs import sealed

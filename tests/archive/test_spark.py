@@ -12,7 +12,7 @@ import pytest
 from conftest import use_server
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.questions import ANSWERS, QUESTIONS, for_spark
 from tests.archive.questions import rows_of as rows_of_answer
 from tests.archive.reading import read_all, rows_of, said_by_archive, said_by_java

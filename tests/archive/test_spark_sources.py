@@ -11,7 +11,7 @@ from support import tiers
 from support.tiers import QUEUE
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.archive.reading import rows_of, said_by_archive
 from tests.archive.test_spark import java_rows
 from tests.archive.test_stream_plan import Broker

@@ -17,7 +17,7 @@ from support.tiers import TierBuilder
 
 from backends.memory import MemoryStore
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.jobs import archive, keys, workshop
 from tests.archive.made import make_archive

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.buffers import as_one, as_pieces, size_bytes
+from backends.base import as_one, as_pieces, size_bytes
 
 
 @given(st.lists(st.binary(max_size=9)))

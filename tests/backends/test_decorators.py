@@ -26,13 +26,26 @@ from backends.errors import (
     UnsupportedError,
 )
 from backends.memory import MemoryStore
-from backends.metered import MeteredStore, Prices
 from backends.probe import probe
-from backends.retrying import RetryingStore, RetryPolicy, plan_delay_s
 from backends.testing.contract import ObjectStoreContract
-from backends.testing.faulty import READS, WRITES, Event, Fault, FaultyStore, Rule, SimulatedCrash
-from backends.testing.folding import CaseFoldingStore
-from backends.wrapping import WrappingStore
+from backends.testing.faulty import (
+    READS,
+    WRITES,
+    CaseFoldingStore,
+    Event,
+    Fault,
+    FaultyStore,
+    Rule,
+    SimulatedCrash,
+)
+from backends.wrapping import (
+    MeteredStore,
+    Prices,
+    RetryingStore,
+    RetryPolicy,
+    WrappingStore,
+    plan_delay_s,
+)
 from tiered.api.stores import with_retries
 from tiered.clock import ManualClock, SystemClock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.prefixes import keys_from
+from backends.base import keys_from
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=5)
 KEYS = st.lists(TEXT.filter(bool), min_size=1, max_size=3).map("/".join)

@@ -14,7 +14,7 @@ from backends.local import LocalFolderStore
 from backends.memory import MemoryStore
 from backends.registry import open_store, redacted
 from backends.s3 import S3Store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.disks import small_disk
 
-from backends.regular import read_regular, write_regular
+from backends.local_files import read_regular, write_regular
 from tests.e2e import harness
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import pytest
 
 from backends import s3_settings
 from backends.errors import ConfigurationError
-from backends.s3_options import S3Options
-from backends.s3_settings import Credential, Profile, resolve
+from backends.s3_settings import Credential, Profile, S3Options, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

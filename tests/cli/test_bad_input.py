@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cli.program import CommandLine, Unpack, attach
 
-import backends.retrying
+import backends.wrapping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def few_tries(monkeypatch: pytest.MonkeyPatch):
     """Give up at once; how often is tried is tested with the retrying store."""
-    policy = backends.retrying.RetryPolicy(tries_max=2, first_delay_s=0.01)
-    monkeypatch.setattr(backends.retrying, "RetryPolicy", lambda: policy)
+    policy = backends.wrapping.RetryPolicy(tries_max=2, first_delay_s=0.01)
+    monkeypatch.setattr(backends.wrapping, "RetryPolicy", lambda: policy)
     for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "r")):
         monkeypatch.setenv(f"AWS_{name}", value)
     for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):

@@ -12,8 +12,8 @@ import pytest
 
 from backends.errors import PermissionDeniedError
 from backends.memory import MemoryStore
-from backends.s3_options import S3Options
-from backends.s3_rules import harm_of
+from backends.s3 import harm_of
+from backends.s3_settings import S3Options
 from backends.testing.faulty import Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered.clock import ManualClock

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tiered.api import tier as api
 from tiered.api.broker_place import find_places
 from tiered.api.local_and_tier import open_message_store

@@ -11,7 +11,7 @@ import pytest
 from support.bundles import made_part
 
 from backends.memory import MemoryStore
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from tiered.api.broker_place import Place
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import ManualClock

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
+from backends.base import foreign_below
 from backends.errors import ConfigurationError, ObjectNotFoundError, UnsupportedError
-from backends.foreign import foreign_below
 from backends.fsspec_store import FsspecStore, open_fsspec
 from backends.registry import open_store
 from backends.testing.contract import ObjectStoreContract

@@ -13,7 +13,7 @@ import pytest
 from support.unprivileged import reachable_folder, run_unprivileged
 
 from backends import local_files
-from backends.base import ByteRange
+from backends.base import ByteRange, foreign_below
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -26,7 +26,6 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from backends.foreign import foreign_below
 from backends.local import HIDDEN, LocalFolderStore
 from backends.testing.contract import ObjectStoreContract
 
@@ -259,8 +258,8 @@ def test_names_above_that_could_not_be_forced_are_forced_next_time(
 
 
 def test_known_folders_outlive_the_open_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("backends.local_folders.FOLDERS_OPEN_MAX", 4)
-    monkeypatch.setattr("backends.local_folders._identity", lambda fd: os.fstat(fd).st_ino)
+    monkeypatch.setattr("backends.local_files.FOLDERS_OPEN_MAX", 4)
+    monkeypatch.setattr("backends.local_files._identity", lambda fd: os.fstat(fd).st_ino)
     store = LocalFolderStore(tmp_path)
     before = open_files()
     for turn in range(2):
@@ -279,9 +278,9 @@ def test_known_folders_outlive_the_open_ones(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_made_anew_is_forced_upwards_though_it_has_the_old_one_s_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells_generations: bool
 ):
-    monkeypatch.setattr("backends.local_folders.FOLDERS_OPEN_MAX", 4)
+    monkeypatch.setattr("backends.local_files.FOLDERS_OPEN_MAX", 4)
     if not tells_generations:
-        monkeypatch.setattr("backends.local_folders._GET_GENERATION", 0)
+        monkeypatch.setattr("backends.local_files._GET_GENERATION", 0)
     store, other = LocalFolderStore(tmp_path), LocalFolderStore(tmp_path)
     for turn in range(40):
         store.put_if_absent(f"a{turn}/b", b"")

@@ -18,7 +18,15 @@ from support.faultproxy import FaultProxy
 from support.servers import free_port
 
 from backends import s3_control, s3_obstore
-from backends.base import ByteRange, Capabilities, ObjectStore, Version
+from backends.base import (
+    ByteRange,
+    Capabilities,
+    ObjectStore,
+    Version,
+    foreign_below,
+    is_key,
+    printable,
+)
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -34,11 +42,9 @@ from backends.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from backends.foreign import foreign_below, printable
-from backends.prefixes import is_key
 from backends.probe import probe
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from backends.testing.contract import ObjectStoreContract
 
 if TYPE_CHECKING:

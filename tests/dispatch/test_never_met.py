@@ -11,7 +11,7 @@ from support.dispatching import FAST, read_back
 from support.synthetic import SyntheticStore
 
 from backends.memory import MemoryStore
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from tiered.api.broker_place import Place
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.clock import SystemClock

@@ -15,8 +15,8 @@ from support.tiers import PREFIX, QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.errors import UnavailableError
-from backends.metered import MeteredStore
 from backends.testing.faulty import Fault, FaultyStore, Rule
+from backends.wrapping import MeteredStore
 from fetcher.window import WindowLimits
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import ClosedError, DataError, ExpiredError, InvalidError, StoreUnavailableError

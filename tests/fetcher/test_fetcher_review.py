@@ -16,8 +16,7 @@ from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.errors import UnavailableError
-from backends.metered import MeteredStore
-from backends.wrapping import WrappingStore
+from backends.wrapping import MeteredStore, WrappingStore
 from fetcher.claims import PARTS_MAX
 from fetcher.runs import Run
 from fetcher.window import WindowLimits

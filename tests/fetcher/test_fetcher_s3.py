@@ -13,7 +13,7 @@ from support.journals import PREFIX
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from fetcher.settings import FetchSettings
 from fetcher.window import WindowLimits
 from tiered.api.engine import Engine

@@ -9,7 +9,7 @@ from support.both_sides import QUEUE, BothSides
 from support.journals import PREFIX
 
 from backends.memory import MemoryStore
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from fetcher.keys import KeyQuery
 from fetcher.policies import Policy
 from tiered.api.keys import LocalKeys, TierKeys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.fetching import batches, fetcher_of, read_all
 from support.tiers import QUEUE, TierBuilder
 
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from fetcher.cache import ByteCache, Entry, Shelf
 from fetcher.window import WindowLimits
 from tiered.model import QueueOffset

@@ -11,7 +11,7 @@ from support.journals import PREFIX
 from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import TierBuilder, batch_of
 
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from fetcher.loading import Job, Load
 from tiered.errors import DataError
 from tiered.log.decode import TierBatch

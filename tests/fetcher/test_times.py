@@ -13,7 +13,7 @@ from support.journals import PREFIX
 from support.timed import Timed, put_queue
 
 from backends.memory import MemoryStore
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from tiered.errors import DataError
 from tiered.format.object import BLOCK_BYTES
 from tiered.log.by_time import UNIT_BYTES, StoreRanges, find_by_time

@@ -11,7 +11,7 @@ from support.fetching import expected, fetcher_of, read_all, rows, view_of
 from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from fetcher.window import WindowLimits
 from tiered.errors import StoreUnavailableError
 from tiered.log.decode import TierBatch

@@ -9,7 +9,7 @@ from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 
 from backends.memory import MemoryStore
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from tiered.format.key_index import INDEX_BLOCK_BYTES
 from tiered.index.reader import IndexReader, Wish
 from tiered.model import MessageQueue

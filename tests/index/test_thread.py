@@ -13,7 +13,7 @@ from support.dispatching import PREFIX, dispatching, filled, run_once
 
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
-from backends.metered import MeteredStore
+from backends.wrapping import MeteredStore
 from tiered.attach import index as index_module
 from tiered.attach.index import IndexThread
 from tiered.attach.index_settings import IndexSettings

@@ -129,7 +129,7 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
 
     import pyarrow as pa
 
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import open_metered, with_retries
     from tiered.archive.body.wishes import read_wishes

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from backends.wrapping import WrappingStore
 from tests.archive.made import make_archive
 from tiered.api.broker_place import choose_place

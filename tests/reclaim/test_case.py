@@ -9,7 +9,7 @@ from reclaim.aged import GRACE_S, Tier, keys_of
 from support.tiers import TierBuilder, batch_of
 
 from backends.memory import MemoryStore
-from backends.testing.folding import CaseFoldingStore
+from backends.testing.faulty import CaseFoldingStore
 from tests.e2e import harness
 from tiered.clock import SystemClock
 from tiered.errors import DataError

@@ -13,9 +13,8 @@ from support.journals import PREFIX
 from support.tiers import QUEUE, TierBuilder
 
 from backends.errors import BackendError, UnsupportedError
-from backends.retrying import RetryingStore
 from backends.testing.faulty import WRITES, Fault, FaultyStore, Rule, SimulatedCrash
-from backends.wrapping import WrappingStore
+from backends.wrapping import RetryingStore, WrappingStore
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.log.verify import verify_tier

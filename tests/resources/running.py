@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
 
 NAME = "s01-basic"
 

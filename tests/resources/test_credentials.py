@@ -10,7 +10,7 @@ import pytest
 from resources.running import Running
 from support.minio_admin import MinioAdmin
 
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.e2e import harness
 from tiered.upkeep.policies import Grounds, policy
 

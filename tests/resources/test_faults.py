@@ -13,7 +13,7 @@ from resources.gate import Gate
 from resources.running import Held, Running, files, own_threads
 from support.faultproxy import FaultProxy
 
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from resources.running import Running
 from support.disks import Disk, small_disk
 from support.faultproxy import FaultProxy
 
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tests.e2e import harness
 from tiered.attach.observe import is_well
 from tiered.keys import DATA_ROOTS

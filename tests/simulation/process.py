@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from simulation.history import ViolationError, require
 from simulation.scheduler import Owner, SimClock, SimLock
 
-from backends.buffers import as_pieces
+from backends.base import as_pieces
 from backends.errors import BackendError, UnavailableError, UnknownOutcomeError
-from backends.metered import MeteredStore
 from backends.probe import PREFIX as PROBES
 from backends.testing.faulty import SimulatedCrash
-from backends.wrapping import WrappingStore
+from backends.wrapping import MeteredStore, WrappingStore
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.dispatch.settings import DispatchSettings
 from tiered.errors import ClosedError, DataError, FencedError, InvalidError, StoreUnavailableError

@@ -10,8 +10,8 @@ from simulation.process import SimStore
 from simulation.scheduler import START_MS, Owner, SimClock
 
 from backends.errors import BackendError
-from backends.metered import MeteredStore
 from backends.testing.faulty import SimulatedCrash
+from backends.wrapping import MeteredStore
 from tiered.api.stores import with_retries
 from tiered.clock import ManualClock
 from tiered.errors import (

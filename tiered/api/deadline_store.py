@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from backends.base import get_into, size_bytes
 from backends.batch import objects_per_put, put_many_if_absent
-from backends.buffers import size_bytes
 from backends.errors import (
     BackendError,
     PermissionDeniedError,
@@ -35,8 +35,7 @@ from backends.errors import (
     UnreachableError,
     UntrustedError,
 )
-from backends.into import get_into
-from backends.local_errors import MAKE_ROOM
+from backends.local_files import MAKE_ROOM
 from backends.wrapping import WrappingStore
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from backends.errors import BackendError
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from fetcher.fetcher import TieredMessageFetcher
 from fetcher.message_store import MessageStoreSettings, TieredMessageStore
 from fetcher.settings import MEMORY_BYTES, FetchSettings
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backends.base import ObjectStore
-    from backends.metered import MeteredStore
+    from backends.wrapping import MeteredStore
     from fetcher.policies import Policy
     from tiered.api.broker_place import Place
     from tiered.model import MessageQueue

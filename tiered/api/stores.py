@@ -13,10 +13,9 @@ from backends.errors import (
     PermissionDeniedError,
     UntrustedError,
 )
-from backends.local_errors import advice_for
-from backends.metered import MeteredStore
+from backends.local_files import advice_for
 from backends.registry import open_store
-from backends.retrying import RetryingStore, RetryPolicy
+from backends.wrapping import MeteredStore, RetryingStore, RetryPolicy
 from tiered.errors import InvalidError, StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backends.base import ObjectStore
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.clock import Clock
 
 

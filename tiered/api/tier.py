@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from fetcher.limits import TransferLimits
 from fetcher.settings import MEMORY_BYTES, FetchSettings
 from tiered.api.broker_place import choose_place

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
-    from backends.metered import MeteredStore
+    from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
     from tiered.api.lookup import Found, Lookups
     from tiered.api.message import Message

@@ -9,8 +9,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from backends.local_errors import advice_for
-from backends.regular import write_regular
+from backends.local_files import advice_for, write_regular
 from tiered.archive.engines import archived_of
 from tiered.archive.packing import tasks_of
 from tiered.errors import InvalidError

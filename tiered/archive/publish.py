@@ -25,7 +25,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backends.local_errors import MAKE_ROOM, is_full
+from backends.local_files import MAKE_ROOM, is_full
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import schema, topic_schema
 from tiered.archive.harm import find_damage, open_log
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from backends.base import ObjectStore
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.archive.machine import ArchiveState
     from tiered.archive.model import ParquetFile
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
-from backends.local_errors import MAKE_ROOM
+from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_metered, with_retries
 from tiered.archive.body.layout import Layout
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.archive.engines import Engine, Outcome
     from tiered.archive.packing import Work
 

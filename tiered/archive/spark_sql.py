@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.base import ObjectStore
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.archive.model import ParquetFile
 
 

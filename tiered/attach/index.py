@@ -26,7 +26,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from backends.errors import AlreadyExistsError, BackendError
-from backends.local_errors import MAKE_ROOM, is_full
+from backends.local_files import MAKE_ROOM, is_full
 from tiered.crashpoints import reached
 from tiered.dispatch.rounds import Fact
 from tiered.dispatch.throttle import Throttle

@@ -11,7 +11,7 @@ from tiered.metrics import Sample
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from backends.metered import MeteredStore
+    from backends.wrapping import MeteredStore
     from tiered.attach.writer import Attachment
     from tiered.clock import Clock
     from tiered.dispatch.dispatcher import TieredDispatcher

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tiered.api.deadline_store import PatientStore
 from tiered.api.ends import require_conditional_writes, require_same_store, store_document
 from tiered.api.stores import backend_errors, open_metered, with_retries
@@ -38,7 +38,7 @@ from tiered.log.state import TierMachine, TierState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends.metered import MeteredStore
+    from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
     from tiered.local.face import LocalStore, Waiting
     from tiered.model import MessageQueue, QueueBounds

@@ -19,7 +19,7 @@ from tiered.attach.writer import Attachment, AttachSettings
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.clock import Clock
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backends.into import get_into
+from backends.base import get_into
 from backends.wrapping import WrappingStore
 from tiered.errors import InvalidError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from backends.local_errors import is_full
+from backends.local_files import is_full
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backends.regular import read_regular
+from backends.local_files import read_regular
 from tiered.cli.values import counted
 from tiered.errors import InvalidError
 

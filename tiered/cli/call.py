@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import BinaryIO
 
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.cli.stderr import Progress, Progressed
     from tiered.config import Chosen
 
@@ -159,7 +159,7 @@ class Call:
 
     def s3_options(self) -> S3Options:
         """How to reach S3."""
-        from backends.s3_options import S3Options
+        from backends.s3_settings import S3Options
 
         pairs = (text.partition("=") for text in self.texts("s3-header"))
         return S3Options(

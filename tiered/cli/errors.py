@@ -71,7 +71,7 @@ def ending(body: Callable[[], int], around: Surroundings, arguments: Sequence[st
 def explain(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     from backends.errors import BackendError, ConfigurationError
-    from backends.local_errors import advice_for
+    from backends.local_files import advice_for
 
     if isinstance(error, TieredStoreError):
         return str(error), error.exit_code

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from backends.local_errors import advice_for
+from backends.local_files import advice_for
 from tiered.cli.errors import DONE
 from tiered.cli.frame import COMMANDS, make_command
 from tiered.cli.output import Output

@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backends.regular import read_regular
+from backends.local_files import read_regular
 from tiered.cli.signals import at_end
 from tiered.cli.values import format_time
 

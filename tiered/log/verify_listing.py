@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from backends.base import ObjectInfo
-from backends.foreign import foreign_below
+from backends.base import ObjectInfo, foreign_below
 from tiered import keys
 from tiered.log.verify_report import Problem, VerifyReport
 

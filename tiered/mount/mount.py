@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from fetcher.settings import MEMORY_BYTES, FetchSettings
 from tiered.api.ends import require_conditional_writes
 from tiered.api.local_and_tier import open_message_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from backends.local_errors import advice_for
+from backends.local_files import advice_for
 from tiered.errors import StoreUnavailableError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.local_errors import advice_for
+from backends.local_files import advice_for
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.files import open_regular

@@ -3,7 +3,7 @@
 Overview: ``read_rate`` reads the newest journal entries (``ENTRIES_MAX`` of the last hour at most), ``rate_of`` counts what
 they stand for, ``cost_of`` goes on like that for a month. An entry says which objects were put; what it does not say is
 reckoned: two requests for the entry itself, one in ``CHECKPOINT_ENTRIES`` for a checkpoint, each bundle read once when it is
-gathered. Reads by others, storage and transfer are not in it. Dollars are the list prices in ``backends.metered.Prices``,
+gathered. Reads by others, storage and transfer are not in it. Dollars are the list prices in ``backends.wrapping.Prices``,
 whatever store it is.
 
 All but ``read_rate`` is pure.
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from backends.metered import Prices
+from backends.wrapping import Prices
 from tiered.journal.reader import JournalReader
 from tiered.journal.writer import CHECKPOINT_ENTRIES
 from tiered.log.merge import FAN_IN, LAST_LEVEL

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from backends.base import foreign_below
 from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
-from backends.foreign import foreign_below
 from backends.probe import PREFIX, probe
-from backends.s3_rules import plain_http_host, read_rules
+from backends.s3 import plain_http_host, read_rules
 from tiered.api.broker_place import find_places
 from tiered.errors import DataError, TieredStoreError
 from tiered.log.verify_listing import is_known_key
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from backends.base import ObjectStore
-    from backends.s3_options import S3Options
+    from backends.s3_settings import S3Options
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.local.face import LocalStore

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zlib_ng import zlib_ng
 
-from backends.local_errors import advice_for
-from backends.regular import read_regular, write_regular
+from backends.local_files import advice_for, read_regular, write_regular
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError, MovedOnError
 

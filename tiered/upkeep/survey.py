@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from backends.base import foreign_below
 from backends.errors import ObjectNotFoundError
-from backends.foreign import foreign_below
 from backends.probe import PREFIX as PROBES
 from tiered.errors import DataError
 from tiered.keys import JOURNAL

@@ -17,7 +17,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from backends.registry import open_store
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tiered.archive.query.duck import ask
 from tiered.errors import TieredStoreError
 

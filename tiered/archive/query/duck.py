@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from backends.local_errors import MAKE_ROOM
+from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.query.duck_plan import (

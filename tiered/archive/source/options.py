@@ -6,7 +6,7 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from backends.s3_options import S3Options
+from backends.s3_settings import S3Options
 from tiered.api.stores import backend_errors, open_metered, with_retries
 from tiered.archive.model import LOG
 from tiered.clock import SystemClock
