@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from tiered.errors import DataError
-from tiered.format.batch import split_batch
 from tiered.format.block import parse_records
-from tiered.format.properties import NAME_END, PAIR_END
+from tiered.format.message import split_batch
+from tiered.format.properties import NAME_END, PAIR_END, java_text
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.format.text import java_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

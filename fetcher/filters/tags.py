@@ -12,8 +12,7 @@ import numpy as np
 
 from fetcher.filters.batch import lookup, select_items
 from fetcher.filters.face import EXPRESSION_CHARS_MAX, FilterError, Properties
-from tiered.format.properties import TAGS
-from tiered.format.tags import tag_hash
+from tiered.format.properties import TAGS, tag_hash
 
 if TYPE_CHECKING:
     import numpy.typing as npt

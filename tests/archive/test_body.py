@@ -27,7 +27,7 @@ from tiered.archive.ranges import with_sums
 from tiered.archive.spark import task_of, task_text
 from tiered.archive.verify import read_log, verify_archive
 from tiered.errors import InvalidError
-from tiered.format.batch import InnerMessage, encode_inner_messages
+from tiered.format.message import InnerMessage, encode_inner_messages
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from support.examples import make
 
-from tiered.format.properties import TAGS, parse_properties
+from tiered.format.properties import TAGS, parse_properties, tag_hash
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.format.tags import tag_hash
 from tiered.local.face import HoleReason, RecordBatch
 from tiered.model import MessageQueue, QueueOffset
 

@@ -12,8 +12,7 @@ from fetcher.filters import FilterError, TagFilter, compile_filter
 from fetcher.filters.batch import find_value, mark_of
 from fetcher.filters.sql import SqlFilter
 from fetcher.filters.sql_values import Unanswerable
-from tiered.format.properties import parse_properties
-from tiered.format.text import java_text
+from tiered.format.properties import java_text, parse_properties
 
 if TYPE_CHECKING:
     from filters.conftest import Answers

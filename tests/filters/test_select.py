@@ -9,7 +9,7 @@ from filters.records import batch_of_properties
 import fetcher.filters.batch as filter_batch
 from fetcher.filters import compile_filter
 from tiered.errors import DataError
-from tiered.format.tags import tag_hash
+from tiered.format.properties import tag_hash
 
 RED, BLUE = b"TAGS\x01red\x02a\x011\x02", b"TAGS\x01blue\x02a\x012\x02"
 KINDS = {"TAG": "red", "SQL92": "TAGS = 'red'"}

@@ -21,14 +21,17 @@ from zlib_ng import zlib_ng
 from tiered.cli.output import json_bytes
 from tiered.errors import DataError
 from tiered.format import sysflag
-from tiered.format.batch import (
+from tiered.format.message import (
     InnerMessage,
+    compress_body,
     decode_inner_messages,
+    decompress_body,
     encode_inner_messages,
+    message_json,
+    message_line,
+    messages_json,
     split_batch,
 )
-from tiered.format.compression import compress_body, decompress_body
-from tiered.format.message import message_json, message_line, messages_json
 from tiered.format.properties import join_properties
 from tiered.format.record import decode_record, encode_record
 

@@ -29,10 +29,15 @@ from tiered.format.consume_queue import (
     is_filler,
     is_message,
 )
-from tiered.format.hosts import format_host, pack_host
-from tiered.format.ids import offset_msg_id, parse_offset_msg_id
-from tiered.format.properties import inner_count, join_properties, parse_properties, split_keys
-from tiered.format.tags import java_hash, tag_hash
+from tiered.format.hosts import format_host, offset_msg_id, pack_host, parse_offset_msg_id
+from tiered.format.properties import (
+    inner_count,
+    java_hash,
+    join_properties,
+    parse_properties,
+    split_keys,
+    tag_hash,
+)
 
 
 @settings(deadline=None)

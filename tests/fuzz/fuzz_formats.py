@@ -16,7 +16,7 @@ with atheris.instrument_imports(include=["tiered.format", "tiered.journal.entry"
     from tiered.errors import TieredStoreError
     from tiered.format import block, bundle, checkpoint, consume_queue, fastjson, record, scalar
     from tiered.format import object as described
-    from tiered.format.compression import decompress_body
+    from tiered.format.message import decompress_body
     from tiered.journal.entry import decode_entry
 
 

@@ -7,8 +7,8 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from tiered.format.properties import tag_hash
 from tiered.format.record import MAGIC_BLANK, Record, body_crc, encode_record, record_bytes
-from tiered.format.tags import tag_hash
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

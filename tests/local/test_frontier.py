@@ -12,7 +12,7 @@ from tests.local import harness
 from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
-from tiered.format.tags import tag_hash
+from tiered.format.properties import tag_hash
 from tiered.local.face import HoleReason
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue, QueueOffset

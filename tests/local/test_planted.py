@@ -17,7 +17,7 @@ from tests.local import harness
 from tests.local.fakebroker import LOG_FILE_BYTES, START_MS, TOPIC, FakeBroker
 from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
-from tiered.format.tags import tag_hash
+from tiered.format.properties import tag_hash
 from tiered.local import liveview
 from tiered.local.batches import TagRule
 from tiered.local.claims import Claims

@@ -9,7 +9,7 @@ import pytest
 from tests.local import harness
 from tests.local.fakebroker import TOPIC, FakeBroker
 from tiered.clock import ManualClock
-from tiered.format.tags import tag_hash
+from tiered.format.properties import tag_hash
 from tiered.local.files import FileRow
 from tiered.local.pieces import LogPieces, Piece
 from tiered.model import MessageQueue

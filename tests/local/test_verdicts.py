@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.local import harness
 from tests.local.fakebroker import LOG_FILE_BYTES, QUEUE_FILE_BYTES, TOPIC, FakeBroker
+from tiered.format.properties import tag_hash
 from tiered.format.sysflag import MULTI_TAGS
-from tiered.format.tags import tag_hash
 from tiered.local.face import HoleReason
 from tiered.local.verdicts import (
     Around,

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from figures_common import MIB, store_of
 
 from tiered.clock import SystemClock
-from tiered.format.bundle import build_packed_section
+from tiered.format.bundle import build_packed_section, pays, train
 from tiered.format.consume_queue import ITEM_BYTES
-from tiered.format.dictionary import pays, train
 from tiered.log.sections import split_section
 from tiered.store.message_store import MessageStore
 from tiered.store.messages import Message

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiered.clock import ManualClock
+from tiered.format.properties import tag_hash
 from tiered.format.record import Record, decode_record
-from tiered.format.tags import tag_hash
 from tiered.local.rocketmq import RocketMQStore
 from tiered.store.messages import Message
 

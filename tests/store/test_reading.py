@@ -10,7 +10,7 @@ from store.harness import SMALL, create, reopen
 
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
-from tiered.format.tags import java_hash
+from tiered.format.properties import java_hash
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.store.keyhash import key_hash
 from tiered.store.keyindex import index_paths

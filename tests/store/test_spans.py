@@ -16,7 +16,7 @@ from tiered.store import shapes
 from tiered.store.describe import _plainly, describe, in_order
 
 if TYPE_CHECKING:
-    from tiered.format.parse import RecordBlock
+    from tiered.format.block import RecordBlock
     from tiered.store.describe import Described
 
 TEXT = st.text(st.sampled_from("ab 1é"), max_size=5)

@@ -12,8 +12,8 @@ from store.harness import SMALL, SYNC, create, reopen
 from store.reading import read_all
 
 from tiered.errors import InvalidError
-from tiered.format.batch import split_batch
 from tiered.format.consume_queue import ITEM
+from tiered.format.message import split_batch
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
 from tiered.store.brokerorder import broker_order

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from support.examples import make
 
+from tiered.format.properties import tag_hash
 from tiered.format.record import encode_record
-from tiered.format.tags import tag_hash
 from tiered.local.face import (
     HoleReason,
     Quarantined,

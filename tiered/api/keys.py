@@ -13,7 +13,7 @@ import numpy as np
 
 from fetcher.keys import KeyAnswer, KeyHit, merge
 from tiered.errors import StoreUnavailableError
-from tiered.format.batch import split_batch
+from tiered.format.message import split_batch
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.index.candidates import has_key

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiered.errors import DataError
-from tiered.format.compression import decompress_body
-from tiered.format.ids import offset_msg_id
-from tiered.format.message import message_json
-from tiered.format.parse import bytes_at
+from tiered.format.block import bytes_at
+from tiered.format.hosts import offset_msg_id
+from tiered.format.message import decompress_body, message_json
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH

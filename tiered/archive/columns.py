@@ -18,8 +18,7 @@ from tiered.archive.body.decode import decode_bodies
 from tiered.archive.body.decoders import body_fields, open_decoder
 from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
 from tiered.errors import DataError
-from tiered.format.block import parse_records
-from tiered.format.parse import bytes_at
+from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import HoleReason

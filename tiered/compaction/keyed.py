@@ -14,13 +14,13 @@ import numpy.typing as npt
 from tiered.compaction.md5 import digest_many
 from tiered.compaction.retention import KeyedRecords
 from tiered.errors import DataError, InvalidError
-from tiered.format.parse import bytes_at, parse_records
+from tiered.format.block import bytes_at, parse_records
 from tiered.format.sysflag import INNER_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tiered.format.parse import RecordBlock
+    from tiered.format.block import RecordBlock
     from tiered.local.face import RecordBatch
 
 _PIECE_RECORDS: Final = 8192

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from tiered.format.parse import bytes_at
+from tiered.format.block import bytes_at
 
 Digests = npt.NDArray[np.uint64]
 """uint64[n, 2], each digest's 16 bytes as two little-endian words."""

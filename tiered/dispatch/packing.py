@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
-from tiered.format.bundle import PACK_LEVEL, PACK_LEVEL_MAX, build_packed_section
-from tiered.format.dictionary import TRAIN_BYTES_MIN, pays, train
+from tiered.format.bundle import (
+    PACK_LEVEL,
+    PACK_LEVEL_MAX,
+    TRAIN_BYTES_MIN,
+    build_packed_section,
+    pays,
+    train,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

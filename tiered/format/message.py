@@ -1,7 +1,6 @@
-"""A message as JSON: what ``tiered cat`` prints, and what captured stores are compared by.
+"""Messages as readers get them: bodies unpacked, inner batches split, fields as JSON.
 
-``message_json`` says what the fields are; ``message_line`` writes the same fields at once as text, in less than half the
-time of making the object and encoding it. A property test holds the two equal.
+Three steps, each below with what it bounds and what it refuses.
 """
 
 from __future__ import annotations
@@ -9,17 +8,281 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from binascii import b2a_base64
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring as quoted
-from typing import TYPE_CHECKING, Any
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from tiered.format.batch import split_batch
-from tiered.format.compression import decompress_body
-from tiered.format.ids import offset_msg_id
+import lz4.frame
+import zstandard
+from zlib_ng import zlib_ng
+
+from tiered.errors import DataError
+from tiered.format.hosts import offset_msg_id
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
-from tiered.format.sysflag import COMPRESSED, INNER_BATCH
+from tiered.format.sysflag import (
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_MASK,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+    INNER_BATCH,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from tiered.format.record import Record
+
+
+# -- compression -----------------------------------------------------------------------------------
+#
+# Bodies as producers compress them: zlib, LZ4 frame or zstd, told by the record's ``sysFlag``.
+#
+# A few bytes can claim to be gigabytes, so nothing is unpacked beyond a bound. What is cut short is
+# an error, never a shorter body. Bytes behind the compressed data are ignored, as Java ignores them;
+# frames of LZ4 and zstd that follow one another are one body.
+
+BODY_BYTES_MAX: Final = 64 << 20
+"""Largest body that is unpacked by default. A broker takes 4 MiB unless it is told otherwise."""
+FRAMES_MAX: Final = 1000
+"""A body of millions of empty frames would take hours."""
+_ZSTD_STEP_BYTES: Final = 1024
+"""zstd knows no bound on its output; this much input makes at most 32 MiB."""
+_ZSTD_WINDOW_BYTES_MAX: Final = 128 << 20
+_LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+_ZlibError: Final = cast("type[Exception]", zlib_ng.error)  # declared as an instance there
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+
+
+class _Decompressor(Protocol):
+    """What zlib and LZ4 have in common."""
+
+    @property
+    def eof(self) -> bool:
+        """The end of the stream or frame was seen."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes | None:
+        """What follows it."""
+        ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        """At most ``max_length`` bytes."""
+        ...
+
+
+def decompress_body(body: bytes, sys_flag: int, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+    """The body as a client gets it.
+
+    Args:
+        body: As stored.
+        sys_flag: Of the record; without the compressed bit ``body`` is returned as it is.
+        bytes_max: Largest result that is made (inclusive).
+
+    Raises:
+        DataError: Damaged, cut short, larger than ``bytes_max``, or of an unknown kind.
+    """
+    if not sys_flag & COMPRESSED:
+        return body
+    kind = sys_flag & COMPRESSION_MASK
+    try:
+        if kind in {0, COMPRESSION_ZLIB}:
+            return _unpack(zlib_ng.decompressobj, body, bytes_max, next_frame=None)
+        if kind == COMPRESSION_LZ4:
+            return _unpack(lz4.frame.LZ4FrameDecompressor, body, bytes_max, next_frame=_LZ4_MAGIC)
+        if kind == COMPRESSION_ZSTD:
+            return _unpack(_ZstdFrame, body, bytes_max, next_frame=_ZSTD_MAGIC)
+    except (_ZlibError, zstandard.ZstdError, RuntimeError, MemoryError) as error:
+        raise DataError(f"a compressed body cannot be unpacked: {error}") from error
+    raise DataError(f"a body is compressed in an unknown way (sys_flag {sys_flag:#x})")
+
+
+def _unpack(
+    make: Callable[[], _Decompressor], data: bytes, bytes_max: int, *, next_frame: bytes | None
+) -> bytes:
+    """Unpack ``data``, and what follows it as long as that begins with ``next_frame``."""
+    pieces: list[bytes] = []
+    for _ in range(FRAMES_MAX):
+        decompressor = make()
+        pieces.append(decompressor.decompress(data, bytes_max + 1))
+        bytes_max -= len(pieces[-1])
+        if bytes_max < 0:
+            raise DataError("a compressed body unpacks to more than is allowed")
+        if not decompressor.eof:
+            raise DataError("a compressed body is cut short")
+        data = decompressor.unused_data or b""
+        if next_frame is None or not data.startswith(next_frame):
+            return b"".join(pieces)
+    raise DataError(f"a compressed body has more than {FRAMES_MAX} frames")
+
+
+class _ZstdFrame:
+    """One zstd frame with a bound on its output."""
+
+    def __init__(self) -> None:
+        context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+        self._frame = context.decompressobj()
+        self.unused_data: bytes = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        """Feed small pieces until the frame ends or the output has grown over ``max_length``."""
+        pieces: list[bytes] = []
+        for start in range(0, len(data), _ZSTD_STEP_BYTES):
+            pieces.append(self._frame.decompress(data[start : start + _ZSTD_STEP_BYTES]))
+            max_length -= len(pieces[-1])
+            if self._frame.eof:
+                self.unused_data = self._frame.unused_data + data[start + _ZSTD_STEP_BYTES :]
+                break
+            if max_length <= 0:
+                break
+        return b"".join(pieces)
+
+
+def compress_body(body: bytes, compression: int) -> tuple[bytes, int]:
+    """Compress a body as a producer does.
+
+    Args:
+        body: Plain.
+        compression: ``COMPRESSION_ZLIB``, ``COMPRESSION_LZ4`` or ``COMPRESSION_ZSTD``.
+
+    Returns:
+        The body to store, and the bits that its ``sysFlag`` gets.
+
+    Raises:
+        ValueError: Another number.
+    """
+    if compression == COMPRESSION_ZLIB:
+        packed = zlib_ng.compress(body, 5)
+    elif compression == COMPRESSION_LZ4:
+        packed = lz4.frame.compress(body)
+    elif compression == COMPRESSION_ZSTD:
+        packed = zstandard.ZstdCompressor(level=3).compress(body)
+    else:
+        raise ValueError(f"no compression has the number {compression:#x}")
+    return packed, COMPRESSED | compression
+
+
+# -- inner batches ---------------------------------------------------------------------------------
+#
+# Inner batches: one record of a batch queue that holds several messages.
+#
+# The record's body (after decompression) is a row of inner messages:
+#
+# ====== ===== ==================================================
+# offset bytes field
+# ====== ===== ==================================================
+# 0      4     size of this inner message
+# 4      4     magic, 0
+# 8      4     body CRC, 0
+# 12     4     flag
+# 16     4     body size
+# 20     body  body
+# ..     2     properties size
+# ..     props properties, as of a record
+# ====== ===== ==================================================
+#
+# Inner message ``i`` has the record's queue offset plus ``i``. The record's own properties
+# (``INNER_NUM``, ``INNER_BASE`` and what the broker adds) belong to none of them.
+
+_HEAD: Final = Struct(">iiiii")
+_SHORT: Final = Struct(">h")
+
+
+@dataclass(frozen=True, slots=True)
+class InnerMessage:
+    """What an inner message has of its own: flag, body and properties (as stored)."""
+
+    flag: int
+    body: bytes
+    properties_raw: bytes
+
+
+def split_batch(record: Record, *, body_bytes_max: int = BODY_BYTES_MAX) -> list[Record]:
+    """The messages of a record: its inner messages, or just itself when it is no inner batch.
+
+    An inner message comes as a record with its own flag, body, properties and queue offset, and
+    with the other fields of the record that holds it (size and physical offset too), except that
+    the body is plain, so that the compressed bit is off, and that CRC, reconsume times and prepared
+    offset are 0, as Java gives them.
+
+    Args:
+        record: Any.
+        body_bytes_max: Bound on the body once it is unpacked.
+
+    Raises:
+        DataError: The body is no row of inner messages, or cannot be unpacked.
+    """
+    if not record.sys_flag & INNER_BATCH:
+        return [record]
+    body = decompress_body(record.body, record.sys_flag, bytes_max=body_bytes_max)
+    common = replace(
+        record,
+        sys_flag=record.sys_flag & ~COMPRESSED,
+        body_crc=0,
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+    )
+    return [
+        replace(
+            common,
+            queue_offset=record.queue_offset + number,
+            flag=inner.flag,
+            body=inner.body,
+            properties_raw=inner.properties_raw,
+        )
+        for number, inner in enumerate(decode_inner_messages(body))
+    ]
+
+
+def decode_inner_messages(body: bytes) -> Iterator[InnerMessage]:
+    """The inner messages of a plain body, in order.
+
+    Raises:
+        DataError: The sizes do not fill the body exactly.
+    """
+    position = 0
+    while position < len(body):
+        if position + _HEAD.size + _SHORT.size > len(body):
+            raise DataError(f"an inner batch ends inside the message at byte {position}")
+        size, _, _, flag, body_size = _HEAD.unpack_from(body, position)
+        body_at = position + _HEAD.size
+        properties_at = body_at + body_size + _SHORT.size
+        if body_size < 0 or properties_at > len(body):
+            raise DataError(f"the inner message at byte {position} has a body of {body_size} bytes")
+        (properties_size,) = _SHORT.unpack_from(body, properties_at - _SHORT.size)
+        end = properties_at + properties_size
+        if properties_size < 0 or end > len(body) or size != end - position:
+            raise DataError(f"the inner message at byte {position} has sizes that do not add up")
+        yield InnerMessage(flag, body[body_at : body_at + body_size], body[properties_at:end])
+        position = end
+
+
+def encode_inner_messages(messages: Iterable[InnerMessage]) -> bytes:
+    """The body of an inner batch; magic and CRC of the messages are 0, as producers write them."""
+    parts: list[bytes] = []
+    for message in messages:
+        size = _HEAD.size + len(message.body) + _SHORT.size + len(message.properties_raw)
+        parts += (
+            _HEAD.pack(size, 0, 0, message.flag, len(message.body)),
+            message.body,
+            _SHORT.pack(len(message.properties_raw)),
+            message.properties_raw,
+        )
+    return b"".join(parts)
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+#
+# A message as JSON: what ``tiered cat`` prints, and what captured stores are compared by.
+#
+# ``message_json`` says what the fields are; ``message_line`` writes the same fields at once as text, in less
+# than half the time of making the object and encoding it. A property test holds the two equal.
 
 
 def message_json(

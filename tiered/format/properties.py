@@ -11,12 +11,25 @@ names.
 
 from __future__ import annotations
 
+import re
+import sys
+from array import array
 from typing import TYPE_CHECKING, Final
-
-from tiered.format.text import java_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+
+def java_text(raw: bytes) -> str:
+    """Bytes as Java decodes them: one U+FFFD for the UTF-8 form of a surrogate, where Python gives one for each byte."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return _SURROGATE.sub(b"\xef\xbf\xbd", raw).decode("utf-8", "replace")
+
 
 NAME_END: Final = "\x01"
 PAIR_END: Final = "\x02"
@@ -87,3 +100,20 @@ def inner_count(found: Mapping[str, str]) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS_MAX):
         return 1
     return min(max(int(text), 1), 0x7FFF)
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``: ``h = 31 h + unit`` over UTF-16 units, signed, 32 bits."""
+    units = array("H", text.encode(f"utf-16-{sys.byteorder[0]}e", "surrogatepass"))
+    value = 0
+    for unit in units:
+        value = (31 * value + unit) & 0xFFFF_FFFF
+    return value - (value >> 31 << 32)
+
+
+def tag_hash(tags: str | None) -> int:
+    """The tag code of a message with this ``TAGS`` property; 0 when it is absent or empty.
+
+    (Entries of ``SCHEDULE_TOPIC_XXXX`` are the exception: their tag code is the time of delivery.)
+    """
+    return java_hash(tags) if tags else 0

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing_extensions import Buffer
 
 from tiered.format import properties
-from tiered.format.properties import TAGS, parse_properties
+from tiered.format.block import Stop
+from tiered.format.properties import TAGS, parse_properties, tag_hash
 from tiered.format.record import (
     BLANK_BYTES_MIN,
     MAGIC_BLANK,
@@ -22,8 +23,6 @@ from tiered.format.record import (
     body_crc,
 )
 from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, STORE_HOST_V6
-from tiered.format.tags import tag_hash
-from tiered.format.walk import Stop
 from tiered.model import MessageQueue
 
 

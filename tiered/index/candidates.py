@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.errors import DataError
-from tiered.format.batch import split_batch
-from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys
+from tiered.format.message import split_batch
+from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
 from tiered.format.record import Record, RecordError, decode_record
-from tiered.format.tags import tag_hash
 from tiered.log.reader import QueueReader
 from tiered.log.sections import read_range
 from tiered.log.state import Gap

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import DataError
-from tiered.format.batch import split_batch
-from tiered.format.parse import RecordBlock, bytes_at, parse_records
+from tiered.format.block import RecordBlock, bytes_at, parse_records
+from tiered.format.message import split_batch
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.record import RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from tiered.format.parse import bytes_at
+from tiered.format.block import bytes_at
 
 SIZE_MULTIPLIER: Final = 0x9E37_79B9_7F4A_7C15
 WORD_MULTIPLIER: Final = 0xBF58_476D_1CE4_E5B9

@@ -1,7 +1,7 @@
 """Whether records are what their items say they are: one look at all records of a run, in few large steps.
 
 Pure. ``fields_of`` has a fast way for what nearly all runs are, sound records of one queue with IPv4 hosts; whatever else
-it meets it leaves to ``tiered.format.parse``, which knows of everything and says what is wrong.
+it meets it leaves to ``tiered.format.block``, which knows of everything and says what is wrong.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tiered.format.block import RecordBlock, parse_records, topics_equal
-from tiered.format.parse import bytes_at, headers_at
+from tiered.format.block import RecordBlock, bytes_at, headers_at, parse_records, topics_equal
 from tiered.format.record import BODY_AT, MAGIC_V1, RECORD_BYTES_MIN
 from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, STORE_HOST_V6
 

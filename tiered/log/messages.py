@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import DataError
-from tiered.format.batch import split_batch
 from tiered.format.block import parse_records
-from tiered.format.compression import decompress_body
-from tiered.format.message import message_json, message_line
+from tiered.format.message import decompress_body, message_json, message_line, split_batch
 from tiered.format.record import Record, RecordError, decode_record
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 

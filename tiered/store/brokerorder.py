@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tiered.format.tags import java_hash
+from tiered.format.properties import java_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, join_properties
+from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, join_properties, tag_hash
 from tiered.format.record import BODY_AT, CRC_MASK, STORE_TIME_AT, Record, encode_record
 from tiered.format.record import record_bytes as size_of
-from tiered.format.tags import tag_hash
 from tiered.store.bulk_bodies import EVENTS, Bodies, digits, event_numbers, hex_digits, mix
 from tiered.store.uniqkeys import MAKER_BYTES, ms_of_month
 

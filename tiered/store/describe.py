@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.format.block import RecordBlock, tag_hashes
-from tiered.format.tags import java_hash
+from tiered.format.properties import java_hash
 from tiered.store.keyhash import hashes_of
 from tiered.store.shapes import Shapes
 from tiered.store.spans import find

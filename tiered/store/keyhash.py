@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.tags import java_hash
+from tiered.format.properties import java_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tiered.format.parse import RecordBlock
+    from tiered.format.block import RecordBlock
 
 Longs = npt.NDArray[np.int64]
 _UNIQUE: Final = b"UNIQ_KEY\x01"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import is_message
-from tiered.format.ids import parse_offset_msg_id
+from tiered.format.hosts import parse_offset_msg_id
 from tiered.format.properties import KEYS, UNIQ_KEY, inner_count, split_keys
 from tiered.format.record import RECORD_BYTES_MIN, Record, RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH

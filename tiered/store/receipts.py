@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tiered.format.ids import offset_msg_id
+from tiered.format.hosts import offset_msg_id
 from tiered.model import PhysicalOffset, QueueOffset
 from tiered.store.messages import Appended
 

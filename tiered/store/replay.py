@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered.errors import DataError
-from tiered.format.block import properties_bytes, topic_bytes
-from tiered.format.parse import bytes_at
+from tiered.format.block import bytes_at, properties_bytes, topic_bytes
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import count_sound
 from tiered.store.facts import of_block

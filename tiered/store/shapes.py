@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.parse import bytes_at
+from tiered.format.block import bytes_at
 from tiered.store.spans import BLANK, Pairs
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tiered.format.parse import RecordBlock
+    from tiered.format.block import RecordBlock
     from tiered.model import MessageQueue
 
 Longs = npt.NDArray[np.int64]

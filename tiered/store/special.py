@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Final
 from tiered.errors import DataError, InvalidError
 from tiered.format import properties as names
 from tiered.format import sysflag
-from tiered.format.batch import InnerMessage, decode_inner_messages, encode_inner_messages
-from tiered.format.hosts import is_v6
-from tiered.format.ids import offset_msg_id
+from tiered.format.hosts import is_v6, offset_msg_id
+from tiered.format.message import InnerMessage, decode_inner_messages, encode_inner_messages
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, encode_record, record_bytes
 from tiered.model import PhysicalOffset, QueueOffset

@@ -10,9 +10,9 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.selection import micros
-from tiered.format.ids import offset_msg_id
+from tiered.format.hosts import offset_msg_id
+from tiered.format.properties import tag_hash
 from tiered.format.sysflag import INNER_BATCH
-from tiered.format.tags import tag_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
