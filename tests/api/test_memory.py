@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from api.opened import Made
 from support.keyed import KeyedTier, Mail
+from support.opening import opened_over
 from support.tiers import PREFIX
 
 from fetcher.settings import MEMORY_BYTES_MIN, FetchSettings
-from tiered.api.engine import Engine
-from tiered.api.lookup import Lookups
-from tiered.clock import SystemClock
 from tiered.errors import InvalidError
-from tiered.index.asked import Wish
-from tiered.log.reader import TierReader
+from tiered.index.reader import IndexReader, Wish
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -67,7 +64,7 @@ def test_i8_every_size_reads_everything_within_its_budget(various: Made, memory_
 
         def watch() -> None:
             while not ended.wait(0.001):
-                stats = tier.engine.fetcher.stats()
+                stats = tier.fetcher.stats()
                 worst.append(stats.cached_bytes + stats.reserved_bytes)
 
         watching = threading.Thread(target=watch)
@@ -109,61 +106,42 @@ def keyed() -> KeyedTier:
 
 
 def test_filters_of_the_key_index_are_of_the_same_budget():
-    tier = keyed()
-    reader = TierReader(tier.store, PREFIX)
-    reader.refresh()
-    engine = Engine(reader, SystemClock(), FetchSettings.of_memory(MEMORY_BYTES_MIN))
-    share = engine.lendable_bytes
-    lookups = Lookups(tier.store, PREFIX, memory_bytes=share, tell=engine.lend)
-    try:
-        whole = engine.fetcher.stats().bytes_max
+    with opened_over(keyed().store, FetchSettings.of_memory(MEMORY_BYTES_MIN)) as tier:
+        share, whole = tier.lendable_bytes, tier.fetcher.stats().bytes_max
         assert 2 * share <= whole < MEMORY_BYTES_MIN
-        assert len(lookups.find(reader.state, Wish(topic="orders", key="key-1-500"))) == 1
-        filters = lookups._reader.objects.memory_bytes
+        assert len(tier.lookup(Wish(topic="orders", key="key-1-500")).hits) == 1
+        assert tier._index is not None
+        filters = tier._index[0].objects.memory_bytes
         assert filters > 3 * 1000
-        assert engine.fetcher.stats().bytes_max == whole - filters
-    finally:
-        lookups.close()
-        engine.close()
+        assert tier.fetcher.stats().bytes_max == whole - filters
 
 
 def test_filters_that_are_held_before_anything_is_read_count_too():
-    tier = keyed()
-    reader = TierReader(tier.store, PREFIX)
-    reader.refresh()
-    engine = Engine(reader, SystemClock(), FetchSettings.of_memory(MEMORY_BYTES_MIN))
-    engine.lend(1000)
-    try:
+    with opened_over(keyed().store, FetchSettings.of_memory(MEMORY_BYTES_MIN)) as tier:
+        tier.lend(1000)
         whole = FetchSettings.of_memory(MEMORY_BYTES_MIN).cache_bytes
-        assert engine.fetcher.stats().bytes_max == whole - 1000
-    finally:
-        engine.close()
+        assert tier.fetcher.stats().bytes_max == whole - 1000
 
 
 def test_a_lookup_with_hardly_any_memory_finds_the_same():
     tier = keyed()
     tier.post(MessageQueue("orders", 1), [Mail(keys=("late",)) for _ in range(300)])
     told: list[int] = []
-    lookups = Lookups(tier.store, PREFIX, memory_bytes=5000, tell=told.append)
-    try:
-        for key, count in (("key-0-1", 1), ("key-2-999", 1), ("late", 64), ("nothing", 0)):
-            found = lookups.find(tier.journal.state, Wish(topic="orders", key=key))
-            assert (len(found), found.unscanned) == (count, 0)
-        assert max(told) <= 5000
-    finally:
-        lookups.close()
+    lookups = IndexReader(tier.store, PREFIX, filter_bytes_max=5000, tell=told.append)
+    for key, count in (("key-0-1", 1), ("key-2-999", 1), ("late", 64), ("nothing", 0)):
+        found = lookups.lookup(tier.journal.state, Wish(topic="orders", key=key))
+        assert (len(found.hits), found.unscanned) == (count, 0)
+    assert max(told) <= 5000
 
 
 def test_what_is_lent_is_taken_from_what_is_cached(various: Made):
     with various.open(memory_bytes=4 * MIB) as tier:
         assert sum(1 for _ in tier.read("orders", 0)) == 591
-        fetcher = tier.engine.fetcher
+        fetcher = tier.fetcher
         before = fetcher.stats()
-        tier.engine.lend(tier.engine.lendable_bytes)
+        tier.lend(tier.lendable_bytes)
         after = fetcher.stats()
-        assert (
-            after.cached_bytes <= after.bytes_max == before.bytes_max - tier.engine.lendable_bytes
-        )
+        assert after.cached_bytes <= after.bytes_max == before.bytes_max - tier.lendable_bytes
         assert sum(1 for _ in tier.read("orders", 1)) == 591
-        tier.engine.lend(0)
+        tier.lend(0)
         assert fetcher.stats().bytes_max == before.bytes_max

@@ -265,12 +265,12 @@ def test_several_iterators_at_once_have_read_ahead_of_their_own():
         one, two = opened.read("orders", 0), opened.read("orders", 0, 10)
         pairs = [(next(one).queue_offset, next(two).queue_offset) for _ in range(40)]
         assert pairs == [(n, n + 10) for n in range(40)]
-        assert opened.engine.fetcher.stats().streams == 2
+        assert opened.fetcher.stats().streams == 2
         one.close()
         two.close()
-        assert opened.engine.fetcher.stats().streams == 0
+        assert opened.fetcher.stats().streams == 0
         assert len(list(opened.read("orders", 0))) == 50
-        assert opened.engine.fetcher.stats().streams == 0  # it has come to the end
+        assert opened.fetcher.stats().streams == 0  # it has come to the end
 
 
 def test_damage_is_an_error_and_nothing_of_it_is_given(tmp_path: Path):

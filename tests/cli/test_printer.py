@@ -27,7 +27,7 @@ def test_what_came_in_place_of_what_was_taken_back_is_printed_from_its_beginning
     made.add(b"1")
     made.add(b"2")
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine)
+        printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.take_back(1)
         made.add(b"A", b"B", b"C")
@@ -41,7 +41,7 @@ def test_what_is_taken_back_beyond_what_was_printed_changes_nothing():
     made.add(b"0")
     made.add(b"1")
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine)
+        printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.add(b"2")
         made.take_back(2)
@@ -54,7 +54,7 @@ def test_a_new_life_is_printed_from_its_beginning():
     made, out = Made(), BytesIO()
     made.add(b"0", b"1")
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine)
+        printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.begin_again()
         made.add(b"A")
@@ -68,7 +68,7 @@ def test_each_gap_is_said_once_also_while_following():
     made.builder.gap(5, queue=ORDERS)
     made.add(b"7")
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine, said.append)
+        printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         assert out.getvalue() == b"017"
         (one,) = said
@@ -91,7 +91,7 @@ def test_a_gap_at_the_beginning_of_a_queue_is_said_once_and_where_it_is_wanted()
     made.builder.gap(5, queue=ORDERS)
     made.add(b"5", b"6")
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine, said.append)
+        printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         look(tier, printer)
         (one,) = said
@@ -100,7 +100,7 @@ def test_a_gap_at_the_beginning_of_a_queue_is_said_once_and_where_it_is_wanted()
         from_five = Wish(
             offset=5, from_ms=None, until_ms=None, filter=None, form="body", raw_body=False
         )
-        look(tier, Printer(from_five, out, None, tier.engine, said.append))
+        look(tier, Printer(from_five, out, None, tier, said.append))
     assert out.getvalue() == b"5656"
     assert len(said) == 1
 
@@ -109,7 +109,7 @@ def test_what_expired_before_it_could_be_printed_is_said_while_following():
     made, out, said = Made(), BytesIO(), []
     made.builder.add([b"0"], queue=ORDERS, roll=True)
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine, said.append)
+        printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         made.builder.add([b"1"], queue=ORDERS, roll=True)
         made.builder.add([b"2"], queue=ORDERS, roll=True)
@@ -125,7 +125,7 @@ def test_what_was_taken_back_is_said_while_following():
     made.add(b"0")
     made.add(b"1")
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine, said.append)
+        printer = Printer(ALL, out, None, tier, said.append)
         look(tier, printer)
         made.take_back(1)
         made.add(b"A")
@@ -141,7 +141,7 @@ def test_the_rest_of_a_life_that_is_over_is_printed_before_the_new_one():
     made, out = Made(), BytesIO()
     made.add(b"0")
     with made.open() as tier:
-        printer = Printer(ALL, out, None, tier.engine)
+        printer = Printer(ALL, out, None, tier)
         look(tier, printer)
         made.add(b"1")
         made.begin_again()

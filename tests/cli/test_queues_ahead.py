@@ -54,10 +54,8 @@ def test_queues_are_begun_together_and_come_in_order():
     with tier:
         readers = [tier.reader.queue(queue) for queue in QUEUES]
         found = []
-        for reader in queues_ahead(tier.engine, "g", readers, lambda _: QueueOffset(0)):
-            batch = tier.engine.fetch(
-                "g", reader.cursor, QueueOffset(0), bytes_max=1 << 20, count_max=10
-            )
+        for reader in queues_ahead(tier, "g", readers, lambda _: QueueOffset(0)):
+            batch = tier.fetch("g", reader.cursor, QueueOffset(0), bytes_max=1 << 20, count_max=10)
             found.append((reader.queue, batch.records.count))
         assert found == [(queue, 1) for queue in QUEUES]
         assert store.met
@@ -68,9 +66,7 @@ def test_one_queue_with_anything_is_not_begun():
     with tier:
         readers = [tier.reader.queue(queue) for queue in QUEUES]
         begins = {reader.queue: reader.life.commit_offset for reader in readers[1:]}
-        iterator = queues_ahead(
-            tier.engine, "g", readers, lambda r: begins.get(r.queue, QueueOffset(0))
-        )
+        iterator = queues_ahead(tier, "g", readers, lambda r: begins.get(r.queue, QueueOffset(0)))
         assert [reader.queue for reader in iterator] == QUEUES
         assert store.barrier.n_waiting == 0
 
@@ -79,7 +75,7 @@ def test_giving_up_amid_leaves_nothing_behind():
     tier, store = opened(1)
     with tier:
         readers = [tier.reader.queue(queue) for queue in QUEUES]
-        iterator = queues_ahead(tier.engine, "g", readers, lambda _: QueueOffset(0))
+        iterator = queues_ahead(tier, "g", readers, lambda _: QueueOffset(0))
         assert next(iterator).queue == QUEUES[0]
         iterator.close()
     names = [thread.name for thread in threading.enumerate() if "tiered-fetch" in thread.name]

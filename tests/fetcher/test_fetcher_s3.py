@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from support.faultproxy import StormProxy
 from support.fetching import expected, rows
-from support.journals import PREFIX
+from support.opening import PLACE
 from support.tiers import TierBuilder
 
 from backends.registry import open_store
 from backends.s3_settings import S3Options
 from fetcher.settings import FetchSettings
 from fetcher.window import WindowLimits
-from tiered.api.engine import Engine
+from tiered.api.open_tier import OpenTier
 from tiered.api.reading import plan_span, read_span
-from tiered.api.stores import open_metered, with_retries
+from tiered.api.stores import open_for_reading
 from tiered.clock import SystemClock
-from tiered.log.reader import TierReader
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
@@ -55,16 +54,15 @@ def test_i3_readers_in_threads_through_a_storm_get_the_truth(s3_environment: S3S
     )  # fmt: skip
     found: dict[MessageQueue, dict[int, bytes]] = {queue: {} for queue in QUEUES}
     with ReadStorm(s3_environment.endpoint_url, seed=seed, share=0.15) as proxy:
-        meter, stop = open_metered(url, S3Options(endpoint_url=proxy.url)), threading.Event()
-        store = with_retries(meter, SystemClock(), random.Random(seed), stop)
-        reader = TierReader(store, PREFIX)
-        reader.refresh()
-        engine = Engine(reader, SystemClock(), settings)
+        options, clock = S3Options(endpoint_url=proxy.url), SystemClock()
+        objects = open_for_reading(url, options, clock, rng=random.Random(seed))
+        tier = OpenTier.over(objects, PLACE, clock, settings)
+        tier.refresh()
         try:
 
             def read(queue: MessageQueue) -> None:
-                span = plan_span(reader.cursor(queue), 0, None)
-                for batch in read_span(engine, span, batch_bytes=64 * KIB):
+                span = plan_span(tier.reader.cursor(queue), 0, None)
+                for batch in read_span(tier, span, batch_bytes=64 * KIB):
                     found[queue] |= rows(batch)
 
             threads = [threading.Thread(target=read, args=(queue,)) for queue in QUEUES]
@@ -72,11 +70,9 @@ def test_i3_readers_in_threads_through_a_storm_get_the_truth(s3_environment: S3S
                 thread.start()
             for thread in threads:
                 thread.join(50)
-            stats = engine.fetcher.stats()
+            stats = tier.fetcher.stats()
         finally:
-            stop.set()
-            engine.close()
-            store.close()
+            tier.close()
         assert set(proxy.broken) >= {"cut", "reset", "status"}
     assert found == wanted
     assert stats.cached_bytes + stats.reserved_bytes <= 1 << 20

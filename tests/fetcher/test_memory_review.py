@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.fetching import expected, fetcher_of, read_all, rows
-from support.journals import PREFIX
+from support.opening import opened_over
 from support.tiers import QUEUE, TierBuilder
 
 from backends.base import ByteRange
@@ -33,12 +33,10 @@ from fetcher.settings import FetchSettings
 from fetcher.ticker import Ticker
 from fetcher.transfers import DeadlineError, TransferLimits, Transfers
 from fetcher.window import WindowLimits
-from tiered.api.engine import Engine
 from tiered.api.reading import interleave, plan_span, read_span
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import StoreUnavailableError
 from tiered.log.decode import PartItems, TierBatch
-from tiered.log.reader import TierReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -143,24 +141,22 @@ def within(seconds: float, work: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-@pytest.mark.parametrize("which", ["stock", "transfers", "engine"])
+@pytest.mark.parametrize("which", ["stock", "transfers", "tier"])
 def test_an_iterator_that_the_collector_finds_ends_whoever_holds_a_lock(which: str):
     """The collector runs in any thread that makes an object, also in one that holds a lock of ours."""
     builder = TierBuilder()
     builder.add([b"x" * 1000 for _ in range(60)])
-    reader = TierReader(builder.store, PREFIX)
-    reader.refresh()
-    engine = Engine(reader, SystemClock(), FetchSettings())
-    fetcher = engine.fetcher
+    tier = opened_over(builder.store, FetchSettings())
+    fetcher = tier.fetcher
     locks = {
         "stock": fetcher._stock.lock,
         "transfers": fetcher.transfers._lock,
-        "engine": engine._lock,
+        "tier": tier._lock,
     }
 
     def leave_one() -> None:
         cycle: list[Any] = [
-            read_span(engine, plan_span(reader.cursor(QUEUE), 0, 60), batch_bytes=4000)
+            read_span(tier, plan_span(tier.reader.cursor(QUEUE), 0, 60), batch_bytes=4000)
         ]
         next(cycle[0])
         cycle.append(cycle)
@@ -178,7 +174,7 @@ def test_an_iterator_that_the_collector_finds_ends_whoever_holds_a_lock(which: s
         gc.enable()
     assert read_all(fetcher, bytes_max=9000)[0]
     assert fetcher.stats().streams == 0
-    engine.close()
+    tier.close()
 
 
 def test_several_iterators_that_the_collector_finds_do_not_wait_for_ever():

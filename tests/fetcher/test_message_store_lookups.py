@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.both_sides import QUEUE, BothSides
 from support.journals import PREFIX
+from support.opening import opened_over
 
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
@@ -16,7 +17,6 @@ from tiered.api.keys import LocalKeys, TierKeys
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.index.asked import Wish
-from tiered.log.reader import TierReader
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:
@@ -98,13 +98,13 @@ def keyed() -> Iterator[BothSides]:
     both.commit(40)
     both.tier_side.refresh(1e9)
     both.expire(20)
-    reader = TierReader(both.builder.store, PREFIX)
-    reader.refresh()
-    tier = TierKeys(reader, both.clock)
+    opened = opened_over(both.builder.store)
+    tier = TierKeys(opened.lookup, both.clock, PREFIX)
     both.store._tier_keys = tier.find
     both.store._local_keys = LocalKeys(both.local, both.clock).find
     yield both
     tier.close()
+    opened.close()
 
 
 @pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.NOT_IN_MEM, Policy.FORCE])
@@ -174,13 +174,13 @@ def outgrown() -> Iterator[BothSides]:
     for offset in range(30, 50):
         properties = b"TAGS\x01a\x02KEYS\x01n%d\x02" % offset
         both.local.append(QUEUE.topic, QUEUE.queue_id, b"anew", properties=properties)
-    reader = TierReader(both.builder.store, PREFIX)
-    reader.refresh()
-    tier = TierKeys(reader, both.clock)
+    opened = opened_over(both.builder.store)
+    tier = TierKeys(opened.lookup, both.clock, PREFIX)
     both.store._tier_keys = tier.find
     both.store._local_keys = LocalKeys(both.local, both.clock).find
     yield both
     tier.close()
+    opened.close()
 
 
 TIERED = pytest.mark.parametrize("policy", [Policy.NOT_IN_DISK, Policy.NOT_IN_MEM, Policy.FORCE])

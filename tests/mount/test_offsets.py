@@ -241,7 +241,7 @@ def test_offsets_are_kept_while_it_serves_and_a_mount_that_was_taken_over_ends(t
             pass
         with pytest.raises(FencedError), mounted(url, wait=False):
             pass
-        store, place = served.mount.store.meter, served.mount.store.place
+        store, place = served.mount.store.opened.meter, served.mount.store.opened.place
         other = OffsetsKeeper(
             store, store, f"{place.prefix}meta/mount/broker-a/", ManualClock(), random.Random(), lease_s=1.0
         )  # fmt: skip
@@ -259,4 +259,4 @@ def test_without_state_nothing_is_written(tmp_path: Path):
         client.tell(codes.UPDATE_CONSUMER_OFFSET, commitOffset=17, **PLACE)
         client.pull("orders", 0, 0)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
-    assert not {"put", "set", "delete"} & set(served.mount.store.meter.snapshot().kinds)
+    assert not {"put", "set", "delete"} & set(served.mount.store.opened.meter.snapshot().kinds)

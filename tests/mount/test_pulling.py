@@ -73,7 +73,7 @@ def test_a_reader_at_the_end_is_held_until_there_is_more(growing: Growing):
 def test_a_reader_of_a_queue_without_messages_is_held_and_costs_no_request(growing: Growing):
     """As each push consumer is of its group's retry topic: it would come again at once, for ever."""
     with mounted(growing.url, keeps_offsets=False, refresh_s=3600.0) as served:
-        before = served.mount.store.meter.snapshot().requests
+        before = served.mount.store.opened.meter.snapshot().requests
         with served.client() as client:
             client.heartbeat("c", "g", "t")
             began_s = time.monotonic()
@@ -85,7 +85,7 @@ def test_a_reader_of_a_queue_without_messages_is_held_and_costs_no_request(growi
             assert client.pull("%RETRY%g", 0, 5, **HOLD).code == Code.PULL_OFFSET_MOVED
             assert time.monotonic() - began_s < 15
         assert served.mount.puller.found[Is.NO_MATCHED_LOGIC_QUEUE] == 2  # type: ignore[union-attr]
-        assert served.mount.store.meter.snapshot().requests == before
+        assert served.mount.store.opened.meter.snapshot().requests == before
 
 
 def test_a_topic_that_comes_later_is_served(growing: Growing):

@@ -191,7 +191,7 @@ def test_a_mounter_serves_and_keeps_offsets_and_writes_nowhere_else(actors: Acto
             assert client.pull("orders", 1, offset).code == 0
         served.stop()
         assert served.mount.is_drained
-    prefix = served.mount.store.place.prefix
+    prefix = served.mount.store.opened.place.prefix
     assert {
         key for key in kept.keys() ^ before if not key.startswith(f"{prefix}meta/mount/broker-a/")
     } == set()

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tiered.api.lookup import Found
-    from tiered.api.message import Message
+    from tiered.api.message import Found, Message
     from tiered.api.tier_reader import Tier
     from tiered.log.decode import TierBatch
     from tiered.model import QueueBounds, QueueOffset
@@ -177,9 +176,9 @@ class AsyncTier:
             require_positive("pause_s_max", pause_s_max)
             choice = Choice.of(tags, sql)
             cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
-            group = stack.enter_context(self.tier.engine.group())
+            group = stack.enter_context(self.tier.group())
             limits = {"batch_bytes": MESSAGE_BATCH_BYTES}
-            follower = Follower(self.tier.engine, cursor, start, group=group, **limits)
+            follower = Follower(self.tier, cursor, start, group=group, **limits)
 
             def step() -> list[Message] | None:
                 found = follower.step()

@@ -16,9 +16,8 @@ from tiered.errors import StoreUnavailableError
 from tiered.format.message import split_batch
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
+from tiered.index.asked import Wish
 from tiered.index.candidates import has_key
-from tiered.index.objects import FILTER_BYTES_MAX
-from tiered.index.reader import IndexReader, Wish
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
 
     from fetcher.keys import KeyQuery
     from tiered.clock import Clock
-    from tiered.index.reader import Hit, Lookup
+    from tiered.index.asked import Lookup
+    from tiered.index.candidates import Hit
     from tiered.local.face import LocalStore, RecordBatch
-    from tiered.log.reader import TierReader
     from tiered.model import MessageQueue
 
-_SPREAD_THREADS = 8
 _LOOKUP_THREADS = 4
 LOCAL_SCAN_BYTES_MAX = 64 * 1024 * 1024
 """How much of what is not tiered yet one lookup looks at."""
@@ -40,32 +38,20 @@ _LOCAL_STEP_BYTES = 4 * 1024 * 1024
 
 
 class TierKeys:
-    """Looks keys up in one tier; keeps the filters of its index in memory. For any thread."""
+    """Looks keys up in one tier, each until its deadline. For any thread."""
 
-    def __init__(
-        self,
-        reader: TierReader,
-        clock: Clock,
-        *,
-        memory_bytes: int = FILTER_BYTES_MAX,
-        tell: Callable[[int], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, lookup: Callable[[Wish], Lookup], clock: Clock, where: str) -> None:
         """Ask nothing yet.
 
         Args:
-            reader: The tier; whoever makes it refresh, lookups see the outcome.
+            lookup: Looks in the tier (``OpenTier.lookup``).
             clock: For deadlines.
-            memory_bytes: Budget of the filters.
-            tell: Told what of it they take.
+            where: The tier, for messages.
         """
-        self._reader = reader
+        self._lookup = lookup
         self._clock = clock
-        self._lookups = ThreadPoolExecutor(_LOOKUP_THREADS, "tiered-query")
-        self._spread = ThreadPoolExecutor(_SPREAD_THREADS, "tiered-query-messages")
-        limits = {"filter_bytes_max": memory_bytes}
-        self._index = IndexReader(
-            reader.store, reader.prefix, **limits, tell=tell, spread=self._spread.map
-        )
+        self._where = where
+        self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "tiered-lookup")
 
     def find(
         self,
@@ -87,7 +73,7 @@ class TierKeys:
             until_ms=wanted.until_ms,
             count=wanted.count,
         )
-        future = self._lookups.submit(self._index.lookup, self._reader.state, wish)
+        future = self._threads.submit(self._lookup, wish)
         try:
             return _answer(future.result(max(deadline_s - self._clock.monotonic_s(), 0)))
         except (TimeoutError, CancelledError):
@@ -96,14 +82,13 @@ class TierKeys:
             future.cancel()
             raise StoreUnavailableError(
                 "the tier did not answer before the deadline",
-                where=self._reader.prefix,
+                where=self._where,
                 do="try again",
             ) from None
 
     def close(self) -> None:
         """End the threads."""
-        self._lookups.shutdown(cancel_futures=True)
-        self._spread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
 
 class LocalKeys:

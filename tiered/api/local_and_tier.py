@@ -12,29 +12,25 @@ are retried by the store below within the read's deadline. A look that fails is 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from backends.errors import BackendError
 from backends.s3_settings import S3Options
-from fetcher.fetcher import TieredMessageFetcher
 from fetcher.message_store import MessageStoreSettings, TieredMessageStore
 from fetcher.settings import MEMORY_BYTES, FetchSettings
 from fetcher.sides import LocalSide, TierSide
-from fetcher.ticker import Ticker
 from tiered.api.broker_place import choose_place
 from tiered.api.ends import require_same_store, store_document
 from tiered.api.keys import LocalKeys, TierKeys
-from tiered.api.stores import backend_errors, open_metered, with_retries
+from tiered.api.open_tier import OpenTier
+from tiered.api.stores import backend_errors, open_for_reading
 from tiered.clock import Clock, SystemClock
 from tiered.errors import TieredStoreError
 from tiered.local.residency import Residency
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
-from tiered.log.reader import TierReader
 
 if TYPE_CHECKING:
     import os
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backends.base import ObjectStore
-    from backends.wrapping import MeteredStore
     from fetcher.policies import Policy
     from tiered.api.broker_place import Place
     from tiered.model import MessageQueue
@@ -56,21 +51,16 @@ class OpenMessageStore(TieredMessageStore):
     """A ``TieredMessageStore`` that owns its sides. Use it in a ``with`` statement, or ``close`` it.
 
     Attributes:
-        place: Which broker.
-        meter: The tier's store; counts the requests.
-        objects: The same with retries.
+        opened: The tier.
     """
 
-    place: Place
-    meter: MeteredStore
-    objects: ObjectStore
-    _reader: TierReader
+    opened: OpenTier
     _upkeep: _Upkeep
     _closing: ExitStack
 
     def tiered_queues(self) -> Iterable[MessageQueue]:
         """The queues that the tier has, as last seen."""
-        return self._reader.state.queues
+        return self.opened.state.queues
 
     @property
     def trouble(self) -> str:
@@ -135,65 +125,46 @@ def open_message_store(
             local = RocketMQStore.open(directory, clock=clock, options=names)
             opened.callback(local.close)
             local.refresh()
-        stop = threading.Event()
-        meter = open_metered(url, options or S3Options())
-        opened.callback(meter.close)
-        store = with_retries(meter, clock, random.Random(), stop)  # noqa: S311 (jitter)
-        with backend_errors():
-            reader, place = _open_reader(store, local, cluster, broker)
-        tier, fetcher = _start(opened, reader, fetch, clock)
-        share_bytes = fetch.cache_bytes // 2
-        keys = TierKeys(reader, clock, memory_bytes=share_bytes, tell=fetcher.lend)
+        objects = open_for_reading(url, options or S3Options(), clock)
+        opened.callback(objects.close)
+        place = _choose_place(objects.store, local, cluster, broker)
+        tier = OpenTier.over(objects, place, clock, fetch)
+        opened.callback(tier.close)
+        tier.refresh()
+        if local is not None:
+            mine = store_document(local.identity, place)
+            require_same_store(tier.state.store, mine, tier.reader.where)
+        journal = ThreadPoolExecutor(1, "tiered-journal")
+        opened.callback(journal.shutdown, cancel_futures=True)
+        keys = TierKeys(tier.lookup, clock, tier.reader.where)
         opened.callback(keys.close)
         found = OpenMessageStore(
             _local_side(local),
-            tier,
+            TierSide(tier.reader, tier.fetcher, journal, clock),
             clock,
             settings,
             local_keys=LocalKeys(local, clock).find if local is not None else None,
             tier_keys=keys.find,
         )
-        upkeep = _Upkeep(fetcher, local, clock, stop, refresh_s)
+        upkeep = _Upkeep(tier, local, clock, refresh_s)
         opened.callback(upkeep.close)
-        found.place, found.meter, found.objects = place, meter, store
-        found._reader, found._upkeep = reader, upkeep  # noqa: SLF001 (ours)
+        found.opened, found._upkeep = tier, upkeep  # noqa: SLF001 (ours)
         found._closing = opened.pop_all()  # noqa: SLF001 (ours)
         return found
 
 
-def _open_reader(
+def _choose_place(
     store: ObjectStore, local: RocketMQStore | None, cluster: str | None, broker: str | None
-) -> tuple[TierReader, Place]:
-    """The tier of this broker, replayed; and whose it is.
+) -> Place:
+    """Where the tier of this broker lies.
 
     Raises:
-        InvalidError: There is none, or it is of another store.
+        InvalidError: There is none, or there are several.
     """
     if local is not None:
         cluster, broker = cluster or local.identity.cluster, broker or local.identity.broker
-    place = choose_place(store, cluster, broker)
-    reader = TierReader(store, place.prefix)
-    reader.refresh()
-    if local is not None:
-        mine = store_document(local.identity, place)
-        require_same_store(reader.state.store, mine, f"{store.url}/{place.prefix}")
-    return reader, place
-
-
-def _start(
-    opened: ExitStack, reader: TierReader, settings: FetchSettings, clock: Clock
-) -> tuple[TierSide, TieredMessageFetcher]:
-    """A fetcher with its threads."""
-    threads = settings.transfers.requests_in_flight_max
-    executor = ThreadPoolExecutor(threads, "tiered-fetch")
-    opened.callback(executor.shutdown, cancel_futures=True)
-    journal = ThreadPoolExecutor(1, "tiered-journal")
-    opened.callback(journal.shutdown, cancel_futures=True)
-    fetcher = TieredMessageFetcher(reader, executor, clock, settings)
-    opened.callback(fetcher.close)
-    ticker = Ticker(fetcher, clock)
-    opened.callback(ticker.close)
-    return TierSide(reader, fetcher, journal, clock), fetcher
+    with backend_errors():
+        return choose_place(store, cluster, broker)
 
 
 def _local_side(local: RocketMQStore | None) -> LocalSide | None:
@@ -208,16 +179,15 @@ class _Upkeep:
 
     def __init__(
         self,
-        fetcher: TieredMessageFetcher,
+        tier: OpenTier,
         local: RocketMQStore | None,
         clock: Clock,
-        stop: threading.Event,
         seconds: float,
     ) -> None:
-        self._fetcher = fetcher
+        self._tier = tier
         self._local = local
         self._clock = clock
-        self._stop = stop
+        self._stop = tier.stop
         self._seconds = seconds
         self.trouble = ""
         self._thread = threading.Thread(target=self._run, name="tiered-refresh", daemon=True)
@@ -228,8 +198,8 @@ class _Upkeep:
             try:
                 if self._local is not None:
                     self._local.refresh()
-                self._fetcher.refresh()
-            except (TieredStoreError, BackendError) as error:
+                self._tier.refresh()
+            except TieredStoreError as error:
                 if not self.trouble and not self._stop.is_set():
                     _LOG.warning("could not look for what is new, trying again: %s", error)
                 self.trouble = str(error)

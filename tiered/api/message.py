@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,12 @@ from tiered.log.messages import items
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
-    from tiered.index.reader import Hit
+    from tiered.index.asked import Lookup
+    from tiered.index.candidates import Hit
     from tiered.local.face import RecordBatch
     from tiered.log.decode import TierBatch
 
@@ -293,3 +297,33 @@ def message_of_hit(hit: Hit) -> Message:
         hit.message,
         hit.stored,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a lookup by key found; iterates over the messages.
+
+    Attributes:
+        messages: Newest first.
+        unscanned: Messages that no index covers yet and that were not looked at, for the limit of 256 MiB; 0: all were.
+    """
+
+    messages: list[Message]
+    unscanned: int
+
+    @classmethod
+    def of(cls, found: Lookup) -> Found:
+        """What is to be given out of a lookup.
+
+        Raises:
+            DataError: Something that may hold one is damaged.
+        """
+        if found.damaged:
+            raise found.damaged[0]
+        return cls([message_of_hit(hit) for hit in found.hits], found.unscanned)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)

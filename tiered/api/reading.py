@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from tiered.api.engine import Engine
+    from tiered.api.open_tier import OpenTier
     from tiered.log.cursor import QueueCursor
     from tiered.log.decode import TierBatch
 
@@ -80,7 +80,7 @@ def plan_span(cursor: QueueCursor, start: int, stop: int | None) -> Span:
     return Span(cursor, QueueOffset(max(start, cursor.low)), QueueOffset(end), stop is not None)
 
 
-def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierBatch]:
+def read_span(tier: OpenTier, span: Span, *, batch_bytes: int) -> Iterator[TierBatch]:
     """Everything in a span, in order; gaps are passed over.
 
     Raises:
@@ -88,14 +88,14 @@ def read_span(engine: Engine, span: Span, *, batch_bytes: int) -> Iterator[TierB
         DataError: Bytes are damaged.
         StoreUnavailableError: The store does not answer. The iterator is over; a new one may go on behind the last batch.
     """
-    with engine.group() as group:
-        yield from _read(engine, span, group, batch_bytes)
+    with tier.group() as group:
+        yield from _read(tier, span, group, batch_bytes)
 
 
-def _read(engine: Engine, span: Span, group: str, batch_bytes: int) -> Iterator[TierBatch]:
+def _read(tier: OpenTier, span: Span, group: str, batch_bytes: int) -> Iterator[TierBatch]:
     at = span.start
     while at < span.stop:
-        found = engine.fetch(
+        found = tier.fetch(
             group,
             span.cursor,
             at,
@@ -113,12 +113,12 @@ def _read(engine: Engine, span: Span, group: str, batch_bytes: int) -> Iterator[
 
 
 def read_spans(
-    engine: Engine, spans: Sequence[Span], *, batch_bytes: int, at_once: int
+    tier: OpenTier, spans: Sequence[Span], *, batch_bytes: int, at_once: int
 ) -> Iterator[TierBatch]:
     """Everything in several spans, each in order, some at once; what lies side by side is asked for together.
 
     Args:
-        engine: Reads.
+        tier: Reads.
         spans: Of queues that are all different.
         batch_bytes: Of a batch, at most.
         at_once: How many are read at once (> 0).
@@ -128,11 +128,11 @@ def read_spans(
     """
 
     def read(span: Span) -> Iterator[TierBatch]:
-        yield from _read(engine, span, group, batch_bytes)
-        engine.forget(group, span.cursor.queue)
+        yield from _read(tier, span, group, batch_bytes)
+        tier.forget(group, span.cursor.queue)
 
-    with engine.group() as group:
-        engine.expect(group, [(span.cursor, span.start, span.stop) for span in spans])
+    with tier.group() as group:
+        tier.expect(group, [(span.cursor, span.start, span.stop) for span in spans])
         yield from interleave(map(read, spans), at_once=at_once)
 
 
@@ -146,7 +146,7 @@ class Follower:
 
     def __init__(
         self,
-        engine: Engine,
+        tier: OpenTier,
         cursor: QueueCursor,
         start: int | None,
         *,
@@ -156,7 +156,7 @@ class Follower:
         """Read nothing yet.
 
         Args:
-            engine: Reads.
+            tier: Reads.
             cursor: On the history to begin with; it becomes the follower's.
             start: First queue offset; None: the end.
             group: Who reads.
@@ -167,7 +167,7 @@ class Follower:
         """
         require_offset(start, cursor)
         require_positive("batch_bytes", batch_bytes)
-        self._engine, self._cursor = engine, cursor
+        self._tier, self._cursor = tier, cursor
         self._group, self._batch_bytes = group, batch_bytes
         self._at = cursor.end if start is None else QueueOffset(max(start, cursor.low))
 
@@ -179,7 +179,7 @@ class Follower:
         """
         cursor = self._cursor
         while True:
-            found = self._engine.fetch(
+            found = self._tier.fetch(
                 self._group, cursor, self._at, bytes_max=self._batch_bytes, count_max=COUNT_MAX
             )
             if found is None:
@@ -195,7 +195,7 @@ class Follower:
 
 
 def follow_queue(
-    engine: Engine,
+    tier: OpenTier,
     cursor: QueueCursor,
     start: int | None,
     stop: threading.Event,
@@ -209,22 +209,22 @@ def follow_queue(
         TieredStoreError: As ``read_span``.
     """
     pause_s = FOLLOW_S_MIN
-    with engine.group() as group:
-        follower = Follower(engine, cursor, start, group=group, batch_bytes=batch_bytes)
+    with tier.group() as group:
+        follower = Follower(tier, cursor, start, group=group, batch_bytes=batch_bytes)
         while not stop.is_set():
             found = follower.step()
             if found is None:
-                pause_s = _await_news(engine, stop, pause_s, pause_s_max)
+                pause_s = _await_news(tier, stop, pause_s, pause_s_max)
             else:
                 pause_s = FOLLOW_S_MIN
                 yield found
 
 
-def _await_news(engine: Engine, stop: threading.Event, pause_s: float, pause_s_max: float) -> float:
+def _await_news(tier: OpenTier, stop: threading.Event, pause_s: float, pause_s_max: float) -> float:
     """Look at the journal; when there is nothing new, wait. Returns the next pause."""
-    if engine.refresh():
+    if tier.refresh():
         return FOLLOW_S_MIN
-    engine.clock.wait(stop, min(pause_s, pause_s_max))
+    tier.clock.wait(stop, min(pause_s, pause_s_max))
     return longer(pause_s, pause_s_max)
 
 

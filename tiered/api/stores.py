@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import random
+import threading
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from backends.errors import (
@@ -19,8 +21,6 @@ from backends.wrapping import MeteredStore, RetryingStore, RetryPolicy
 from tiered.errors import InvalidError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    import random
-    import threading
     from collections.abc import Callable, Iterator
 
     from backends.base import ObjectStore
@@ -76,3 +76,50 @@ def with_retries(
     if give_up_s is not None:
         policy = replace(policy, deadline_s=min(policy.deadline_s, give_up_s))
     return RetryingStore(store, clock=clock, rng=rng, stop=stop, policy=policy, on_retry=on_retry)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """A store as readers have it.
+
+    Attributes:
+        meter: The store itself, metered; for a journal's writer, who tries again by himself.
+        store: The same with retries.
+        stop: Set: nothing is tried again.
+    """
+
+    meter: MeteredStore
+    store: RetryingStore
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def close(self) -> None:
+        """Give back connections, and try nothing again."""
+        self.stop.set()
+        self.store.close()
+
+
+def open_for_reading(
+    url: str,
+    options: S3Options,
+    clock: Clock,
+    *,
+    rng: random.Random | None = None,
+    stop: threading.Event | None = None,
+    give_up_s: float | None = None,
+) -> OpenStore:
+    """Open a store with a meter and retries.
+
+    Args:
+        url: Which.
+        options: Endpoint, region and the like.
+        clock: Of the pauses between tries.
+        rng: For their jitter.
+        stop: See ``OpenStore``.
+        give_up_s: Shortens how long one request is tried.
+
+    Raises:
+        InvalidError: The URL or an option is wrong.
+    """
+    meter, stop = open_metered(url, options), stop or threading.Event()
+    rng = rng or random.SystemRandom()
+    return OpenStore(meter, with_retries(meter, clock, rng, stop, give_up_s=give_up_s), stop)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import threading
-
 from backends.s3_settings import S3Options
 from fetcher.limits import TransferLimits
 from fetcher.settings import MEMORY_BYTES, FetchSettings
 from tiered.api.broker_place import choose_place
-from tiered.api.stores import backend_errors, open_metered, with_retries
+from tiered.api.stores import backend_errors, open_for_reading
 from tiered.api.tier_reader import Tier
 from tiered.clock import Clock, SystemClock
 
@@ -46,18 +43,17 @@ def open(  # noqa: A001 (the API's door)
         InvalidError: No such tier, or several; less memory, or fewer requests, than there can be.
         StoreUnavailableError: The store cannot be reached or refuses us.
     """
-    clock, stop = clock or SystemClock(), threading.Event()
+    clock = clock or SystemClock()
     if settings is None:
         transfers = TransferLimits(requests_in_flight_max=requests)
         settings = FetchSettings.of_memory(memory_bytes, transfers)
-    meter = open_metered(url, options or S3Options())
-    store = with_retries(meter, clock, random.Random(), stop)  # noqa: S311 (jitter)
+    opened = open_for_reading(url, options or S3Options(), clock)
     with backend_errors():
         try:
-            place = choose_place(store, cluster, broker)
-            tier = Tier(store, meter, place, clock=clock, settings=settings, stop=stop)
+            place = choose_place(opened.store, cluster, broker)
+            tier = Tier.over(opened, place, clock, settings)
             tier.refresh()
         except BaseException:
-            store.close()
+            opened.close()
             raise
     return tier

@@ -4,93 +4,37 @@ from __future__ import annotations
 
 import threading
 from itertools import takewhile
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from fetcher.settings import MEMORY_BYTES, FetchSettings
 from tiered.api.choice import Choice, time_ms
-from tiered.api.engine import Engine
+from tiered.api.open_tier import OpenTier
 from tiered.api.reading import follow_queue, plan_span, read_span, read_spans, require_positive
 from tiered.api.stores import backend_errors
-from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
-from tiered.log.reader import TierReader
 from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
-    from types import TracebackType
 
     import pyarrow as pa
 
-    from backends.base import ObjectStore
-    from backends.wrapping import MeteredStore
-    from tiered.api.broker_place import Place
-    from tiered.api.lookup import Found, Lookups
-    from tiered.api.message import Message
+    from tiered.api.message import Found, Message
     from tiered.log.decode import TierBatch
-    from tiered.log.state import TierState
 
 MIB = 1 << 20
 MESSAGE_BATCH_BYTES = 1 * MIB
 ARROW_BATCH_BYTES = 4 * MIB
 
 
-class Tier:
+class Tier(OpenTier):
     """One broker's tier, read-only. For any thread; each iterator for one thread at a time.
 
     Use it in a ``with`` statement, or ``close`` it. Every method may raise ``StoreUnavailableError`` (the store does not
     answer or refuses), ``DataError`` (bytes are damaged; nothing of what holds them is given out) and ``ClosedError``.
-
-    Attributes:
-        place: Which broker.
-        store: Where it lies, with retries.
-        meter: Counts the requests.
-        reader: Journal and queues.
-        engine: Fetcher and threads; for those who want batches of raw records.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        meter: MeteredStore,
-        place: Place,
-        *,
-        clock: Clock | None = None,
-        settings: FetchSettings | None = None,
-        stop: threading.Event | None = None,
-    ) -> None:
-        """Wire it; ``open`` does that.
-
-        Args:
-            store: With retries.
-            meter: Counts the requests.
-            place: Which broker.
-            clock: For deadlines and waiting.
-            settings: Limits of reading.
-            stop: Set by ``close``, to end the store's retries.
-        """
-        self.store = store
-        self.meter = meter
-        self.place = place
-        self.reader = TierReader(store, place.prefix)
-        self.engine = Engine(
-            self.reader, clock or SystemClock(), settings or FetchSettings.of_memory(MEMORY_BYTES)
-        )
-        self._stop = stop or threading.Event()
-        self._lock = threading.Lock()
-        self._lookups: Lookups | None = None
-
     # What there is
-
-    @property
-    def state(self) -> TierState:
-        """What the journal says, as of opening or the last ``refresh``."""
-        return self.reader.state
-
-    def refresh(self) -> bool:
-        """See what was committed since; whether there was anything."""
-        return self.engine.refresh()
 
     def topics(self) -> list[str]:
         """Names of all topics, in order."""
@@ -211,7 +155,7 @@ class Tier:
         """Batches of stored records, checked and otherwise as they are: what the other forms are made of; see ``read``."""
         require_positive("batch_bytes", batch_bytes)
         cursor = self.reader.cursor(MessageQueue(topic, queue_id), incarnation)
-        return read_span(self.engine, plan_span(cursor, start, stop), batch_bytes=batch_bytes)
+        return read_span(self, plan_span(cursor, start, stop), batch_bytes=batch_bytes)
 
     def read_topic(
         self,
@@ -271,7 +215,7 @@ class Tier:
             )
         cursors = [self.reader.cursor(queue, state=state) for queue in queues]
         spans = [plan_span(cursor, 0, cursor.end) for cursor in cursors]
-        return read_spans(self.engine, spans, batch_bytes=batch_bytes, at_once=queues_at_once)
+        return read_spans(self, spans, batch_bytes=batch_bytes, at_once=queues_at_once)
 
     def follow(
         self,
@@ -319,7 +263,7 @@ class Tier:
         """As ``follow``, in batches of stored records."""
         require_positive("pause_s_max", pause_s_max)
         return follow_queue(
-            self.engine,
+            self,
             self.reader.cursor(MessageQueue(topic, queue_id)),
             start,
             stop or threading.Event(),
@@ -349,7 +293,7 @@ class Tier:
             InvalidError: ``count`` is not above 0.
             DataError: Something that may hold one is damaged; ``tiered query`` gives out what was found all the same.
         """
-        from tiered.api.lookup import Lookups  # noqa: PLC0415
+        from tiered.api.message import Found  # noqa: PLC0415
         from tiered.index.asked import TIME_MAX, Wish  # noqa: PLC0415 - only queries need it
 
         wish = Wish(
@@ -359,31 +303,5 @@ class Tier:
             from_ms=-TIME_MAX if from_time is None else time_ms(from_time),
             until_ms=TIME_MAX if until_time is None else time_ms(until_time),
         )
-        with self._lock:
-            if self._lookups is None:
-                self._lookups = Lookups(
-                    self.store,
-                    self.place.prefix,
-                    memory_bytes=self.engine.lendable_bytes,
-                    tell=self.engine.lend,
-                )
-        return self._lookups.find(self.state, wish)
-
-    def close(self) -> None:
-        """End threads and give back connections. Iterators that are under way end with ``ClosedError``."""
-        self._stop.set()
-        self.engine.close()
-        if self._lookups is not None:
-            self._lookups.close()
-        self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        with backend_errors():
+            return Found.of(self.lookup(wish))

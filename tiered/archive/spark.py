@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -31,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
-from tiered.api.stores import open_metered, with_retries
+from tiered.api.stores import open_for_reading
 from tiered.archive.body.layout import Layout
 from tiered.archive.machine import lane_row
 from tiered.archive.model import Archived, Lane
@@ -211,9 +210,8 @@ def worker(
 def do_task(order: Order, text: str) -> str:
     """One task, or pack of them; what it came to, as ``outcome_of`` reads it."""
     work, stop, clock = work_of(text), threading.Event(), SystemClock()
-    rng = random.SystemRandom()
-    tier = with_retries(open_metered(order.tier, order.options), clock, rng, stop)
-    archive = with_retries(open_metered(order.archive, order.options), clock, rng, stop)
+    tier = open_for_reading(order.tier, order.options, clock, stop=stop).store
+    archive = open_for_reading(order.archive, order.options, clock, stop=stop).store
     try:
         made = do_work(tier, order.prefix, archive, work)
         return json.dumps({"done": [archived.document() for archived in made]})

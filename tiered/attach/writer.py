@@ -22,7 +22,7 @@ from backends.errors import BackendError
 from backends.s3_settings import S3Options
 from tiered.api.deadline_store import PatientStore
 from tiered.api.ends import require_conditional_writes, require_same_store, store_document
-from tiered.api.stores import backend_errors, open_metered, with_retries
+from tiered.api.stores import backend_errors, open_for_reading, with_retries
 from tiered.attach.index import IndexThread
 from tiered.attach.naming import open_named, place_of, require_apart
 from tiered.attach.settings import AttachSettings
@@ -157,14 +157,14 @@ class Attachment:
         rng = rng or random.SystemRandom()
         stopping = stopping or threading.Event()
         with contextlib.ExitStack() as opened:
-            meter = open_metered(url, options or S3Options())
+            objects = open_for_reading(url, options or S3Options(), clock, rng=rng, stop=stopping)
+            meter = objects.meter
             opened.callback(meter.close)
             require_apart(directory, meter.url)
             local = open_named(directory, settings, clock, stopping)
             opened.callback(local.close)
             with backend_errors():
-                retrying = with_retries(meter, clock, rng, stopping)
-                place = place_of(retrying, local.identity, settings)
+                place = place_of(objects.store, local.identity, settings)
             attachment = cls(
                 local=local,
                 meter=meter,

@@ -138,7 +138,7 @@ class Run:
         tier, self._tier = self._tier, None
         if tier is None:
             return
-        stats = tier.engine.fetcher.transfers.stats
+        stats = tier.fetcher.transfers.stats
         self.hedges += stats.hedges
         self.hedge_wins += stats.hedge_wins
         self.fetched_bytes += self.slow.size_bytes - self._before[1] + stats.running_bytes
@@ -165,15 +165,15 @@ class Seen:
         until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
         """One read of a client, which may say up to where it will read."""
-        engine, clock, cursor = run.tier.engine, run.clock, run.tier.reader.cursor(queue)
+        tier, clock, cursor = run.tier, run.clock, run.tier.reader.cursor(queue)
         begin_s = clock.monotonic_s()
-        found = engine.fetch(group, cursor, at, bytes_max=BATCH_BYTES, count_max=count, until=until)
+        found = tier.fetch(group, cursor, at, bytes_max=BATCH_BYTES, count_max=count, until=until)
         self.seconds.append(clock.monotonic_s() - begin_s)
         if found is not None and not isinstance(found, Gap):
             self.messages += found.records.count
             self.size_bytes += memoryview(found.records.data).nbytes
         if len(self.seconds) % SAMPLE_EVERY == 1:
-            stats = engine.fetcher.stats()
+            stats = tier.fetcher.stats()
             self.cache_bytes_max = max(
                 self.cache_bytes_max, stats.cached_bytes + stats.reserved_bytes
             )
@@ -207,7 +207,7 @@ def _sequential(run: Run) -> None:
     for number in range(load.groups):
         cursors = [run.tier.reader.cursor(queue) for queue in run.queues]
         whole = [(cursor, cursor.low, cursor.end) for cursor in cursors]
-        run.tier.engine.expect(f"g{number}", whole)
+        run.tier.expect(f"g{number}", whole)
     shares = [run.queues[n :: load.threads] for n in range(load.threads)]
     jobs = [(f"g{g}", share) for g in range(load.groups) for share in shares if share]
     _all(work, jobs)

@@ -37,7 +37,7 @@ def run(call: Call) -> int:
     which = call.text("incarnation")
     with contextlib.ExitStack() as stack, backend_errors():
         tier = open_tier(call, call.argument("url"), stack, memory_bytes=MEMORY_BYTES)
-        printer = Printer(wish, call.stdout, call.whole_or_none("count"), tier.engine, call.say)
+        printer = Printer(wish, call.stdout, call.whole_or_none("count"), tier, call.say)
         check_queues(tier, topic, number)
         printer.begin()
         try:
@@ -161,7 +161,7 @@ def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> 
     queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
     readers: Iterable[QueueReader] = [printer.meet(queue, tier.reader) for queue in queues]
     if printer.left is None and printer.wish.from_ms is None:
-        readers = queues_ahead(tier.engine, GROUP, list(readers), printer.start)
+        readers = queues_ahead(tier, GROUP, list(readers), printer.start)
     for reader in readers:
         if printer.is_full:
             break

@@ -195,11 +195,11 @@ def announce(call: Call, lease: LeaseState) -> None:
 
 def tell(call: Call, mount: Mount) -> None:
     """Say what is served."""
-    place = mount.store.place
+    place = mount.store.opened.place
     queues = list(mount.store.tiered_queues())
     topics = len({queue.topic for queue in queues})
     call.say(
-        f"tiered: serving {mount.store.meter.url} as {place.cluster}/{mount.name} at {mount.address}:"
+        f"tiered: serving {mount.store.opened.meter.url} as {place.cluster}/{mount.name} at {mount.address}:"
         f" {counted(topics, 'topic')}, {counted(len(queues), 'queue')}, read-only"
     )
     if mount.adopted:
@@ -215,12 +215,12 @@ def summary(mount: Mount, seconds: float) -> dict[str, Any]:
     """The document of ``tiered mount --json``."""
     assert mount.server is not None
     assert mount.puller is not None
-    counters, requests = mount.server.counters, mount.store.meter.snapshot()
+    counters, requests = mount.server.counters, mount.store.opened.meter.snapshot()
     return {
         "format": 1,
-        "url": mount.store.meter.url,
-        "cluster": mount.store.place.cluster,
-        "broker": mount.store.place.broker,
+        "url": mount.store.opened.meter.url,
+        "cluster": mount.store.opened.place.cluster,
+        "broker": mount.store.opened.place.broker,
         "name": mount.name,
         "address": mount.address,
         "is_drained": mount.is_drained,

@@ -7,7 +7,6 @@ Without an option the plan is shown. ``--plan FILE`` saves it as well, ``--apply
 from __future__ import annotations
 
 import random
-import threading
 from typing import TYPE_CHECKING, Any
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
@@ -42,17 +41,14 @@ def open_workplace(
         BackendError: The store cannot be reached or refuses us.
     """
     from tiered.api.broker_place import SIGNS, choose_place
-    from tiered.api.stores import open_metered, with_retries
+    from tiered.cli.tiers import open_both
     from tiered.upkeep.workplace import Workplace
 
-    meter = open_metered(url, call.s3_options())
-    stack.callback(meter.close)
-    rng = random.SystemRandom()
     give_up_s = call.number("give-up-seconds")
-    store = with_retries(meter, call.clock, rng, threading.Event(), give_up_s=give_up_s)
+    meter, store = open_both(call, url, stack, give_up_s=give_up_s)
     names = (call.text("cluster"), call.text("broker"))
     place = choose_place(store, *names, signs=signs or SIGNS)
-    return Workplace(store, meter, place, call.clock, rng, give_up_s)
+    return Workplace(store, meter, place, call.clock, random.SystemRandom(), give_up_s)
 
 
 def get_plan(call: Call, what: str, at: Workplace | Workshop, make: Callable[[], Plan]) -> Plan:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from fetcher.filters import Filter
-    from tiered.api.engine import Engine
+    from tiered.api.open_tier import OpenTier
     from tiered.log.cursor import QueueCursor
     from tiered.log.parts import Gap
     from tiered.log.reader import QueueReader, TierBatch, TierReader
@@ -59,7 +59,7 @@ class Printer:
         wish: What.
         out: Where to.
         left: How many messages may still be written; None for all.
-        engine: Reads ahead.
+        source: Reads ahead.
         say: Is told what is passed over, for people.
         places: Where to go on, by queue.
     """
@@ -67,7 +67,7 @@ class Printer:
     wish: Wish
     out: BinaryIO
     left: int | None
-    engine: Engine
+    source: OpenTier
     say: Callable[[str], None] = lambda _: None
     places: dict[MessageQueue, tuple[QueueCursor, QueueOffset]] = field(default_factory=dict)
     _written: int = 0
@@ -95,7 +95,7 @@ class Printer:
                 count = min(count, self.left)
                 until = QueueOffset(at + count)
             count = min(count, _COUNT_MAX)
-            found = self.engine.fetch(
+            found = self.source.fetch(
                 GROUP, reader.cursor, at, bytes_max=_BATCH_BYTES, count_max=count, until=until
             )
             if found is None:

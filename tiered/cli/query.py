@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import click
@@ -15,10 +14,8 @@ from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call
-    from tiered.index.reader import Hit, Lookup, Wish
-
-THREADS = 8
-"""Messages read at once."""
+    from tiered.index.asked import Lookup, Wish
+    from tiered.index.candidates import Hit
 
 
 def run(call: Call) -> int:
@@ -26,7 +23,6 @@ def run(call: Call) -> int:
     from tiered.api.stores import backend_errors
     from tiered.cli.query_archive import is_archive, look
     from tiered.cli.tiers import open_objects, open_tier
-    from tiered.index.reader import IndexReader
 
     is_document = _is_document(call)
     with contextlib.ExitStack() as stack, backend_errors():
@@ -45,9 +41,7 @@ def run(call: Call) -> int:
                 where=tier.store.url,
                 do="`tiered ls URL` lists the topics",
             )
-        pool = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-query"))
-        reader = IndexReader(tier.store, tier.place.prefix, spread=pool.map)
-        found = reader.lookup(tier.state, wish)
+        found = tier.lookup(wish)
     lines = [_line(hit, raw_body=call.flag("raw-body")) for hit in found.hits]
     _print(call, lines, found, is_document=is_document)
     if not lines:
@@ -74,7 +68,7 @@ def _say_nothing(call: Call) -> None:
 
 def read_wish(call: Call) -> Wish:
     """What the options say."""
-    from tiered.index.reader import Wish
+    from tiered.index.asked import Wish
 
     bounds = {"from_ms": call.time_ms("from"), "until_ms": call.time_ms("until")}
     return Wish(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tiered.api.engine import Engine
+    from tiered.api.open_tier import OpenTier
     from tiered.log.reader import QueueReader
     from tiered.model import QueueOffset
 
@@ -17,7 +17,7 @@ AT_ONCE = 8
 
 
 def queues_ahead(
-    engine: Engine,
+    source: OpenTier,
     group: str,
     readers: Sequence[QueueReader],
     start: Callable[[QueueReader], QueueOffset],
@@ -27,14 +27,14 @@ def queues_ahead(
     What that meets, such as damage, is left to whoever reads the queue.
 
     Args:
-        engine: Reads.
+        source: Reads.
         group: In whose name.
         readers: Of the present lives of queues.
         start: Where the reading of a queue will begin.
     """
 
     def begin(reader: QueueReader, at: QueueOffset) -> None:
-        engine.fetch(
+        source.fetch(
             group,
             reader.cursor,
             at,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from typing import TYPE_CHECKING
 
-from tiered.api.stores import open_metered, with_retries
+from tiered.api.stores import open_for_reading
 
 if TYPE_CHECKING:
     import contextlib
@@ -36,10 +34,9 @@ def open_both(
     Raises:
         InvalidError: The URL or an option is wrong.
     """
-    meter = open_metered(url, call.s3_options())
-    stack.callback(meter.close)
-    rng = random.SystemRandom()
-    return meter, with_retries(meter, call.clock, rng, threading.Event(), give_up_s=give_up_s)
+    opened = open_for_reading(url, call.s3_options(), call.clock, give_up_s=give_up_s)
+    stack.callback(opened.close)
+    return opened.meter, opened.store
 
 
 def open_tier(

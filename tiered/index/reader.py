@@ -24,14 +24,13 @@ from tiered.index.asked import COUNT, SCAN_BYTES_MAX, Lookup, Wish
 from tiered.index.candidates import Hit, LifeViews
 from tiered.index.objects import FILTER_BYTES_MAX, IndexObjects
 from tiered.index.search import Means, Search, Spread
-from tiered.journal.reader import JournalReader
-from tiered.log.reader import READ_BYTES
-from tiered.log.state import TierMachine, TierState
+from tiered.log.reader import READ_BYTES, TierReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.base import ObjectStore
+    from tiered.log.state import TierState
 
 __all__ = ["COUNT", "SCAN_BYTES_MAX", "Hit", "IndexReader", "Lookup", "Wish"]
 _REPLAYS_MAX: Final = 4
@@ -49,6 +48,7 @@ class IndexReader:
         store: ObjectStore,
         prefix: str,
         *,
+        journal: TierReader | None = None,
         filter_bytes_max: int = FILTER_BYTES_MAX,
         tell: Callable[[int], None] = lambda _: None,
         spread: Spread = map,
@@ -58,6 +58,7 @@ class IndexReader:
         Args:
             store: The tier's.
             prefix: Of the broker, ending in a slash.
+            journal: Is refreshed when an object is gone; default: one of its own.
             filter_bytes_max: Budget of the filters that are kept in memory, and, while a lookup runs, of the messages that
                 it looks at since no index covers them (or one that is larger).
             tell: See ``IndexObjects``.
@@ -66,8 +67,7 @@ class IndexReader:
         self.objects = IndexObjects(store, prefix, filter_bytes_max=filter_bytes_max, tell=tell)
         read_bytes = min(READ_BYTES, filter_bytes_max // 2)
         self._means = Means(LifeViews(store, prefix), self.objects, spread, read_bytes)
-        self._store = store
-        self._prefix = prefix
+        self._journal = journal or TierReader(store, prefix)
 
     def lookup(self, state: TierState, wish: Wish) -> Lookup:
         """Find messages.
@@ -84,13 +84,8 @@ class IndexReader:
             try:
                 return Search(self._means, state, wish, gone_is_damage=False).run()
             except ObjectNotFoundError:  # merged or expired meanwhile, as a rule
-                now = self._state_now()
-                if now == state:
+                self._journal.refresh()
+                if self._journal.state == state:
                     break
-                state = now
+                state = self._journal.state
         return Search(self._means, state, wish, gone_is_damage=True).run()
-
-    def _state_now(self) -> TierState:
-        journal = JournalReader(self._store, self._prefix, TierMachine())
-        journal.catch_up()
-        return journal.state

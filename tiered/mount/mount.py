@@ -125,14 +125,14 @@ class Mount:
     ) -> None:
         """Wire it; ``open`` does that."""
         self.store = store
-        self.name = settings.name or store.place.broker
+        self.name = settings.name or store.opened.place.broker
         self.offsets = ConsumerOffsets()
         self.adopted = 0
         self.is_serving = False
         self.is_drained = False
         self.consumers = Consumers(clock, self._on_group)
         self.locks = Locks(clock)
-        self.topics = Topics(store.place.cluster, self.name, clock)
+        self.topics = Topics(store.opened.place.cluster, self.name, clock)
         self.topics.update(store.tiered_queues())
         self.keeper = keeper
         self.address = ""
@@ -273,7 +273,7 @@ class Mount:
         port = await self.server.listen(*settings.listen, settings.tls)
         host, port = settings.advertise or (_own_host(settings), port)
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        identity = Identity(self.store.place.cluster, self.name, self.address)
+        identity = Identity(self.store.opened.place.cluster, self.name, self.address)
         answers = Answers(
             self.store,
             identity,
@@ -392,17 +392,20 @@ def _keeper(
     Raises:
         InvalidError: The store does not write conditionally.
     """
-    prefix = mount_prefix(store.place.prefix, settings.name or store.place.broker)
+    prefix = mount_prefix(store.opened.place.prefix, settings.name or store.opened.place.broker)
     try:
         with backend_errors():
-            require_conditional_writes(store.objects, rng, store.meter.url, below=prefix)
+            require_conditional_writes(
+                store.opened.store, rng, store.opened.meter.url, below=prefix
+            )
     except InvalidError as error:
         raise InvalidError(
             f"offsets of consumers cannot be kept here: {error.what}",
             where=error.where,
             do="serve with --no-state, so that they are in memory alone",
         ) from error
-    return OffsetsKeeper(store.meter, store.objects, prefix, clock, rng, lease_s=settings.lease_s)
+    tier = store.opened
+    return OffsetsKeeper(tier.meter, tier.store, prefix, clock, rng, lease_s=settings.lease_s)
 
 
 def _own_host(settings: MountSettings) -> str:

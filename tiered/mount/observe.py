@@ -24,7 +24,7 @@ def collect(mount: Mount) -> list[Sample]:
         *_clients(mount),
         *_requests(mount),
         *_state(mount),
-        *request_samples(mount.store.meter),
+        *request_samples(mount.store.opened.meter),
         Sample("tiered_resident_bytes", resident_bytes()),
     ]
 

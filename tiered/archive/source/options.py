@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from typing import TYPE_CHECKING
 
 from backends.s3_settings import S3Options
-from tiered.api.stores import backend_errors, open_metered, with_retries
+from tiered.api.stores import backend_errors, open_for_reading
 from tiered.archive.model import LOG
 from tiered.clock import SystemClock
 from tiered.errors import InvalidError
@@ -77,8 +75,7 @@ def open_place(options: Mapping[str, str]) -> ObjectStore:
     """
     if not options.get("path"):
         raise InvalidError("no URL is given", do='say .load("s3://bucket/prefix")')
-    meter = open_metered(options["path"], s3_options(options))
-    return with_retries(meter, SystemClock(), random.SystemRandom(), threading.Event())
+    return open_for_reading(options["path"], s3_options(options), SystemClock()).store
 
 
 def kind_of(options: Mapping[str, str], kind: str | None) -> str:

@@ -1,0 +1,270 @@
+"""An opened tier: all that reading one takes, made when it is wanted and closed together.
+
+Overview: one ``OpenTier`` owns the store with its meter and retries, the broker's place in it, the journal's reader, the
+fetcher with its threads, the lookups by key with theirs, and the memory that these two share. The Python API (``Tier``),
+message stores, the mount, and every command that reads messages stand on one. Listing starts no threads: the first ``fetch``
+makes the fetcher, the first ``lookup`` the other.
+
+Memory: the budget of the settings is the fetcher's; lookups borrow up to half of it for the filters of the key index.
+
+Ordering: ``close`` ends reads that wait (``ClosedError``), then requests, then threads, then connections. Batches handed out
+stay valid.
+
+Retries: as the store below retries, until ``close``. A crash leaves nothing: it only reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Self
+
+from backends.errors import BackendError
+from fetcher.fetcher import TieredMessageFetcher
+from fetcher.settings import MEMORY_BYTES, FetchSettings
+from fetcher.ticker import Ticker
+from tiered.api.stores import OpenStore, backend_errors
+from tiered.clock import Clock, SystemClock
+from tiered.errors import ClosedError
+from tiered.log.reader import TierReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+    from backends.base import ObjectStore
+    from backends.wrapping import MeteredStore
+    from tiered.api.broker_place import Place
+    from tiered.index.asked import Lookup, Wish
+    from tiered.index.reader import IndexReader
+    from tiered.log.cursor import QueueCursor
+    from tiered.log.decode import TierBatch
+    from tiered.log.parts import Gap
+    from tiered.log.state import TierState
+    from tiered.model import MessageQueue, QueueOffset
+
+LOOKUP_THREADS = 8
+"""Messages that one lookup by key reads at once."""
+
+
+class OpenTier:
+    """See the module's contract. For any thread.
+
+    Attributes:
+        place: Which broker.
+        store: Where it lies, with retries.
+        meter: Counts the requests.
+        reader: Journal and queues.
+        clock: For deadlines and waiting.
+        stop: Set by ``close``; ends the store's retries.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        meter: MeteredStore,
+        place: Place,
+        *,
+        clock: Clock | None = None,
+        settings: FetchSettings | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            store: With retries; it becomes the tier's own.
+            meter: Counts the requests.
+            place: Which broker.
+            clock: For deadlines and waiting.
+            settings: Limits of reading.
+            stop: Ends the store's retries.
+        """
+        self.store = store
+        self.meter = meter
+        self.place = place
+        self.clock = clock or SystemClock()
+        self.stop = stop or threading.Event()
+        self.reader = TierReader(store, place.prefix)
+        self._settings = settings or FetchSettings.of_memory(MEMORY_BYTES)
+        self._lock = threading.Lock()
+        self._made: tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker] | None = None
+        self._index: tuple[IndexReader, ThreadPoolExecutor] | None = None
+        self._is_closed = False
+        self._lent_bytes = 0
+        self._groups = count(1)
+
+    @classmethod
+    def over(
+        cls, opened: OpenStore, place: Place, clock: Clock, settings: FetchSettings | None = None
+    ) -> Self:
+        """A broker's tier on an opened store, which becomes the tier's own."""
+        return cls(
+            opened.store, opened.meter, place, clock=clock, settings=settings, stop=opened.stop
+        )
+
+    # What the journal says
+
+    @property
+    def state(self) -> TierState:
+        """What the journal says, as of opening or the last ``refresh``."""
+        return self.reader.state
+
+    def refresh(self) -> bool:
+        """See what was committed since; whether there was anything."""
+        with backend_errors():
+            return self.reader.refresh()
+
+    # Messages, in order
+
+    @property
+    def fetcher(self) -> TieredMessageFetcher:
+        """The fetcher, made if there is none yet.
+
+        Raises:
+            ClosedError: After ``close``.
+        """
+        with self._lock:
+            self._require_open()
+            if self._made is None:
+                self._made = self._make_fetcher()
+            return self._made[0]
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the tier has been closed", where=self.store.url)
+
+    def _make_fetcher(self) -> tuple[TieredMessageFetcher, ThreadPoolExecutor, Ticker]:
+        threads = self._settings.transfers.requests_in_flight_max
+        executor = ThreadPoolExecutor(threads, "tiered-fetch")
+        fetcher = TieredMessageFetcher(self.reader, executor, self.clock, self._settings)
+        fetcher.lend(self._lent_bytes)
+        return fetcher, executor, Ticker(fetcher, self.clock)
+
+    def fetch(
+        self,
+        group: str,
+        cursor: QueueCursor,
+        start: QueueOffset,
+        *,
+        bytes_max: int,
+        count_max: int,
+        until: QueueOffset | None = None,
+    ) -> TierBatch | Gap | None:
+        """See ``TieredMessageFetcher.read``; what the store says comes as an error of ours."""
+        made = self._made
+        fetcher = self.fetcher if made is None else made[0]
+        try:
+            return fetcher.read(
+                group,
+                cursor.queue,
+                start,
+                bytes_max=bytes_max,
+                count_max=count_max,
+                cursor=cursor,
+                until=until,
+            )
+        except BackendError:
+            with backend_errors():
+                raise
+
+    def expect(
+        self, group: str, wanted: Iterable[tuple[QueueCursor, QueueOffset, QueueOffset]]
+    ) -> None:
+        """See ``TieredMessageFetcher.expect``."""
+        self.fetcher.expect(group, wanted)
+
+    def forget(self, group: str, queue: MessageQueue) -> None:
+        """A reader has done with a queue."""
+        made = self._made
+        if made is not None:
+            made[0].forget(group, queue)
+
+    @contextmanager
+    def group(self) -> Iterator[str]:
+        """A group of its own for one reader, so that its read-ahead is its own.
+
+        To leave it takes no lock: an iterator that is left alone may end in the collector, and that in any thread.
+        """
+        name = f"reader-{next(self._groups)}"
+        try:
+            yield name
+        finally:
+            made = self._made
+            if made is not None:
+                made[0].forget_soon(name)
+
+    # Messages, by key
+
+    def lookup(self, wish: Wish) -> Lookup:
+        """Look a key up in what was seen of the journal; damage is named in what is returned.
+
+        Raises:
+            BackendError: The store does not answer.
+            ClosedError: After ``close``.
+        """
+        with self._lock:
+            self._require_open()
+            if self._index is None:
+                self._index = self._make_index()
+            reader = self._index[0]
+        return reader.lookup(self.state, wish)
+
+    def _make_index(self) -> tuple[IndexReader, ThreadPoolExecutor]:
+        from tiered.index.reader import IndexReader  # noqa: PLC0415 - only lookups need it
+
+        pool = ThreadPoolExecutor(LOOKUP_THREADS, "tiered-query")
+        reader = IndexReader(
+            self.store,
+            self.place.prefix,
+            journal=self.reader,
+            filter_bytes_max=self.lendable_bytes,
+            tell=self.lend,
+            spread=pool.map,
+        )
+        return reader, pool
+
+    @property
+    def lendable_bytes(self) -> int:
+        """What ``lend`` may be told at most."""
+        return self._settings.cache_bytes // 2
+
+    def lend(self, size_bytes: int) -> None:
+        """So much of the memory is used by lookups from now on; reading has the rest."""
+        with self._lock:
+            self._lent_bytes, made = size_bytes, self._made
+        if made is not None:
+            made[0].lend(size_bytes)
+
+    # The end
+
+    def close(self) -> None:
+        """End reads, threads and connections. Harmless when repeated.
+
+        Waits for requests under way, at most 10 seconds before it gives them up.
+        """
+        self.stop.set()
+        with self._lock:
+            self._is_closed = True
+            made, self._made = self._made, None
+            index, self._index = self._index, None
+        if made is not None:
+            fetcher, executor, ticker = made
+            ticker.close()
+            fetcher.close()
+            executor.shutdown(cancel_futures=True)
+        if index is not None:
+            index[1].shutdown(cancel_futures=True)
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
