@@ -10,6 +10,7 @@ Layout, relative to the URL of the tier::
         topic/<topic>/<level>/<time_ms>-<generation>-<writer>-<sequence>    of the queues of one topic
         queue/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>   of one queue
         ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
+        timer/                                        of timers: a journal, a lease and bundles of their own (docs/timers.md)
         meta/mount/<name>/                            of mounts: a journal and a lease of their own (docs/formats/mount.md)
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
         index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
@@ -51,6 +52,7 @@ QUARANTINE = "quarantine/"
 LEDGER = "ledger/"
 INDEX = "index/"
 MOUNT = "meta/mount/"
+TIMER = "timer/"
 DATA_ROOTS = (BUNDLE, TOPIC, QUEUE, INDEX, QUARANTINE)
 """Where the objects lie that a writer makes; it makes none before its journal has an entry."""
 _CHECKPOINT = ".checkpoint"

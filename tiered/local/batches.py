@@ -10,6 +10,7 @@ from typing_extensions import Buffer
 
 from tiered.format.block import RecordBlock, tag_hashes
 from tiered.local.face import RecordBatch
+from tiered.local.topics import SCHEDULE_TOPIC
 from tiered.local.verdicts import TagFacts, judge_tags
 from tiered.model import MessageQueue, QueueOffset
 
@@ -62,8 +63,8 @@ class TagRule:
             owns: Index in ``block`` of each entry's own sound record; -1: it has none, and stays as it is.
             guesses: ``tag_guesses`` of the block.
         """
-        if not len(guesses):
-            return
+        if not len(guesses) or queue.topic == SCHEDULE_TOPIC:
+            return  # (there the tag code is the time of delivery)
         unlike = np.flatnonzero((entries.tag_codes != guesses[owns]) & (owns >= 0))
         if not len(unlike):
             return

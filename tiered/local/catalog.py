@@ -18,7 +18,7 @@ from tiered.local.layout import (
     list_topic_queues,
     list_topics,
 )
-from tiered.local.topics import LIGHT_PREFIX, reason_left_out
+from tiered.local.topics import LIGHT_PREFIX, TIMER_TOPICS, reason_left_out
 from tiered.local.verdicts import OFFSET_MAX, is_queue_name
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
 
@@ -70,7 +70,9 @@ class Catalog:
         *,
         cluster: str | None,
         broker: str | None,
+        timers: bool = False,
     ) -> None:
+        self._timers = timers
         self._layout = layout
         self._cache = cache
         self._cluster, self._broker = cluster, broker
@@ -122,13 +124,18 @@ class Catalog:
     def reason(self, topic: str) -> str | None:
         """Why a topic is left out, or None."""
         if topic not in self._reasons:
-            reason = reason_left_out(
-                topic, cluster=self._cluster, broker=self._broker, static=self.topics.static
-            )
+            reason = self._reason(topic)
             self._reasons[topic] = reason
             if reason is not None:
                 self._left_out[topic] = reason
         return self._reasons[topic]
+
+    def _reason(self, topic: str) -> str | None:
+        if self._timers:
+            return None if topic in TIMER_TOPICS else "no topic of timers"
+        return reason_left_out(
+            topic, cluster=self._cluster, broker=self._broker, static=self.topics.static
+        )
 
     def leave_out(self, topic: str, reason: str) -> None:
         """Name something that is left out for another reason than its topic's name."""

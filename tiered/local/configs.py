@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tiered.format.fastjson import loads
+from tiered.format.timercheck import TimerCheck, decode_timer_check
 from tiered.local.files import open_read_only, unreadable
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _TRIES: Final = 3
 TOPICS_FILE: Final = "config/topics.json"
 STATIC_TOPICS_FILE: Final = "config/topicQueueMapping.json"
+DELAY_OFFSETS_FILE: Final = "config/delayOffset.json"
+TIMER_CHECK_FILE: Final = "config/timercheck"
 _SYNC_MEMBER: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 _REVIVE: Final = "rmq_sys_REVIVE_LOG_"
 
@@ -66,6 +69,35 @@ def read_topics(root: str) -> Topics:
         broker=_suffix(names, _SYNC_MEMBER),
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TimerProgress:
+    """How far a broker is with its timers, by its own files, which may be some seconds old.
+
+    Attributes:
+        wheel: Of the timing wheel.
+        delayed: By delay level, from 1, the queue offset behind what is delivered.
+        notes: Lines for the report.
+    """
+
+    wheel: TimerCheck = field(default_factory=TimerCheck)
+    delayed: Mapping[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_timer_progress(root: str) -> TimerProgress:
+    """Read how far the broker of the store at ``root`` is with its timers; nothing where it has never had any.
+
+    Raises:
+        InvalidError: A file may not be read.
+    """
+    notes: list[str] = []
+    wheel = decode_timer_check(read_text(f"{root}/{TIMER_CHECK_FILE}") or b"")
+    table = _table(_read_table(root, DELAY_OFFSETS_FILE, notes), "offsetTable") or {}
+    offsets = {int(level): offset for level, offset in table.items() if level.isdigit()}
+    sound = {level: offset for level, offset in offsets.items() if type(offset) is int}
+    return TimerProgress(wheel, sound, tuple(notes))
 
 
 def read_text(path: str, size_max: int = 1 << 28) -> bytes | None:

@@ -79,6 +79,7 @@ class RocketMQOptions:
             asked. Called under the store's lock, so it must answer at once, from what it knows, and not raise.
         stop: Asked before each read of the opening, which may scan a large log: it then ends with ``ClosedError``. A store
             that is open is read whatever it says, since what is in hand has to be drained.
+        timers: Show the topics in which the broker keeps its timers (``TIMER_TOPICS``), and no others.
     """
 
     cluster: str | None = None
@@ -87,6 +88,7 @@ class RocketMQOptions:
     whole_log_bytes_max: int = 1 << 30
     broker_max_offset: Callable[[], int] | None = None
     stop: Callable[[], bool] = lambda: False
+    timers: bool = False
 
 
 class RocketMQStore:
@@ -380,7 +382,12 @@ class RocketMQStore:
             broker=self._options.broker or names.broker,
         )
         catalog = Catalog(
-            layout, self._cache, topics, cluster=self._names.cluster, broker=self._names.broker
+            layout,
+            self._cache,
+            topics,
+            cluster=self._names.cluster,
+            broker=self._names.broker,
+            timers=self._options.timers,
         )
         return self._make(log, catalog)
 

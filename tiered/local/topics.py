@@ -17,6 +17,10 @@ _SYSTEM: Final = frozenset(
 )
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 LIGHT_PREFIX: Final = "%LMQ%"
+WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPICS: Final = frozenset({WHEEL_TOPIC, SCHEDULE_TOPIC})
+"""Where a broker keeps messages that are due later: at any time, or after one of its delay levels."""
 
 
 def reason_left_out(

@@ -19,6 +19,7 @@ import zstandard
 from tiered.format.bundle import SectionPlace
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.log.ranges import Ranges, ranges_of
+from tiered.log.timers import TimerFacts
 from tiered.log.wellformed import INT_MAX, check_ints, check_key, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -477,6 +478,7 @@ class TierState:
         refused_parts: Parts, gaps and incarnations that replay refused.
         updated_ms: Time of the last entry.
         indexes: The key index's objects, in the order in which they were named.
+        timers: Of a journal of timers (``tiered.log.timers``).
     """
 
     generation: int = 0
@@ -488,6 +490,7 @@ class TierState:
     refused_parts: int = 0
     updated_ms: int = 0
     indexes: tuple[IndexObject, ...] = ()
+    timers: TimerFacts = field(default_factory=TimerFacts)
 
     def life(self, queue: MessageQueue) -> QueueLife | None:
         """The present life of a queue."""

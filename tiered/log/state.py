@@ -37,6 +37,7 @@ from tiered.log.parts import (
     queue_action,
 )
 from tiered.log.takeback import Head, cut, is_tail
+from tiered.log.timers import TIMER, TIMER_TOPIC, TimerFacts, after_timer
 from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
@@ -80,6 +81,7 @@ class TierMachine:
     meta          ``store``: identity of the local store
     index         ``objects``: index objects that are new; ``drop``: keys of such as are given up first; see
                   ``tiered.log.indexed``; from anybody
+    timer         see ``tiered.log.timers``
     ============= ============================================================================================
     """
 
@@ -138,6 +140,7 @@ class TierMachine:
             "queues": [_queue_json(queue, lives) for queue, lives in state.queues.items()],
             "parts": encode_columns(s.parts for life in lives for s in life.segments),
             **({"indexes": [one.row() for one in state.indexes]} if state.indexes else {}),
+            **({"timers": state.timers.row()} if state.timers != TimerFacts() else {}),
         }
 
     def dump_pieces(self, state: TierState) -> Iterator[bytes]:
@@ -177,6 +180,7 @@ class TierMachine:
                 for topic, queue_id, lives in document["queues"]
             },
             indexes=tuple(IndexObject.of(row) for row in document.get("indexes", ())),
+            timers=TimerFacts.of(document["timers"]) if "timers" in document else TimerFacts(),
         )
         parts.finish()
         return state
@@ -407,6 +411,19 @@ def _index(work: _Work, action: Action) -> None:
             work.queues.update(changed[1])
 
 
+def _timer(work: _Work, action: Action) -> None:
+    bounds = {
+        queue.queue_id: (lives[-1].min_offset, lives[-1].commit_offset)
+        for queue, lives in work.queues.items()
+        if queue.topic == TIMER_TOPIC
+    }
+    changed = after_timer(work.state.timers, action, bounds, reigns=work.reigns)
+    if changed is not None:
+        work.state = replace(work.state, timers=changed)
+    elif "take" in action:
+        work.refuse()
+
+
 def _quarantine(work: _Work, action: Action) -> None:
     life = work.life(action)
     if life and work.reigns:
@@ -438,6 +455,7 @@ _HANDLERS = {
     "expire": _expire,
     "quarantine": _quarantine,
     INDEX: _index,
+    TIMER: _timer,
     "incarnation": _incarnation,
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tiered.errors import InvalidError
 from tiered.format import properties as names
+from tiered.local.topics import SCHEDULE_TOPIC
 from tiered.store.brokerorder import broker_order
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from tiered.store.messages import Message
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 """A broker's own ``messageDelayLevel``."""
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

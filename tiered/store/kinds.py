@@ -15,7 +15,8 @@ import numpy.typing as npt
 from tiered.format.block import inner_counts, properties_bytes
 from tiered.format.consume_queue import BATCH_ITEM
 from tiered.format.properties import parse_properties
-from tiered.store.delays import SCHEDULE_TOPIC, delivery_ms
+from tiered.local.topics import SCHEDULE_TOPIC
+from tiered.store.delays import delivery_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

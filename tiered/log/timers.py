@@ -1,0 +1,327 @@
+"""What a journal says of timers besides their hourly files: what was taken, what was handed over. Pure.
+
+Timers have a journal of their own (``timer/`` below the broker's prefix), of the same machine as a tier's; its queues are
+hours: topic ``TIMER_TOPIC``, queue id = the hour of due time since 1970, tag code of an item = due time, ms. One action,
+``timer``, says the rest; it stands in the entry that names the parts, so that both hold or neither:
+
+======== =====================================================================================================
+field    meaning
+======== =====================================================================================================
+take     rows ``topic queue_id start first_end from to due_from``: of this source everything in ``[from, to)`` that is due
+         at or after ``due_from`` is in the files now; ``hours``: rows ``hour due_min due_max marks`` of what came with it.
+         From the reigning writer
+run      a hand-over begins: its number (one more than the last) and ``holder``; earlier ones are over. From anybody
+handed   rows ``hour done end rank`` by ``run``, with ``target``: see ``TimerHour``. From anybody who has the run
+cancel   rows ``hour offset``: these are not to be handed over. From anybody
+======== =====================================================================================================
+
+What does not fit changes nothing; a ``take`` that does not is counted as refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from tiered.log.wellformed import check_ints, check_texts
+from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tiered.journal.entry import Action
+
+TIMER: Final = "timer"
+"""The action."""
+TIMER_TOPIC: Final = "rmq_sys_timer_hours"
+"""Of the hourly files. As long as the names of a broker's two topics of timers, so that a record keeps its size."""
+HOUR_MS: Final = 3_600_000
+NEVER: Final = 2**62 - 1
+"""A due time that nothing has: nothing was taken."""
+
+Bounds = Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerSource:
+    """What was taken of one local queue of timers.
+
+    Attributes:
+        start: First queue offset that there was when taking began.
+        first_end: One past the last at that time: behind it a rolled message is one that had been seen before.
+        ranges: ``(end, due_from)`` in order, from ``start`` on: what is due at or after ``due_from`` was taken.
+    """
+
+    start: int
+    first_end: int
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def position(self) -> int:
+        """One past the last queue offset that was looked at."""
+        return self.ranges[-1][0] if self.ranges else self.start
+
+    def due_from(self, offset: int) -> int:
+        """From which due time on the message at an offset was taken."""
+        return next((due for end, due in self.ranges if offset < end), NEVER)
+
+    def with_taken(self, low: int, high: int, due_from: int) -> TimerSource:
+        """The same when ``[low, high)`` has been taken from ``due_from`` on as well."""
+        edges = sorted({self.start, low, high, *(end for end, _ in self.ranges)})
+        ranges: list[tuple[int, int]] = []
+        for begin, end in pairwise(edges):
+            due = self.due_from(begin)
+            due = min(due, due_from) if low <= begin < high else due
+            if ranges and ranges[-1][1] == due:
+                ranges.pop()
+            ranges.append((end, due))
+        return replace(self, ranges=tuple(ranges))
+
+    def row(self) -> list[Any]:
+        """As JSON."""
+        return [self.start, self.first_end, [list(pair) for pair in self.ranges]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerHour:
+    """One hourly file, besides its parts.
+
+    A file is handed over in sweeps, since it may grow meanwhile: a sweep takes the items from ``done`` to ``end`` in the
+    order of due time and offset; ``rank`` of them are handed over (or dropped).
+
+    Attributes:
+        due_min_ms: Smallest due time.
+        due_max_ms: Greatest.
+        marks: Delete marks among its items.
+        done: Everything below this queue offset is handed over.
+        end: Where the sweep under way ends; ``done`` when there is none.
+        rank: How many of the sweep are handed over.
+        cancels: Queue offsets that are not to be handed over.
+    """
+
+    due_min_ms: int
+    due_max_ms: int
+    marks: int = 0
+    done: int = 0
+    end: int = 0
+    rank: int = 0
+    cancels: tuple[int, ...] = ()
+
+    def row(self) -> list[Any]:
+        """As JSON."""
+        return [
+            *(self.due_min_ms, self.due_max_ms, self.marks, self.done, self.end, self.rank),
+            list(self.cancels),
+        ]
+
+    def after(self, row: HandedRow, commit_offset: int) -> TimerHour | None:
+        """The same after a step of the hand-over; None when it does not follow."""
+        sweep_goes_on = (row.done, row.end) == (self.done, self.end) and row.rank >= self.rank
+        sweep_begins = self.end == self.done == row.done < row.end
+        if not (sweep_goes_on or sweep_begins) or row.end > commit_offset:
+            return None
+        if not 0 <= row.rank <= row.end - row.done:
+            return None
+        if row.rank < row.end - row.done:
+            return replace(self, done=row.done, end=row.end, rank=row.rank)
+        kept = tuple(offset for offset in self.cancels if offset >= row.end)
+        return replace(self, done=row.end, end=row.end, rank=0, cancels=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class HandedRow:
+    """A step of the hand-over of one hour; see ``TimerHour``."""
+
+    hour: int
+    done: int
+    end: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerRun:
+    """The hand-over that is under way, or was the last.
+
+    Attributes:
+        number: Which; 0: none has been.
+        holder: Who, for people.
+        target: Where to, and how far it was there, as the target tells it.
+    """
+
+    number: int = 0
+    holder: Mapping[str, Any] = field(default_factory=dict)
+    target: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFacts:
+    """See the module."""
+
+    sources: Mapping[MessageQueue, TimerSource] = field(default_factory=dict)
+    hours: Mapping[int, TimerHour] = field(default_factory=dict)
+    run: TimerRun = field(default_factory=TimerRun)
+
+    def row(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "sources": [[q.topic, q.queue_id, *one.row()] for q, one in self.sources.items()],
+            "hours": [[hour, *one.row()] for hour, one in self.hours.items()],
+            "run": [self.run.number, dict(self.run.holder), dict(self.run.target)],
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> TimerFacts:
+        """Undo ``row``.
+
+        Raises:
+            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+        """
+        number, holder, target = document["run"]
+        check_ints((number,), "a run")
+        if type(holder) is not dict or type(target) is not dict:
+            raise ValueError("holder and target of a run are no objects")
+        return cls(
+            dict(_source_of(row) for row in document["sources"]),
+            dict(_hour_of(row) for row in document["hours"]),
+            TimerRun(number, holder, target),
+        )
+
+
+def _source_of(row: Sequence[Any]) -> tuple[MessageQueue, TimerSource]:
+    topic, queue_id, start, first_end, ranges = row
+    check_texts((topic,), "a topic")
+    pairs = tuple((end, due) for end, due in ranges)
+    check_ints((queue_id, start, first_end, *(n for pair in pairs for n in pair)), "a source")
+    return MessageQueue(topic, queue_id), TimerSource(start, first_end, pairs)
+
+
+def _hour_of(row: Sequence[Any]) -> tuple[int, TimerHour]:
+    hour, low, high, marks, done, end, rank, cancels = row
+    check_ints((hour, low, high, marks, done, end, rank, *cancels), "an hour")
+    return hour, TimerHour(low, high, marks, done, end, rank, tuple(cancels))
+
+
+def hour_queue(hour: int) -> MessageQueue:
+    """The queue that is the file of an hour (since 1970)."""
+    return MessageQueue(TIMER_TOPIC, hour)
+
+
+# -- actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was taken of a source in one round; see the module."""
+
+    source: MessageQueue
+    start: int
+    first_end: int
+    low: int
+    high: int
+    due_from: int
+
+    def row(self) -> list[Any]:
+        """As JSON."""
+        place = self.source.topic, self.source.queue_id
+        return [*place, self.start, self.first_end, self.low, self.high, self.due_from]
+
+
+def take_action(taken: Iterable[Taken], hours: Mapping[int, tuple[int, int, int]]) -> Action:
+    """What was taken, and of each hour touched the smallest and greatest due time and the delete marks that came."""
+    rows = [[hour, *facts] for hour, facts in sorted(hours.items())]
+    return {"do": TIMER, "take": [one.row() for one in taken], "hours": rows}
+
+
+def run_action(number: int, holder: Mapping[str, Any]) -> Action:
+    """A hand-over begins."""
+    return {"do": TIMER, "run": number, "holder": dict(holder)}
+
+
+def handed_action(run: int, rows: Iterable[HandedRow], target: Mapping[str, Any]) -> Action:
+    """How far the hand-over is."""
+    found = [[row.hour, row.done, row.end, row.rank] for row in rows]
+    return {"do": TIMER, "run": run, "handed": found, "target": dict(target)}
+
+
+def cancel_action(rows: Iterable[tuple[int, int]]) -> Action:
+    """Items (hour and queue offset) that are not to be handed over."""
+    return {"do": TIMER, "cancel": [list(row) for row in rows]}
+
+
+# -- replay ---------------------------------------------------------------------------------------
+
+
+def after_timer(
+    facts: TimerFacts, action: Action, bounds: Bounds, *, reigns: bool
+) -> TimerFacts | None:
+    """What an action makes of the facts; None when it does not fit.
+
+    Args:
+        facts: Before.
+        action: ``timer``.
+        bounds: Queue offsets ``(min, commit)`` of each hour's file, with what the same entry says.
+        reigns: The entry is of the reigning writer.
+    """
+    if "take" in action:
+        return _after_take(facts, action, bounds) if reigns else None
+    if "handed" in action:
+        return _after_handed(facts, action, bounds)
+    if "cancel" in action:
+        return _after_cancel(facts, action, bounds)
+    check_ints((action["run"],), "a run")
+    if action["run"] != facts.run.number + 1:
+        return None
+    return replace(facts, run=TimerRun(action["run"], action["holder"], facts.run.target))
+
+
+def _after_take(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFacts | None:
+    sources, hours = dict(facts.sources), dict(facts.hours)
+    for row in action["take"]:
+        check_ints(row[1:], "what was taken")
+        topic, queue_id, start, first_end, low, high, due_from = row
+        queue = MessageQueue(topic, queue_id)
+        known = sources.get(queue, TimerSource(start, first_end))
+        if not known.start <= low <= high:
+            return None
+        sources[queue] = known.with_taken(low, high, due_from)
+    for row in action["hours"]:
+        check_ints(row, "an hour")
+        hour, due_min, due_max, marks = row
+        old = hours.get(hour) or _fresh(bounds.get(hour, (0, 0))[0], due_min, due_max)
+        low, high = min(old.due_min_ms, due_min), max(old.due_max_ms, due_max)
+        hours[hour] = replace(old, due_min_ms=low, due_max_ms=high, marks=old.marks + marks)
+    return replace(facts, sources=sources, hours=hours)
+
+
+def _fresh(low: int, due_min: int, due_max: int) -> TimerHour:
+    """Of an hour that is met for the first time, or again when all of it had been handed over and given up."""
+    return TimerHour(due_min, due_max, done=low, end=low)
+
+
+def _after_handed(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFacts | None:
+    if action["run"] != facts.run.number or type(action["target"]) is not dict:
+        return None
+    hours = dict(facts.hours)
+    for row in action["handed"]:
+        check_ints(row, "what was handed over")
+        step = HandedRow(*row)
+        old = hours.get(step.hour)
+        new = old.after(step, bounds[step.hour][1]) if old and step.hour in bounds else None
+        if new is None:
+            return None
+        hours[step.hour] = new
+    return replace(facts, hours=hours, run=replace(facts.run, target=action["target"]))
+
+
+def _after_cancel(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFacts | None:
+    hours = dict(facts.hours)
+    for row in action["cancel"]:
+        check_ints(row, "a cancel")
+        hour, offset = row
+        old, high = hours.get(hour), bounds.get(hour, (0, 0))[1]
+        if old is None or not old.end <= offset < high:
+            return None  # handed over, or about to be
+        hours[hour] = replace(old, cancels=tuple(sorted({*old.cancels, offset})))
+    return replace(facts, hours=hours)
