@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support import captures
 from support.examples import HOST_V6, lay_out, make, records
 
-from tiered.format import block, scalar, sysflag
+from tiered.format import block as blocks
+from tiered.format import scalar, sysflag
 from tiered.format.block import (
     RecordBlock,
     Stop,
@@ -184,7 +185,7 @@ def test_nothing_outside_the_record_is_looked_at(record, other, noise):
                     if "position" not in name
                 ],
                 tag_hashes(block).tolist(),
-                block._hashes(block, np.array([0])).tolist(),
+                blocks._hashes(block, np.array([0])).tolist(),
             )
         )
     assert seen[0] == seen[1] == seen[2]
@@ -254,7 +255,7 @@ def test_groups_survive_equal_hashes(queues, collide):
     block, _ = split_records(raw, 0, len(raw), physical_offset=0, size_max=SIZE_MAX)
     with pytest.MonkeyPatch.context() as patch:
         if collide:
-            patch.setattr(block, "_hashes", lambda _, chosen: np.zeros(len(chosen), np.uint64))
+            patch.setattr(blocks, "_hashes", lambda _, chosen: np.zeros(len(chosen), np.uint64))
         groups = group_by_queue(block)
     expected: dict[MessageQueue, list[int]] = {}
     for index, (topic, number) in enumerate(queues):
@@ -339,10 +340,10 @@ def test_guesses_of_records_that_are_all_unlike(unlike: bytes):
     block, _ = split_records(data, 0, len(data), physical_offset=0, size_max=SIZE_MAX)
     with pytest.MonkeyPatch.context() as patch:
         asked = []
-        find_pair = block._find_pair
-        patch.setattr(block, "_find_pair", lambda raw: asked.append(raw) or find_pair(raw))
+        find_pair = blocks._find_pair
+        patch.setattr(blocks, "_find_pair", lambda raw: asked.append(raw) or find_pair(raw))
         found = tag_guesses(block)
-    assert len(asked) <= 300 + 2 * block._ROUNDS_FREE + 300 // block._WORTH
+    assert len(asked) <= 300 + 2 * blocks._ROUNDS_FREE + 300 // blocks._WORTH
     assert found.tolist() == tag_hashes(block).tolist()
 
 
@@ -352,7 +353,7 @@ def test_guesses_of_records_that_are_all_unlike(unlike: bytes):
     | st.lists(st.sampled_from([b"TAGS", b"\x01", b"\x02", b"x", b"\xff"])).map(b"".join)
 )
 def test_find_tags_is_the_parser(raw):
-    found = block.find_tags(raw).decode("utf-8", "replace")
+    found = blocks.find_tags(raw).decode("utf-8", "replace")
     assert found == parse_properties(raw).get(TAGS, "")
 
 
