@@ -12,6 +12,7 @@ Layout, relative to the URL of the tier::
         ledger/<time_ms>-<run>-<step>                 what a run that deletes was about to do, and did
         timer/                                        of timers: a journal, a lease and bundles of their own (docs/timers.md)
         meta/mount/<name>/                            of mounts: a journal and a lease of their own (docs/formats/mount.md)
+        meta/handover/<time_ms>-<generation>-<writer>-<sequence>   what a broker knew that is gone (docs/formats/metadata.md)
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
         index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
 
@@ -53,6 +54,7 @@ LEDGER = "ledger/"
 INDEX = "index/"
 MOUNT = "meta/mount/"
 TIMER = "timer/"
+HANDOVER = "meta/handover/"
 DATA_ROOTS = (BUNDLE, TOPIC, QUEUE, INDEX, QUARANTINE)
 """Where the objects lie that a writer makes; it makes none before its journal has an entry."""
 _CHECKPOINT = ".checkpoint"
@@ -191,6 +193,11 @@ def ledger_key(prefix: str, time_ms: int, run: str, step: int) -> str:
 def mount_prefix(prefix: str, name: str) -> str:
     """Prefix of what the mount that serves a broker's tier as ``name`` writes, ending in a slash."""
     return f"{prefix}{MOUNT}{escape_name(name)}/"
+
+
+def handover_key(prefix: str, time_ms: int, made: ObjectId) -> str:
+    """Key of what a broker knew when it was decommissioned at ``time_ms``."""
+    return f"{prefix}{HANDOVER}{_time(time_ms)}-{made}"
 
 
 def queue_prefix(prefix: str, queue: MessageQueue, *, escapes_case: bool = False) -> str:

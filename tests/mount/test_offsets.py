@@ -15,10 +15,11 @@ from backends.memory import MemoryStore
 from tests.mount.harness import STORES, mounted, tier_of
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, FencedError, InvalidError
+from tiered.format.fastjson import loads
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.reader import JournalReader
+from tiered.local.configs import parse_offsets
 from tiered.mount import codes
-from tiered.mount.broker_offsets import parse_offsets
 from tiered.mount.codes import Code, RefusalError
 from tiered.mount.offsets import ConsumerOffsets, MountMachine, MountState, OffsetsKeeper
 
@@ -191,7 +192,7 @@ def test_a_brokers_own_file_is_read(tmp_path: Path):
     with tarfile.open(STORES / "s10-consumers.tar.gz") as archive:
         member = archive.extractfile("s10-consumers/config/consumerOffset.json")
         assert member is not None
-        found = parse_offsets(member.read())
+        found = parse_offsets(loads(member.read()))
     assert {"filtered", "failing", "careful", "ordered"} <= {group for group, _ in found}
     assert all(offset >= 0 for row in found.values() for offset in row.values())
     assert ("ordered", "other") in found
@@ -200,7 +201,7 @@ def test_a_brokers_own_file_is_read(tmp_path: Path):
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"offsetTable":{"t@g":{"x":1}}}'])
 def test_what_is_no_such_file_is_refused(data: bytes):
     with pytest.raises(ValueError):
-        parse_offsets(data)
+        parse_offsets(loads(data))
 
 
 # -- through a mount ------------------------------------------------------------------------------

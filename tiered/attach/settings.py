@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tiered.dispatch.settings import DispatchSettings
 
@@ -27,6 +27,8 @@ class AttachSettings:
         give_up_s: With ``once``: end when nothing could be uploaded for so long.
         start: Where a queue begins that the tier has never met: ``earliest``, ``latest`` or a time (UTC ms).
         selects: Which topics are tiered.
+        after_handover: Go on with a tier whose broker was decommissioned: ``refuse``, ``again`` (it is about to be once
+            more), or ``recommission`` (it is back).
         broker_max_offset: Asks the running broker for the end of its log; None: not asked.
         dispatch: Limits and periods.
         index: Of the key index; None: none is made.
@@ -41,6 +43,7 @@ class AttachSettings:
     give_up_s: float = 60.0
     start: str | int = "earliest"
     selects: Callable[[str], bool] = field(default=lambda _topic: True)
+    after_handover: Literal["refuse", "again", "recommission"] = "refuse"
     broker_max_offset: Callable[[], int] | None = None
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     index: IndexSettings | None = None

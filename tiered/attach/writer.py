@@ -30,9 +30,12 @@ from tiered.attach.starting import Starting
 from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import retry_level
-from tiered.errors import FencedError, StoreUnavailableError
+from tiered.dispatch.rounds import Fact
+from tiered.errors import FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
+from tiered.keys import handover_key
+from tiered.log.handover import HANDOVER, is_handed_over
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
     from tiered.local.face import LocalStore, Waiting
+    from tiered.log.handover import Handover
     from tiered.model import MessageQueue, QueueBounds
 
 __all__ = ["AttachResult", "AttachSettings", "Attachment"]
@@ -224,7 +228,14 @@ class Attachment:
     def _require_same_store(self) -> None:
         mine = store_document(self.local.identity, self.place)
         where = f"{self.meter.url}/{self.place.prefix}"
-        require_same_store(self._journal.state.store, mine, where)
+        known = self._journal.state.store
+        require_same_store(known, mine, where)
+        if is_handed_over(known) and self._settings.after_handover == "refuse":
+            raise InvalidError(
+                "the broker of this tier was decommissioned: mounts may serve it, and groups may have gone on there",
+                where=where,
+                do="end the mounts and add --recommission if the broker is back",
+            )
 
     def _take_reign(self) -> None:
         self._start_of.note()
@@ -236,7 +247,10 @@ class Attachment:
         mine = store_document(self.local.identity, self.place)
         known = self._journal.state.store
         if not known or (mine["store_id"] and not known["store_id"]):
-            self._journal.append([{"do": "meta", "store": mine}])
+            self._journal.append([{"do": "meta", "store": {**known, **mine}}])
+        if is_handed_over(known) and self._settings.after_handover == "recommission":
+            without = {name: value for name, value in known.items() if name != HANDOVER}
+            self._journal.append([{"do": "meta", "store": without}])
 
     # -- running --------------------------------------------------------------------------------
 
@@ -265,6 +279,36 @@ class Attachment:
         self._raise_fault()
         self._drain_once(dispatcher)  # now, so that the result counts what was in hand as well
         return self._result(dict(self.local.queues()))
+
+    def hand_over(self, metadata: Handover) -> str:
+        """Keep what the broker knew, and mark the tier as that of a broker that is gone. After ``run`` with ``once``.
+
+        Returns:
+            Key of the object, below the broker's prefix.
+
+        Raises:
+            FencedError: Another writer has taken over.
+            StoreUnavailableError: The store refuses us, or we were told to stop.
+        """
+        dispatcher, data = self._running(), metadata.encode()
+        key = handover_key("", metadata.time_ms, dispatcher.uploader.next_id())
+        with backend_errors():
+            self._store.put_if_absent(self.place.prefix + key, data)
+        named = {"key": key, "size_bytes": len(data), "time_ms": metadata.time_ms}
+        done = threading.Event()
+        store = {**self._journal.state.store, HANDOVER: named}
+        dispatcher.say(Fact({"do": "meta", "store": store}, done.set))
+        while not (self._clock.wait(done, 0.25) or self._should_stop()):
+            self._raise_fault()
+        self._raise_fault()
+        if not done.is_set():
+            raise StoreUnavailableError("we were told to stop before the mark was durable")
+        return key
+
+    @property
+    def now_ms(self) -> int:
+        """The time, UTC."""
+        return int(self._clock.now_ms())
 
     def stop(self) -> None:
         """Take no new work. From any thread; not from a signal's handler, which may have interrupted the same lock."""

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
@@ -21,6 +21,7 @@ from tiered.errors import InvalidError, TieredStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from tiered.attach.decommission import Decommissioned
     from tiered.attach.index_settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
@@ -44,6 +45,7 @@ class Ending:
         unmatched: Globs of ``--topics`` that no topic of the store fits.
         is_drained: What was in hand became durable.
         seconds: How long it took.
+        handover: How the decommissioning ended; None: there was to be none.
     """
 
     result: AttachResult
@@ -51,6 +53,7 @@ class Ending:
     unmatched: Sequence[str]
     is_drained: bool
     seconds: float
+    handover: Decommissioned | None
 
 
 def run(call: Call) -> int:
@@ -76,7 +79,7 @@ def run(call: Call) -> int:
         except TieredStoreError:
             if stopper.received is None:
                 raise
-            return stopper.exit_code if call.flag("once") else DONE  # nothing was in hand
+            return stopper.exit_code if ends_by_itself(call) else DONE  # nothing was in hand
         ending = follow(call, attachment)
     document = summary(call, attachment, ending)
     for line in lines(document):
@@ -107,7 +110,7 @@ def follow(call: Call, attachment: Attachment) -> Ending:
         TieredStoreError: See ``Attachment.run``.
     """
     began_s = call.clock.monotonic_s()
-    is_once = call.flag("once")
+    is_once = ends_by_itself(call)
     progress = call.progress(
         "tiering",
         lambda: progressed(attachment, call.clock.monotonic_s() - began_s if is_once else None),
@@ -122,14 +125,32 @@ def follow(call: Call, attachment: Attachment) -> Ending:
             call.say(f"tiered: no topic matches --topics {glob} yet")
     try:
         with metrics_served(call, attachment), progress:
-            result = attachment.run(once=is_once, seal=call.flag("seal"))
+            seals = call.flag("seal") or call.flag("decommission")
+            result = attachment.run(once=is_once, seal=seals)
+            handover = hand_over(call, attachment, result)
         report = attachment.local.report()
         missed = unmatched(call.texts("topics"), attachment.local.queues())
     except BaseException:
         attachment.close()
         raise
     is_drained = attachment.close()
-    return Ending(result, report, missed, is_drained, call.clock.monotonic_s() - began_s)
+    seconds = call.clock.monotonic_s() - began_s
+    return Ending(result, report, missed, is_drained, seconds, handover)
+
+
+def ends_by_itself(call: Call) -> bool:
+    """Whether it is done when the present end is durable."""
+    return call.flag("once") or call.flag("decommission")
+
+
+def hand_over(call: Call, attachment: Attachment, result: AttachResult) -> Decommissioned | None:
+    """Decommission the broker, if that is asked for."""
+    if not call.flag("decommission"):
+        return None
+    from tiered.attach.decommission import decommission
+
+    directory, accepts = call.argument("store"), call.flag("accept-pending")
+    return decommission(attachment, directory, result, accepts_pending=accepts)
 
 
 def read_settings(call: Call) -> AttachSettings:
@@ -141,19 +162,22 @@ def read_settings(call: Call) -> AttachSettings:
     from tiered.attach.writer import AttachSettings
     from tiered.dispatch.settings import DispatchSettings
 
-    if call.flag("seal") and not call.flag("once"):
+    if call.flag("seal") and not ends_by_itself(call):
         raise InvalidError("--seal goes with --once", do="add --once")
+    if call.flag("accept-pending") and not call.flag("decommission"):
+        raise InvalidError("--accept-pending goes with --decommission", do="add --decommission")
     start = call.words("start")
     return AttachSettings(
         cluster=call.text("cluster"),
         broker=call.text("broker"),
         lease_s=call.number("lease-seconds"),
         wait=not call.flag("no-wait"),
-        waits_for_names=not call.flag("once"),
+        waits_for_names=not ends_by_itself(call),
         drain_s=call.number("drain-seconds"),
         give_up_s=call.number("give-up-seconds"),
         start=start if start in {"earliest", "latest"} else cast("int", call.time_ms("start")),
         selects=selector(call.texts("topics"), call.texts("exclude")),
+        after_handover=after_handover(call),
         broker_max_offset=broker_asked(call),
         dispatch=DispatchSettings(
             freshness_s=call.number("freshness"),
@@ -167,6 +191,19 @@ def read_settings(call: Call) -> AttachSettings:
         ),
         index=index_settings(call),
     )
+
+
+def after_handover(call: Call) -> Literal["refuse", "again", "recommission"]:
+    """What becomes of a tier whose broker was decommissioned.
+
+    Raises:
+        InvalidError: Both were asked for.
+    """
+    if not call.flag("recommission"):
+        return "again" if call.flag("decommission") else "refuse"
+    if call.flag("decommission"):
+        raise InvalidError("--recommission and --decommission exclude each other", do="choose one")
+    return "recommission"
 
 
 def compression(call: Call) -> Compression | None:
@@ -313,7 +350,10 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "begun_anew": counters.begun_anew,
         "ahead_queues": attachment.dispatcher.continuity.lagging,
         "switches": counters.switches,
-        "sealed_segments": attachment.sealed if call.flag("seal") else None,
+        "sealed_segments": (
+            attachment.sealed if call.flag("seal") or call.flag("decommission") else None
+        ),
+        "decommission": None if ending.handover is None else decommissioned(ending.handover),
         "unmatched_topics": list(ending.unmatched),
         "torn_bytes": report.torn_bytes,
         "foreign_entries": report.foreign_entries,
@@ -322,6 +362,51 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "left_out": [{"name": left.name, "reason": left.reason} for left in report.left_out],
         "notes": list(report.notes),
     }
+
+
+def decommissioned(handover: Decommissioned) -> dict[str, Any]:
+    """The member ``decommission`` of the document."""
+    metadata = handover.near.metadata
+    pending = [*handover.obstacles, *(handover.near.pending if handover.key else ())]
+    return {
+        "is_decommissioned": bool(handover.key),
+        "key": handover.key,
+        "topics": len(metadata.topics),
+        "groups": len(metadata.groups),
+        "consumer_offsets": sum(map(len, metadata.offsets.values())),
+        "retries": handover.near.retries,
+        "pending": [{"what": one.what, "count": one.count, "do": one.do} for one in pending],
+        "notes": list(metadata.notes),
+    }
+
+
+def pending_line(pending: dict[str, Any], *, given_up: bool) -> str:
+    """What is not done, how much of it, and what to do."""
+    count = f" ({pending['count']:,})" if pending["count"] else ""
+    return f"{pending['what']}{count}" + ("" if given_up else f"; {pending['do']}")
+
+
+def decommission_lines(document: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    given_up = document["is_decommissioned"]
+    found = [
+        f"tiered: {'given up' if given_up else 'not done'}: {pending_line(one, given_up=given_up)}"
+        for one in document["pending"]
+    ]
+    if document["retries"]:
+        waits = counted(document["retries"], "message waits", "messages wait")
+        found.append(f"tiered: {waits} in retry topics: their groups get them from the mount")
+    found += [f"tiered: note: {note}" for note in document["notes"]]
+    if not document["is_decommissioned"]:
+        return [*found, "tiered: not decommissioned; --accept-pending gives up what is pending"]
+    return [
+        *found,
+        (
+            f"tiered: decommissioned: {counted(document['topics'], 'topic')},"
+            f" {counted(document['groups'], 'group')} and offsets of"
+            f" {counted(document['consumer_offsets'], 'queue')} are kept; `tiered mount` goes on"
+        ),
+    ]
 
 
 def lines(document: dict[str, Any]) -> list[str]:
@@ -385,7 +470,10 @@ def lines(document: dict[str, Any]) -> list[str]:
     for left in document["left_out"]:
         reasons.setdefault(left["reason"], []).append(left["name"])
     found += [f"tiered: left out ({reason}): {few(names)}" for reason, names in reasons.items()]
-    return found + [f"tiered: note: {note}" for note in document["notes"]]
+    found += [f"tiered: note: {note}" for note in document["notes"]]
+    return found + (
+        decommission_lines(document["decommission"]) if document["decommission"] else []
+    )
 
 
 def unmatched(globs: Sequence[str], queues: Iterable[MessageQueue]) -> list[str]:
@@ -402,7 +490,7 @@ def few(names: Sequence[str], count_max: int = 5) -> str:
 
 def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Stopper) -> int:
     """By the contract: what waits with ``--once``, was quarantined, or is missing in the store, needs a person."""
-    cut_short = call.flag("once") and not ending.result.is_complete
+    cut_short = ends_by_itself(call) and not ending.result.is_complete
     if not ending.is_drained or (cut_short and stopper.received):
         return stopper.exit_code or NEEDS_A_PERSON
     globs = call.texts("topics")
@@ -410,7 +498,8 @@ def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Sto
     is_short = not ending.result.is_complete or matches_nothing
     is_damaged = document["quarantined"] > 0 or document["missing"] > 0
     is_damaged = is_damaged or ending.result.waiting.is_behind_damage
-    needs = is_damaged or (call.flag("once") and is_short)
+    needs = is_damaged or (ends_by_itself(call) and is_short)
+    needs = needs or (ending.handover is not None and not ending.handover.key)
     if call.flag("strict"):
         recorded = (
             *("gaps", "taken_back", "begun_anew", "ahead_queues"),
@@ -429,5 +518,6 @@ COMMAND = make_command(
     examples=[
         "tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400",
         "tiered attach /data/rocketmq/store --to file:///tmp/tier --once --seal",
+        "tiered attach /data/rocketmq/store --to s3://bucket/prefix --decommission",
     ],
 )

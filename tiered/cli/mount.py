@@ -117,10 +117,11 @@ def known_offsets(call: Call) -> Mapping[Name, Mapping[int, int]]:
         return {}
     from pathlib import Path
 
-    from tiered.mount.broker_offsets import parse_offsets
+    from tiered.format.fastjson import loads
+    from tiered.local.configs import parse_offsets
 
     try:
-        return parse_offsets(Path(path).read_bytes())
+        return parse_offsets(loads(Path(path).read_bytes()))
     except OSError as error:
         raise InvalidError(
             f"it cannot be read: {error.strerror}", where=path, do="check --consumer-offsets"

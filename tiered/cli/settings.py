@@ -146,6 +146,25 @@ ATTACH: tuple[Setting, ...] = (
     Setting(section="attach", name="to", help="URL of the tier", metavar="URL", is_required=True),
     _flag(section="attach", name="once", help="end when the present end is durable"),
     _flag(section="attach", name="seal", help="with --once: then seal every open segment"),
+    _flag(
+        section="attach",
+        name="decommission",
+        help=(
+            "tier all that a stopped broker left, as --once --seal, keep its tables of topics, groups and"
+            " offsets in the tier, and mark it as decommissioned, for `tiered mount`; does not when"
+            " something is not done yet, and says what"
+        ),
+    ),
+    _flag(
+        section="attach",
+        name="accept-pending",
+        help="with --decommission: give up what only the broker would have done, such as delayed messages that are not due",
+    ),
+    _flag(
+        section="attach",
+        name="recommission",
+        help="go on with a tier whose broker was decommissioned, and is back",
+    ),
     _TOPICS,
     Setting(
         section="attach",

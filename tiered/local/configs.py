@@ -23,6 +23,8 @@ TOPICS_FILE: Final = "config/topics.json"
 STATIC_TOPICS_FILE: Final = "config/topicQueueMapping.json"
 DELAY_OFFSETS_FILE: Final = "config/delayOffset.json"
 TIMER_CHECK_FILE: Final = "config/timercheck"
+GROUPS_FILE: Final = "config/subscriptionGroup.json"
+OFFSETS_FILE: Final = "config/consumerOffset.json"
 _SYNC_MEMBER: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 _REVIVE: Final = "rmq_sys_REVIVE_LOG_"
 
@@ -53,8 +55,8 @@ class Topics:
 def read_topics(root: str) -> Topics:
     """Read the topic tables of the store at ``root``."""
     notes: list[str] = []
-    table = _table(_read_table(root, TOPICS_FILE, notes), "topicConfigTable")
-    static = _table(_read_table(root, STATIC_TOPICS_FILE, notes), "topicQueueMappingInfoMap")
+    table = _table(read_table(root, TOPICS_FILE, notes), "topicConfigTable")
+    static = _table(read_table(root, STATIC_TOPICS_FILE, notes), "topicQueueMappingInfoMap")
     names = None if table is None else frozenset(table)
     return Topics(
         names=names,
@@ -115,8 +117,14 @@ def read_text(path: str, size_max: int = 1 << 28) -> bytes | None:
         raise unreadable(path, error) from error
 
 
-def _read_table(root: str, name: str, notes: list[str]) -> dict[str, Any] | None:
-    """A table, or its ``.bak``; None when neither can be read."""
+def read_table(root: str, name: str, notes: list[str]) -> dict[str, Any] | None:
+    """A table of the store at ``root``, or its ``.bak``; None when neither can be read.
+
+    Args:
+        root: Of the store.
+        name: Of the file, as ``TOPICS_FILE``.
+        notes: Gets a line for the report where it was not read from its own file.
+    """
     exists = False
     for attempt in (name,) * _TRIES + (f"{name}.bak",):
         raw = read_text(f"{root}/{attempt}")
@@ -134,6 +142,26 @@ def _read_table(root: str, name: str, notes: list[str]) -> dict[str, Any] | None
     if exists:
         notes.append(f"{name} cannot be read, nor its .bak; its contents are taken as unknown")
     return None
+
+
+def parse_offsets(document: object) -> dict[tuple[str, str], dict[int, int]]:
+    """Offsets of consumers by group and topic, then by queue id, of ``{"offsetTable":{"topic@group":{0:12,1:34}}}``.
+
+    Rows of broadcasting clients (``topic@group@client``) and negative offsets are left out: a broker keeps them for itself.
+
+    Raises:
+        ValueError: It is no such table.
+    """
+    table = document.get("offsetTable") if isinstance(document, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError("there is no offsetTable")  # noqa: TRY004 (its text is wrong, not the call)
+    found: dict[tuple[str, str], dict[int, int]] = {}
+    for name, row in table.items():
+        topic, at, group = str(name).partition("@")
+        if at and topic and group and "@" not in group and isinstance(row, dict):
+            offsets = {int(queue_id): int(offset) for queue_id, offset in row.items()}
+            found[group, topic] = {key: value for key, value in offsets.items() if value >= 0}
+    return found
 
 
 def _table(document: dict[str, Any] | None, key: str) -> dict[str, Any] | None:

@@ -1,0 +1,337 @@
+"""Decommissioning: what only the broker would still have done, what it knew, and the mark that it is gone.
+
+Overview: ``look`` tells what of a broker is near and not done, that is, due to come back to life in the broker and nowhere
+else, and reads its tables. ``decommission`` does so at the end of an attachment, and when nothing stands in the way keeps
+the tables in the tier and marks it (``tiered.log.handover``). From then on no writer goes on with it unless it is told to.
+
+Ordering: messages first, then the tables, then the mark. What fails before the mark leaves a tier that goes on as before;
+doing it again is harmless.
+
+Everything is told by the store's files alone: progress files in ``config/``, consume queues of system topics, the timer
+wheel. Of a running broker the counts are those of its last flush, seconds old. Reading only, nothing is kept open.
+
+============================ ========================================================================================
+what                         counted
+============================ ========================================================================================
+delayed messages             of each delay level, what its queue has behind ``delayOffset.json``
+timed messages               what slots of the wheel that are still to come count, and what has not reached the wheel
+half messages                those behind the broker's own progress that no operation message decides
+popped messages              records of the revive topics behind the broker's own progress
+retries                      messages of ``%RETRY%`` topics that their group has not committed; these are in the tier,
+                             and are no obstacle: consumers take them from a mount
+============================ ========================================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tiered.format.record import RecordError, decode_record
+from tiered.local.configs import (
+    DELAY_OFFSETS_FILE,
+    GROUPS_FILE,
+    OFFSETS_FILE,
+    TOPICS_FILE,
+    parse_offsets,
+    read_table,
+    read_text,
+)
+from tiered.local.consumequeues import PlainQueue
+from tiered.local.files import FileCache, FileRow
+from tiered.local.layout import inspect, list_topic_queues, list_topics, queue_file_bytes
+from tiered.log.handover import Handover
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tiered.attach.writer import Attachment, AttachResult
+    from tiered.local.layout import Layout
+    from tiered.log.handover import Offsets
+    from tiered.model import MessageQueue
+
+SCHEDULE: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER: Final = "rmq_sys_wheel_timer"
+HALF: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+DECIDED: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANSACTIONS: Final = "CID_RMQ_SYS_TRANS"
+REVIVE: Final = "rmq_sys_REVIVE_LOG_"
+REVIVER: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+RETRY: Final = "%RETRY%"
+SLOT: Final = np.dtype(
+    [("time_s", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
+)
+"""Of the timer wheel. Times are in units of its precision, a second unless the broker was told otherwise."""
+_TIMER_CHECK: Final = struct.Struct(">qqq")
+_ALL: Final = 1 << 62
+_ITEMS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Something that only the broker would have done.
+
+    Attributes:
+        what: In words.
+        count: Of messages, about; of a queue that could not be read, 0.
+        do: What to do about it.
+    """
+
+    what: str
+    count: int
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decommissioned:
+    """How a decommissioning ended.
+
+    Attributes:
+        near: What the store told.
+        obstacles: What stands in its way, pending or other.
+        key: Of the object that holds what the broker knew; empty: it was not decommissioned.
+    """
+
+    near: Near
+    obstacles: tuple[Pending, ...]
+    key: str
+
+
+def decommission(
+    attachment: Attachment, directory: str, result: AttachResult, *, accepts_pending: bool
+) -> Decommissioned:
+    """Hand a broker's place over to its tier. After ``Attachment.run`` with ``once``, before it is closed.
+
+    Args:
+        attachment: Of this store.
+        directory: The store's.
+        result: Of that run.
+        accepts_pending: What is near and not done is given up (it stays in the store's files), and is no obstacle.
+
+    Raises:
+        TieredStoreError: The store cannot be read, or the tier cannot be written.
+    """
+    near = look(directory, attachment.now_ms)
+    obstacles = tuple(_obstacles(attachment, result))
+    if not accepts_pending:
+        obstacles += near.pending
+    if obstacles:
+        return Decommissioned(near, obstacles, "")
+    pending = tuple({"what": one.what, "count": one.count} for one in near.pending)
+    key = attachment.hand_over(replace(near.metadata, pending=pending))
+    return Decommissioned(near, (), key)
+
+
+def _obstacles(attachment: Attachment, result: AttachResult) -> Iterator[Pending]:
+    """What is not in the tier, or may still come."""
+    attachment.local.refresh()
+    if attachment.local.identity.is_live:
+        yield Pending("a broker runs on the store", 0, "stop it, then decommission again")
+    if not result.is_complete:
+        count = result.behind + result.waiting.records
+        yield Pending("messages are not in the tier", count, "attach again")
+    left = sum(
+        bounds.end - bounds.min
+        for queue, bounds in attachment.local.queues().items()
+        if not attachment.selects(queue.topic)
+    )
+    if left:
+        yield Pending(
+            "messages of topics that --topics or --exclude leaves out",
+            left,
+            "leave these options out",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What a store directory tells.
+
+    Attributes:
+        metadata: What the broker knows, without what is pending.
+        pending: What is not done, each with a count above 0 (or a table that cannot be read).
+        retries: Messages in retry topics that their group has not committed.
+    """
+
+    metadata: Handover
+    pending: tuple[Pending, ...]
+    retries: int
+
+
+def look(directory: str, now_ms: int) -> Near:
+    """Look what a broker's store still has to do.
+
+    Args:
+        directory: ``storePathRootDir``.
+        now_ms: UTC.
+
+    Raises:
+        InvalidError: It is no store, or may not be read.
+    """
+    layout, cache = inspect(directory), FileCache()
+    try:
+        return _Looking(layout, cache).look(now_ms)
+    finally:
+        cache.close()
+
+
+class _Looking:
+    """One look at one store."""
+
+    def __init__(self, layout: Layout, cache: FileCache) -> None:
+        self._layout = layout
+        self._cache = cache
+        self._notes: list[str] = []
+        self._unread: list[Pending] = []
+
+    def look(self, now_ms: int) -> Near:
+        topics = self._table(TOPICS_FILE, "topicConfigTable")
+        groups = self._table(GROUPS_FILE, "subscriptionGroupTable")
+        delays = self._numbers(self._table(DELAY_OFFSETS_FILE, "offsetTable"))
+        offsets = self._offsets()
+        pending = (
+            *self._unread,
+            Pending("delayed messages", self._delayed(delays), _TIMERS_DO),
+            Pending("timed messages", self._timed(), _TIMERS_DO),
+            Pending("half messages", self._undecided(offsets), _HALF_DO),
+            Pending("popped messages", self._popped(offsets), _POPPED_DO),
+        )
+        metadata = Handover(
+            now_ms, topics, groups, offsets, delays, notes=tuple(dict.fromkeys(self._notes))
+        )
+        found = tuple(one for one in pending if one.count or one.do == _TABLE_DO)
+        return Near(metadata, found, self._retries(offsets))
+
+    # -- tables -----------------------------------------------------------------------------------
+
+    def _read(self, name: str) -> dict[str, Any]:
+        found = read_table(self._layout.root, name, self._notes)
+        if found is None:
+            self._unread.append(Pending(f"{name} is not there, or cannot be read", 0, _TABLE_DO))
+        return found or {}
+
+    def _table(self, name: str, member: str) -> dict[str, Any]:
+        found = self._read(name).get(member)
+        return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+    def _offsets(self) -> Offsets:
+        document = self._read(OFFSETS_FILE)
+        try:
+            return parse_offsets(document) if document else {}
+        except ValueError as error:
+            self._unread.append(Pending(f"{OFFSETS_FILE}: {error}", 0, _TABLE_DO))
+            return {}
+
+    @staticmethod
+    def _numbers(table: Mapping[str, Any]) -> dict[int, int]:
+        return {int(name): int(value) for name, value in table.items()}
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    def _queues(self, topic: str) -> Iterator[tuple[MessageQueue, PlainQueue]]:
+        for queue in list_topic_queues(self._layout.root, topic, is_batch=False):
+            yield queue, self._queue(queue)
+
+    def _queue(self, queue: MessageQueue) -> PlainQueue:
+        folder = self._layout.queue_directory(queue, is_batch=False)
+        size = queue_file_bytes(folder, is_batch=False)
+        return PlainQueue(self._cache, folder, size)
+
+    @staticmethod
+    def _left(index: PlainQueue, offset: int) -> int:
+        """How many items stand at or behind a queue offset."""
+        end = index.written_end(_ALL)
+        return max(0, end - max(offset, index.span()[0]))
+
+    def _delayed(self, offsets: Mapping[int, int]) -> int:
+        return sum(
+            self._left(index, offsets.get(queue.queue_id + 1, 0))
+            for queue, index in self._queues(SCHEDULE)
+        )
+
+    def _popped(self, offsets: Offsets) -> int:
+        return sum(
+            self._left(index, offsets.get((REVIVER, topic), {}).get(queue.queue_id, 0))
+            for topic, _ in list_topics(self._layout.root)
+            if topic.startswith(REVIVE)
+            for queue, index in self._queues(topic)
+        )
+
+    def _retries(self, offsets: Offsets) -> int:
+        return sum(
+            self._left(
+                index, offsets.get((topic.removeprefix(RETRY), topic), {}).get(queue.queue_id, 0)
+            )
+            for topic, _ in list_topics(self._layout.root)
+            if topic.startswith(RETRY)
+            for queue, index in self._queues(topic)
+        )
+
+    # -- timers -----------------------------------------------------------------------------------
+
+    def _timed(self) -> int:
+        raw = read_text(f"{self._layout.root}/config/timercheck", _TIMER_CHECK.size) or b""
+        if len(raw) < _TIMER_CHECK.size:
+            raw = bytes(_TIMER_CHECK.size)
+        read_ms, _, queued = _TIMER_CHECK.unpack(raw)
+        return self._on_wheel(read_ms) + sum(
+            self._left(index, queued) for _, index in self._queues(TIMER)
+        )
+
+    def _on_wheel(self, read_ms: int) -> int:
+        """Messages of slots that have not been delivered; a wheel is 37 MiB, mostly a hole."""
+        wheel = Path(self._layout.root, "timerwheel")
+        if not wheel.is_file() or not wheel.stat().st_size:
+            return 0
+        count = wheel.stat().st_size // SLOT.itemsize
+        slots = np.memmap(wheel, SLOT, "r", shape=(count,))
+        times_s = np.asarray(slots["time_s"], np.int64)
+        waiting = np.flatnonzero(times_s > read_ms // 1000)
+        return int(np.maximum(slots["count"][waiting].astype(np.int64), 0).sum())
+
+    # -- transactions -----------------------------------------------------------------------------
+
+    def _undecided(self, offsets: Offsets) -> int:
+        """Half messages behind the broker's progress without an operation message that decides them."""
+        halves: set[int] = set()
+        for queue, index in self._queues(HALF):
+            begin = offsets.get((TRANSACTIONS, HALF), {}).get(queue.queue_id, 0)
+            halves.update(range(max(begin, index.span()[0]), index.written_end(_ALL)))
+        if halves:
+            halves -= self._decided(offsets)
+        return len(halves)
+
+    def _decided(self, offsets: Offsets) -> set[int]:
+        found: set[int] = set()
+        for queue, index in self._queues(DECIDED):
+            begin = offsets.get((TRANSACTIONS, DECIDED), {}).get(queue.queue_id, 0)
+            for body in self._bodies(index, begin):
+                found.update(int(one) for one in body.split(b",") if one.isdigit())
+        return found
+
+    def _bodies(self, index: PlainQueue, begin: int) -> Iterator[bytes]:
+        log = FileRow(self._cache, self._layout.log, self._layout.log_file_bytes)
+        end = index.written_end(_ALL)
+        for start in range(max(begin, index.span()[0]), end, _ITEMS):
+            entries = index.entries(start, min(start + _ITEMS, end))
+            places = zip(entries.physical_offsets.tolist(), entries.sizes.tolist(), strict=True)
+            for position, size in places:
+                try:
+                    yield bytes(decode_record(log.read(position, size), 0).body)
+                except RecordError:
+                    self._notes.append(f"an operation message at {position} cannot be read")
+
+
+_TABLE_DO: Final = (
+    "look at the broker's config directory; a broker that keeps its tables in RocksDB has to"
+    " export them first"
+)
+_TIMERS_DO: Final = (
+    "let the broker run until they are delivered, or take them over with `tiered timer import`"
+)
+_HALF_DO: Final = "let the broker run until it has asked their producers"
+_POPPED_DO: Final = "let the broker run until they are acknowledged, or have come again"
