@@ -31,6 +31,7 @@ from tiered.clock import Clock, SystemClock
 from tiered.errors import TieredStoreError
 from tiered.local.residency import Residency
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
+from tiered.log.handover import read_handover
 
 if TYPE_CHECKING:
     import os
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from fetcher.policies import Policy
     from tiered.api.broker_place import Place
+    from tiered.log.handover import Handover
     from tiered.model import MessageQueue
 
 _LOG = logging.getLogger("tiered.read")
@@ -61,6 +63,16 @@ class OpenMessageStore(TieredMessageStore):
     def tiered_queues(self) -> Iterable[MessageQueue]:
         """The queues that the tier has, as last seen."""
         return self.opened.state.queues
+
+    def handover(self) -> Handover | None:
+        """What the broker knew when it was decommissioned; None: it was not.
+
+        Raises:
+            DataError: It is damaged.
+            BackendError: It cannot be read.
+        """
+        opened = self.opened
+        return read_handover(opened.store, opened.place.prefix, opened.state.store)
 
     @property
     def trouble(self) -> str:

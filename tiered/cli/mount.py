@@ -203,6 +203,13 @@ def tell(call: Call, mount: Mount) -> None:
         f"tiered: serving {mount.store.opened.meter.url} as {place.cluster}/{mount.name} at {mount.address}:"
         f" {counted(topics, 'topic')}, {counted(len(queues), 'queue')}, read-only"
     )
+    if mount.handover is not None:
+        call.say(
+            "tiered: the broker was decommissioned:"
+            f" groups go on in {counted(mount.inherited, 'queue')} where they were with it"
+            if mount.inherited
+            else "tiered: the broker was decommissioned: groups go on where they were here"
+        )
     if mount.adopted:
         call.say(f"tiered: groups go on in {counted(mount.adopted, 'queue')} by --consumer-offsets")
     for server in mount.names.servers if mount.names is not None else []:

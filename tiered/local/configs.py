@@ -96,7 +96,7 @@ def read_timer_progress(root: str) -> TimerProgress:
     """
     notes: list[str] = []
     wheel = decode_timer_check(read_text(f"{root}/{TIMER_CHECK_FILE}") or b"")
-    table = _table(_read_table(root, DELAY_OFFSETS_FILE, notes), "offsetTable") or {}
+    table = _table(read_table(root, DELAY_OFFSETS_FILE, notes), "offsetTable") or {}
     offsets = {int(level): offset for level, offset in table.items() if level.isdigit()}
     sound = {level: offset for level, offset in offsets.items() if type(offset) is int}
     return TimerProgress(wheel, sound, tuple(notes))

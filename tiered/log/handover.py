@@ -7,7 +7,7 @@ broker is gone, and no writer goes on. Pure but for ``read_handover``, which rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tiered.errors import DataError
@@ -37,6 +37,7 @@ class Handover:
         delay_offsets: Queue offset up to which the messages of each delay level were delivered.
         pending: What was not done when it was written, ``{"what": …, "count": …}`` each.
         notes: What was met in the broker's tables, for people.
+        key: Of the object it was read from, below the broker's prefix; not part of it.
     """
 
     time_ms: int
@@ -46,6 +47,7 @@ class Handover:
     delay_offsets: Mapping[int, int] = field(default_factory=dict)
     pending: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
+    key: str = field(default="", compare=False)
 
     def encode(self) -> bytes:
         """As the object holds it."""
@@ -111,5 +113,6 @@ def read_handover(objects: ObjectStore, prefix: str, store: Mapping[str, Any]) -
     """
     if not is_handed_over(store):
         return None
-    key = prefix + str(store[HANDOVER]["key"])
-    return Handover.decode(objects.get(key), where=f"{objects.url}/{key}")
+    key = str(store[HANDOVER]["key"])
+    where = f"{objects.url}/{prefix}{key}"
+    return replace(Handover.decode(objects.get(prefix + key), where=where), key=key)

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.s3_settings import S3Options
 from fetcher.settings import MEMORY_BYTES, FetchSettings
@@ -35,6 +35,7 @@ from tiered.api.stores import backend_errors
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.keys import mount_prefix
+from tiered.local.topics import reason_left_out
 from tiered.mount.answers import Answers
 from tiered.mount.consumers import Consumers, Locks
 from tiered.mount.naming import Identity, NameServers
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from tiered.api.local_and_tier import OpenMessageStore
     from tiered.journal.lease import LeaseState
+    from tiered.log.handover import Handover
     from tiered.mount.offsets import Name
 
 _LOG = logging.getLogger("tiered.mount")
@@ -111,6 +113,8 @@ class Mount:
         name: Broker's name under which it is served.
         offsets: Where groups of consumers are.
         adopted: Queues whose offsets came from ``known_offsets``.
+        inherited: Queues whose offsets came from what the decommissioned broker left.
+        handover: What that broker knew; None: it was not decommissioned.
         is_serving: Clients can come.
         is_drained: All that was under way was answered, and all offsets are kept.
     """
@@ -122,17 +126,20 @@ class Mount:
         settings: MountSettings,
         clock: Clock,
         stopping: threading.Event,
+        *,
+        handover: Handover | None,
     ) -> None:
         """Wire it; ``open`` does that."""
         self.store = store
         self.name = settings.name or store.opened.place.broker
         self.offsets = ConsumerOffsets()
-        self.adopted = 0
+        self.adopted = self.inherited = 0
         self.is_serving = False
         self.is_drained = False
         self.consumers = Consumers(clock, self._on_group)
         self.locks = Locks(clock)
-        self.topics = Topics(store.opened.place.cluster, self.name, clock)
+        self.handover = handover
+        self.topics = Topics(store.opened.place.cluster, self.name, clock, _topics_of(store, handover))
         self.topics.update(store.tiered_queues())
         self.keeper = keeper
         self.address = ""
@@ -189,7 +196,9 @@ class Mount:
             )
             opened.callback(store.close)
             keeper = _keeper(store, settings, clock, rng) if settings.keeps_offsets else None
-            mount = cls(store, keeper, settings, clock, stopping)
+            with backend_errors():
+                handover = store.handover()
+            mount = cls(store, keeper, settings, clock, stopping, handover=handover)
             known: Mapping[Name, Mapping[int, int]] = {}
             if keeper is not None:
                 opened.callback(keeper.end)
@@ -200,9 +209,23 @@ class Mount:
                         stop=lambda seconds: clock.wait(stopping, seconds),
                     )
             mount.offsets = ConsumerOffsets(known)
+            mount._inherit()
             mount.adopted = mount.offsets.adopt(settings.known_offsets)
             mount._closing = opened.pop_all()
         return mount
+
+    def _inherit(self) -> None:
+        """Have groups go on where they were with the broker; once, since from then on they say here where they are."""
+        if self.handover is None or (self.keeper and self.keeper.handover == self.handover.key):
+            return
+        served = {
+            name: row
+            for name, row in self.handover.offsets.items()
+            if name[1] in self.topics.queues
+        }
+        self.inherited = self.offsets.adopt(served, is_newer=True)
+        if self.keeper is not None:
+            self.keeper.handover = self.handover.key
 
     def stop(self) -> None:
         """Take no new work, and drain. From any thread; not from a signal's handler."""
@@ -286,7 +309,10 @@ class Mount:
             self._clock,
             self._clock.now_ms(),
         )
-        queries = Queries(self.store, identity, self.topics, self.consumers, self.offsets, readers)
+        groups = self.handover.groups if self.handover is not None else {}
+        queries = Queries(
+            self.store, identity, self.topics, self.consumers, self.offsets, readers, groups
+        )
         self.server.handlers = {**answers.handlers(), **queries.handlers()}
         self.names = NameServers(settings.namesrv, identity, self.topics)
         await self.names.begin()
@@ -368,6 +394,20 @@ class Mount:
             _LOG.error("the last offsets of consumers are not kept: %s", error)
             return False
         return True
+
+
+def _topics_of(
+    store: OpenMessageStore, handover: Handover | None
+) -> Mapping[str, Mapping[str, Any]]:
+    """Topics that a decommissioned broker had, but for its own."""
+    if handover is None:
+        return {}
+    place = store.opened.place
+    return {
+        name: config
+        for name, config in handover.topics.items()
+        if reason_left_out(name, cluster=place.cluster, broker=place.broker) is None
+    }
 
 
 async def _until_first(duties: Sequence[Coroutine[None, None, object]]) -> None:

@@ -3,7 +3,8 @@
 Overview
     ``ConsumerOffsets`` is the table that requests read and write, of one thread. ``OffsetsKeeper`` holds its place in the
     tier: ``meta/mount/<name>/`` below the broker's prefix, with a lease and a journal of its own (docs/formats/mount.md).
-    What has changed since the last snapshot becomes one entry; nothing has changed, nothing is written.
+    What has changed since the last snapshot becomes one entry; nothing has changed, nothing is written. The offsets that a
+    decommissioned broker left are taken over once; the journal then names them, and what groups say here counts.
 
 What can be lost
     After a crash: what was committed since the last snapshot, at most one interval (and while the store did not take one).
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.errors import BackendError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tiered.mount")
 OFFSETS: Final = "offsets"
+HANDOVER: Final = "handover"
 QUEUES_MAX: Final = 1_000_000
 _END: Final = 1 << 62
 Name = tuple[str, str]
@@ -80,14 +82,15 @@ class ConsumerOffsets:
         row[queue_id] = offset
         self._changed.add((group, topic))
 
-    def adopt(self, known: Mapping[Name, Mapping[int, int]]) -> int:
-        """Take over offsets of elsewhere where there are none; how many queues that were."""
-        before = self._count
+    def adopt(self, known: Mapping[Name, Mapping[int, int]], *, is_newer: bool = False) -> int:
+        """Take over offsets of elsewhere where there are none, or in place of what there is; of how many queues."""
+        count = 0
         for (group, topic), row in known.items():
             for queue_id, offset in row.items():
-                if self.get(group, topic, queue_id) is None:
+                if is_newer or self.get(group, topic, queue_id) is None:
                     self.commit(group, topic, queue_id, offset)
-        return self._count - before
+                    count += 1
+        return count
 
     @property
     def group_count(self) -> int:
@@ -136,14 +139,20 @@ class MountState:
     Attributes:
         generation: The newest reign.
         offsets: By group and topic, then by queue id.
+        handover: Key of the broker's metadata whose offsets were taken over; empty: of none.
     """
 
     generation: int = 0
     offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
+    handover: str = ""
 
 
 class MountMachine:
-    """What the actions mean: ``reign``, and ``offsets`` with rows of ``row_of``. See ``tiered.journal.reader.Machine``."""
+    """What the actions mean; see ``tiered.journal.reader.Machine``.
+
+    ``reign``; ``offsets`` with rows of ``row_of``; ``handover`` with the ``key`` of a broker's metadata whose offsets are
+    among them from here on.
+    """
 
     def initial(self) -> MountState:
         """Nobody was here."""
@@ -162,20 +171,25 @@ class MountMachine:
         """
         for action in entry.actions:
             if action.get("do") == REIGN:
-                state = MountState(int(action["generation"]), state.offsets)
-            elif action.get("do") != OFFSETS:
+                state = replace(state, generation=int(action["generation"]))
+            elif action.get("do") not in {OFFSETS, HANDOVER}:
                 raise InvalidError(
                     f"entry {entry.number} of the mount's journal says {action.get('do')!r}",
                     do="use a newer version of this program",
                 )
-            elif entry.generation == state.generation:
-                state = MountState(state.generation, {**state.offsets, **_rows(action["rows"])})
+            elif entry.generation != state.generation:
+                continue
+            elif action["do"] == HANDOVER:
+                state = replace(state, handover=str(action["key"]))
+            else:
+                state = replace(state, offsets={**state.offsets, **_rows(action["rows"])})
         return state
 
     def dump(self, state: MountState) -> Any:  # noqa: ANN401 (JSON values)
         """For a checkpoint."""
         rows = [row_of(name, row) for name, row in sorted(state.offsets.items())]
-        return {"generation": state.generation, "rows": rows}
+        known = {"handover": state.handover} if state.handover else {}
+        return {"generation": state.generation, "rows": rows, **known}
 
     def dump_pieces(self, state: MountState) -> Iterator[bytes]:
         """The same as text."""
@@ -183,7 +197,8 @@ class MountMachine:
 
     def load(self, document: Any) -> MountState:  # noqa: ANN401 (JSON values)
         """Undo ``dump``."""
-        return MountState(int(document["generation"]), _rows(document["rows"]))
+        handover = str(document.get("handover", ""))
+        return MountState(int(document["generation"]), _rows(document["rows"]), handover)
 
 
 def _rows(rows: Any) -> dict[Name, dict[int, int]]:  # noqa: ANN401 (JSON values)
@@ -250,6 +265,8 @@ class OffsetsKeeper:
         self.renewal_s = self._lease.renewal_seconds
         self.saved = 0
         """Snapshots written."""
+        self.handover = ""
+        """Key of the broker's metadata whose offsets go along with what is saved next; set it when they are adopted."""
 
     def begin(
         self, *, wait: bool, announce: Callable[[LeaseState], None], stop: Callable[[float], bool]
@@ -275,6 +292,7 @@ class OffsetsKeeper:
                 do="stop it, or serve under another --name",
             ) from error
         self._journal.take_reign(asdict(Holder.present()), remembered=self._lease.remembered)
+        self.handover = self._journal.state.handover
         return self._journal.state.offsets
 
     def save(self, rows: Sequence[Sequence[Any]]) -> None:
@@ -284,8 +302,10 @@ class OffsetsKeeper:
             FencedError: Another mount has taken over.
             StoreUnavailableError: We were told to stop, and the store did not take them.
         """
-        action: Action = {"do": OFFSETS, "rows": rows}
-        self._journal.append([action])
+        actions: list[Action] = [{"do": OFFSETS, "rows": rows}]
+        if self.handover != self._journal.state.handover:
+            actions.append({"do": HANDOVER, "key": self.handover})
+        self._journal.append(actions)
         self.saved += 1
         if self._journal.write_checkpoint():
             self._trim()

@@ -7,14 +7,14 @@ the protocol wants a queue as a key of a map, it stands there as an object, as J
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from fetcher.keys import TIME_MAX, KeyQuery
 from tiered.format.record import body_crc, encode_record, record_bytes
 from tiered.format.remoting import Command
 from tiered.model import MessageQueue
-from tiered.mount import codes, fields, topics
+from tiered.mount import codes, fields
 from tiered.mount.codes import Code, RefusalError
 from tiered.mount.topics import RETRY, as_json
 
@@ -60,6 +60,7 @@ class Queries:
         consumers: Who consumes.
         offsets: Where groups are.
         executor: For what reads the tier.
+        group_configs_known: ``SubscriptionGroupConfig`` of the groups of a broker that was decommissioned.
     """
 
     store: TieredMessageStore
@@ -68,6 +69,7 @@ class Queries:
     consumers: Consumers
     offsets: ConsumerOffsets
     executor: Executor
+    group_configs_known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def handlers(self) -> Mapping[int, Handler]:
         """By code."""
@@ -135,7 +137,7 @@ class Queries:
     def topic_config(self, asked: Exchange) -> Command:
         """GET_TOPIC_CONFIG."""
         topic = fields.name(asked.request, "topic")
-        return _body(as_json(topics.config(topic, self.topics.require(topic))))
+        return _body(as_json(self.topics.config(topic)))
 
     def groups_of_topic(self, asked: Exchange) -> Command:
         """QUERY_TOPIC_CONSUME_BY_WHO."""
@@ -204,7 +206,7 @@ class Queries:
 
     def group_configs(self, asked: Exchange) -> Command:  # noqa: ARG002 (a handler's)
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
-        table = {name: {"groupName": name, **_GROUP} for name in self._groups()}
+        table = {name: self._group_config(name) for name in self._groups()}
         told = {
             "dataVersion": self.topics.data_version(),
             "forbiddenTable": {},
@@ -217,12 +219,16 @@ class Queries:
         name = fields.name(asked.request, "group")
         if name not in self._groups():
             raise RefusalError(Code.SUBSCRIPTION_GROUP_NOT_EXIST, f"no consumer group {name} here")
-        return _body(as_json({"groupName": name, **_GROUP}))
+        return _body(as_json(self._group_config(name)))
 
     # -- together ---------------------------------------------------------------------------------
 
     def _groups(self) -> list[str]:
-        return sorted({*self.consumers.groups, *self.offsets.all_groups()})
+        known = (self.consumers.groups, self.offsets.all_groups(), self.group_configs_known)
+        return sorted(set().union(*known))
+
+    def _group_config(self, name: str) -> dict[str, Any]:
+        return {"groupName": name, **_GROUP, **self.group_configs_known.get(name, {})}
 
     def _topics_of(self, group: str) -> list[str]:
         online = self.consumers.groups.get(group)

@@ -1,6 +1,7 @@
 """The topics that a mount has, as brokers and name servers tell of topics: all with permission read-only.
 
-They are the tier's, the names of broker and cluster (each broker has both as topics, and a name server does not take a
+They are the tier's, those that a decommissioned broker had (with their queue counts and attributes, also where a queue has
+never had a message), the names of broker and cluster (each broker has both as topics, and a name server does not take a
 broker with one topic alone), and the retry topics of groups that have consumers here, so that clients and ``mqadmin`` find
 the group's broker by their route. ``version`` goes up with every change; name servers look at nothing else. For one thread.
 """
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 READ: Final = 4
 RETRY: Final = "%RETRY%"
 RETRY_TOPICS_MAX: Final = 10_000
+_KEPT: Final = {
+    "topicFilterType": "SINGLE_TAG",
+    "topicSysFlag": 0,
+    "order": False,
+    "attributes": {},
+}
+"""What is told of a topic as the broker had it, and what without one."""
 HELP: Final = "https://rocketmq.apache.org/docs/bestPractice/06FAQ"
 
 
@@ -33,13 +41,28 @@ class Topics:
         changed_ms: When it last did.
     """
 
-    def __init__(self, cluster: str, broker: str, clock: Clock) -> None:
-        """Begin with the names alone."""
+    def __init__(
+        self,
+        cluster: str,
+        broker: str,
+        clock: Clock,
+        known: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Begin with the names, and with what the broker had.
+
+        Args:
+            cluster: Its name.
+            broker: Its name.
+            clock: Time.
+            known: ``TopicConfig`` of the topics of a broker that was decommissioned, without its own.
+        """
+        self._configs = dict(known or {})
         self._own = {broker: 1, cluster: 1}
+        self._known = {name: queue_count(config) for name, config in self._configs.items()}
         self._tiered: Mapping[str, int] = {}
         self._retries: dict[str, int] = {}
         self._clock = clock
-        self.queues: Mapping[str, int] = dict(self._own)
+        self.queues: Mapping[str, int] = {**self._known, **self._own}
         self.version = 1
         self.changed_ms = int(clock.now_ms())
 
@@ -60,7 +83,9 @@ class Topics:
         return self._merge()
 
     def _merge(self) -> bool:
-        merged = {**self._own, **self._retries, **self._tiered}
+        merged = {**self._own, **self._retries, **self._known}
+        for name, count in self._tiered.items():
+            merged[name] = max(count, merged.get(name, 0))
         if merged == self.queues:
             return False
         self.queues = merged
@@ -90,9 +115,21 @@ class Topics:
         """``DataVersion``."""
         return {"stateVersion": 0, "timestamp": self.changed_ms, "counter": self.version}
 
+    def config(self, name: str) -> dict[str, Any]:
+        """``TopicConfig`` of a topic that can only be read.
+
+        Raises:
+            RefusalError: There is no such topic.
+        """
+        count = self.require(name)
+        known = self._configs.get(name, {})
+        kept = {field: known.get(field, value) for field, value in _KEPT.items()}
+        counts = {"readQueueNums": count, "writeQueueNums": count}
+        return {"topicName": name, **counts, "perm": READ, **kept}
+
     def wrapper(self) -> dict[str, Any]:
         """``TopicConfigSerializeWrapper``."""
-        table = {name: config(name, count) for name, count in self.queues.items()}
+        table = {name: self.config(name) for name in self.queues}
         return {"dataVersion": self.data_version(), "topicConfigTable": table}
 
     def registration(self) -> bytes:
@@ -101,18 +138,9 @@ class Topics:
         return as_json({"topicConfigSerializeWrapper": wrapper, "filterServerList": []})
 
 
-def config(name: str, count: int) -> dict[str, Any]:
-    """``TopicConfig`` of a topic that can only be read."""
-    return {
-        "topicName": name,
-        "readQueueNums": count,
-        "writeQueueNums": count,
-        "perm": READ,
-        "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": 0,
-        "order": False,
-        "attributes": {},
-    }
+def queue_count(config: Mapping[str, Any]) -> int:
+    """Queues of a topic by its ``TopicConfig``; at least one."""
+    return max(int(config.get("readQueueNums", 1)), 1)
 
 
 def as_json(document: object) -> bytes:
