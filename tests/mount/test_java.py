@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import pytest
 from support import oracle
 
 from tests.e2e import harness
+from tests.e2e.harness import until
 from tests.mount.harness import MountProcess, tier_of
 
 if TYPE_CHECKING:
@@ -142,16 +145,55 @@ def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_g
         refused = harness.program("mount", url, *at(broker.address))
         assert refused.code == 4
         assert "a broker of this name is registered: broker-a" in refused.error
+        running = harness.here("attach", broker.store, "--to", url, "--decommission")
+        assert running.code == 1
+        assert "not done: a broker runs on the store" in running.err
         broker.stop()
-        harness.here("attach", broker.store, "--to", url, "--once").good()
-        known = broker.store / "config" / "consumerOffset.json"
-        options = (*at(broker.address), "--consumer-offsets", known)
-        with MountProcess(url, tmp_path / "log", *options):
+        harness.here("attach", broker.store, "--to", url, "--decommission").good()
+        with MountProcess(url, tmp_path / "log", *at(broker.address)):
             assert consume("pull", broker.address, "t") == real
             rest = consume(
                 "push", broker.address, "t", "--group", "g", "--seconds", "60", "--max", "100"
             )
     assert sorted(half + rest, key=place) == sorted(real, key=place)
+
+
+@pytest.mark.slow
+def test_consumers_that_run_go_on_at_the_mount_and_lose_nothing(tmp_path: Path):
+    """They are held up while messages come and the broker goes, so that what they had not taken is left to the mount."""
+    with oracle.Broker(tmp_path, tmp_path / "store") as broker:
+        broker.start()
+        broker.produce("t", 200, queues=4, seed=7)
+        words = ("push", "--namesrv", broker.address, "--topic", "t", "--group", "g")
+        out = tmp_path / "consumed"
+        with out.open("wb") as file:
+            consumer = subprocess.Popen(
+                [oracle.ORACLE, *words, "--seconds", "240", "--max", "500"], stdout=file
+            )
+        try:
+            until(lambda: out.read_bytes().count(b"\n") >= 200, "200 messages", 60)
+            time.sleep(6)  # it commits every 5 s
+            consumer.send_signal(signal.SIGSTOP)
+            broker.produce("t", 300, queues=4, seed=8)
+            real = consume("pull", broker.address, "t")
+            broker.stop()
+            url = f"file://{tmp_path}/tier"
+            told = harness.here(
+                "attach", broker.store, "--to", url, "--decommission", "--json"
+            ).good()
+            assert told.document["decommission"]["consumer_offsets"] >= 4
+            with MountProcess(url, tmp_path / "log", *at(broker.address)) as mount:
+                consumer.send_signal(signal.SIGCONT)
+                assert consumer.wait(180) == 0
+                assert mount.end(signal.SIGTERM)[0] == 0
+        finally:
+            consumer.kill()
+            consumer.wait()
+    found = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert {place(one) for one in found} == {place(one) for one in real}
+    assert (
+        len(found) == len(real) == 500
+    )  # it stopped at a quiet moment: nothing comes again either
 
 
 def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):

@@ -20,7 +20,7 @@ from backends.probe import PREFIX as PROBE
 from backends.registry import redacted
 from backends.s3_settings import split_location
 from tiered.errors import InvalidError
-from tiered.keys import DATA_ROOTS, JOURNAL, LEASE, LEDGER, MOUNT, broker_prefix
+from tiered.keys import DATA_ROOTS, HANDOVER, JOURNAL, LEASE, LEDGER, MOUNT, broker_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Role:
 ROLES: Mapping[str, Role] = {
     WRITER: Role(
         "attach, verify --repair, rebuild, lease --break, doctor",
-        puts=(f"{JOURNAL}*", LEASE, *_DATA),
+        puts=(f"{JOURNAL}*", LEASE, f"{HANDOVER}*", *_DATA),
         probes=True,
     ),
     READER: Role("status, ls, cat, verify, lease, and doctor without its probe"),

@@ -1,0 +1,273 @@
+"""Decommissioning: what stands in its way, what it keeps, and what a mount makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.e2e.harness import here, unpack
+from tests.mount.harness import mounted
+from tiered.attach.decommission import Near, look
+from tiered.errors import DataError, InvalidError
+from tiered.log.handover import Handover
+from tiered.mount import codes
+from tiered.mount.codes import Code
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW_MS = 1_700_000_000_000
+
+
+def near(name: str, folder: Path) -> Near:
+    return look(str(unpack(name, folder)), NOW_MS)
+
+
+def counts(found: Near) -> dict[str, int]:
+    return {one.what: one.count for one in found.pending}
+
+
+def handed_over(name: str, folder: Path, *options: str) -> tuple[Path, str]:
+    """A captured store and its tier, decommissioned."""
+    store, url = unpack(name, folder), f"file://{folder}/tier"
+    here("attach", store, "--to", url, "--decommission", *options).good()
+    return store, url
+
+
+# -- what is near ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "pending"),
+    [
+        ("s01-basic", {}),
+        # 174 timed messages are pending, of which 8 were taken back
+        ("s02-delay-timer", {"delayed messages": 60, "timed messages": 166}),
+        ("s03-transactions", {"half messages": 15}),
+        ("s10-consumers", {}),
+    ],
+)
+def test_what_is_pending_is_what_the_broker_had_left(
+    name: str, pending: dict[str, int], tmp_path: Path
+):
+    assert counts(near(name, tmp_path)) == pending
+
+
+def test_what_was_popped_and_not_settled_and_what_waits_in_retry_topics_is_counted(tmp_path: Path):
+    store = unpack("s10-consumers", tmp_path)
+    queues = store / "consumequeue"
+    shutil.copytree(queues / "other" / "0", queues / "rmq_sys_REVIVE_LOG_cluster-a" / "0")
+    offsets = store / "config" / "consumerOffset.json"
+    table = json.dumps(
+        {
+            "offsetTable": {
+                "rmq_sys_REVIVE_LOG_cluster-a@CID_RMQ_SYS_REVIVE_GROUP": {"0": 15},
+                "%RETRY%failing@failing": {"0": 70},
+                "work@g": {"0": 3, "1": -1},
+                "work@g@client": {"0": 9},
+            }
+        }
+    )
+    offsets.write_text(table)
+    found = look(str(store), NOW_MS)
+    assert counts(found) == {"popped messages": 5}
+    assert found.retries == 2 + 24
+    assert found.metadata.offsets["g", "work"] == {0: 3}
+    assert ("g@client", "work") not in found.metadata.offsets
+
+
+def test_a_table_that_is_not_there_stands_in_the_way(tmp_path: Path):
+    store = unpack("s10-consumers", tmp_path)
+    for suffix in ("", ".bak"):
+        (store / "config" / f"consumerOffset.json{suffix}").unlink()
+    (found,) = look(str(store), NOW_MS).pending
+    assert found.what == "config/consumerOffset.json is not there, or cannot be read"
+    ran = here("attach", store, "--to", f"file://{tmp_path}/tier", "--decommission")
+    assert ran.code == 1
+    assert "not done: config/consumerOffset.json is not there" in ran.err
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def test_with_something_pending_it_is_not_decommissioned_unless_that_is_given_up(tmp_path: Path):
+    store, url = unpack("s03-transactions", tmp_path), f"file://{tmp_path}/tier"
+    words = ("attach", store, "--to", url, "--decommission", "--json")
+    ran = here(*words)
+    assert ran.code == 1
+    assert "tiered: not done: half messages (15); let the broker run until it" in ran.err
+    told = ran.document["decommission"]
+    assert (told["is_decommissioned"], told["key"]) == (False, "")
+    assert [(one["what"], one["count"]) for one in told["pending"]] == [("half messages", 15)]
+    with mounted(url, keeps_offsets=False) as served:
+        assert served.mount.handover is None
+    told = here(*words, "--accept-pending").good().document["decommission"]
+    assert told["is_decommissioned"]
+    with mounted(url, keeps_offsets=False) as served:
+        assert served.mount.handover is not None
+        assert served.mount.handover.pending == ({"what": "half messages", "count": 15},)
+
+
+def test_all_segments_are_sealed_and_the_tier_is_whole(tmp_path: Path):
+    store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    ran = here("attach", store, "--to", url, "--decommission", "--json").good()
+    assert ran.document["sealed_segments"] == 10
+    here("verify", url, "--deep", "--store", store).good()
+
+
+def test_topics_that_are_left_out_stand_in_the_way(tmp_path: Path):
+    store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    ran = here("attach", store, "--to", url, "--decommission", "--topics", "work")
+    assert ran.code == 1
+    assert "not done: messages of topics that --topics or --exclude leaves out (172)" in ran.err
+
+
+def test_no_writer_goes_on_until_the_broker_is_said_to_be_back(tmp_path: Path):
+    store, url = handed_over("s10-consumers", tmp_path)
+    ran = here("attach", store, "--to", url, "--once")
+    assert ran.code == 2
+    assert "was decommissioned" in ran.error
+    here("attach", store, "--to", url, "--decommission").good()  # again does no harm
+    here("attach", store, "--to", url, "--once", "--recommission").good()
+    here("attach", store, "--to", url, "--once").good()
+    with mounted(url, keeps_offsets=False) as served:
+        assert served.mount.handover is None
+
+
+@pytest.mark.parametrize(
+    "words", [("--once", "--accept-pending"), ("--decommission", "--recommission")]
+)
+def test_options_that_contradict_each_other_are_refused(words: tuple[str, ...], tmp_path: Path):
+    store = unpack("s10-consumers", tmp_path)
+    assert here("attach", store, "--to", f"file://{tmp_path}/tier", *words).code == 2
+
+
+# -- what a mount makes of it ---------------------------------------------------------------------
+
+
+def asked(group: str, topic: str, queue_id: int) -> dict[str, Any]:
+    return {"consumerGroup": group, "topic": topic, "queueId": queue_id}
+
+
+def test_a_mount_serves_topics_groups_and_offsets_as_the_broker_had_them(tmp_path: Path):
+    store, url = handed_over("s10-consumers", tmp_path)
+    known = look(str(store), NOW_MS).metadata
+    with mounted(url) as served, served.client() as client:
+        answer = client.ask(codes.GET_ALL_TOPIC_CONFIG)
+        table = json.loads(answer.text())["topicConfigTable"]
+        names = {"work", "other", "%RETRY%failing", "%DLQ%failing", "%RETRY%ordered"}
+        assert names <= set(table)
+        assert not {"SCHEDULE_TOPIC_XXXX", "TBW102", "rmq_sys_wheel_timer"} & set(table)
+        for name in names:
+            row, was = table[name], known.topics[name]
+            for field in (
+                "readQueueNums",
+                "topicFilterType",
+                "topicSysFlag",
+                "order",
+                "attributes",
+            ):
+                assert row[field] == was[field], (name, field)
+            assert row["perm"] == 4
+        for (group, topic), row in known.offsets.items():
+            for queue_id, offset in row.items():
+                found = client.ask(codes.QUERY_CONSUMER_OFFSET, **asked(group, topic, queue_id))
+                assert found.fields == {"offset": str(offset)}
+        answer = client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, group="ordered")
+        assert json.loads(answer.text()) == known.groups["ordered"]
+
+
+def test_a_queue_that_never_had_a_message_is_served(tmp_path: Path):
+    """The tier does not know of it: only the broker's tables do."""
+    _, url = handed_over("s01-basic", tmp_path)
+    with mounted(url, keeps_offsets=False) as served, served.client() as client:
+        answer = client.ask(codes.GET_TOPIC_CONFIG, topic="sparse")
+        assert json.loads(answer.text())["readQueueNums"] == 16
+        assert client.pull("sparse", 15, 0, suspendTimeoutMillis=1).code == Code.PULL_NOT_FOUND
+        assert client.ask(codes.GET_MAX_OFFSET, topic="sparse", queueId=15).fields["offset"] == "0"
+
+
+def test_what_groups_say_to_the_mount_counts_until_the_broker_was_back(tmp_path: Path):
+    store, url = handed_over("s10-consumers", tmp_path)
+    place = asked("ordered", "other", 1)
+    with mounted(url) as served, served.client() as client:
+        assert served.mount.inherited > 10
+        before = int(client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields["offset"])
+        client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=before - 5, **place)
+        served.stop()
+    with mounted(url) as served, served.client() as client:
+        assert served.mount.inherited == 0
+        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {
+            "offset": str(before - 5)
+        }
+    here("attach", store, "--to", url, "--once", "--recommission").good()
+    here("attach", store, "--to", url, "--decommission").good()
+    with mounted(url) as served, served.client() as client:
+        assert served.mount.inherited > 10
+        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": str(before)}
+
+
+def test_damaged_metadata_is_told_and_nothing_is_served_without_it(tmp_path: Path):
+    _, url = handed_over("s10-consumers", tmp_path)
+    (path,) = (tmp_path / "tier").glob("*/*/meta/handover/*")
+    path.write_bytes(path.read_bytes().replace(b'"perm":6', b'"perm":7', 1))
+    ran = here("mount", url, "--listen", "127.0.0.1:0", "--no-state")
+    assert ran.code == 5
+    assert "meta/handover/" in ran.error
+
+
+# -- the format -----------------------------------------------------------------------------------
+
+NAMES = st.text(min_size=1, max_size=5)
+CONFIGS = st.dictionaries(NAMES, st.dictionaries(NAMES, st.integers() | NAMES, max_size=3))
+HANDOVERS = st.builds(
+    Handover,
+    st.integers(0, 1 << 45),
+    CONFIGS,
+    CONFIGS,
+    st.dictionaries(
+        st.tuples(NAMES, NAMES), st.dictionaries(st.integers(0, 99), st.integers(0, 1 << 60))
+    ),
+    st.dictionaries(st.integers(1, 18), st.integers(0, 1 << 60)),
+    st.lists(st.fixed_dictionaries({"what": NAMES, "count": st.integers(0)})).map(tuple),
+    st.lists(NAMES).map(tuple),
+)
+
+
+@given(HANDOVERS)
+def test_what_is_written_is_what_is_read(handover: Handover):
+    assert Handover.decode(handover.encode(), where="here") == handover
+
+
+@given(HANDOVERS, st.data())
+def test_a_changed_byte_is_found(handover: Handover, data: st.DataObject):
+    raw = bytearray(handover.encode())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises((DataError, InvalidError)):
+        Handover.decode(bytes(raw), where="here")
+
+
+def test_it_lies_there_as_the_documentation_shows():
+    handover = Handover(
+        1_700_000_000_000,
+        {"t": {"perm": 6, "readQueueNums": 4}},
+        {"g": {"groupName": "g"}},
+        {("g", "t"): {1: 7, 0: 5}},
+        {3: 12},
+        ({"what": "half messages", "count": 1},),
+    )
+    assert handover.encode() == GOLDEN
+
+
+GOLDEN = (
+    b'{"consumer_offsets":[["g","t",[0,1],[5,7]]],"delay_offsets":[[3,12]],"format":1,'
+    b'"groups":{"g":{"groupName":"g"}},"notes":[],"pending":[{"count":1,"what":"half messages"}],'
+    b'"time_ms":1700000000000,"topics":{"t":{"perm":6,"readQueueNums":4}}}\n'
+    b"b7726f2b\n"
+)
