@@ -24,7 +24,6 @@ retries                      messages of ``%RETRY%`` topics that their group has
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +38,7 @@ from tiered.local.configs import (
     TOPICS_FILE,
     parse_offsets,
     read_table,
-    read_text,
+    read_timer_progress,
 )
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.files import FileCache, FileRow
@@ -66,7 +65,6 @@ SLOT: Final = np.dtype(
     [("time_s", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")]
 )
 """Of the timer wheel. Times are in units of its precision, a second unless the broker was told otherwise."""
-_TIMER_CHECK: Final = struct.Struct(">qqq")
 _ALL: Final = 1 << 62
 _ITEMS: Final = 4096
 
@@ -274,12 +272,9 @@ class _Looking:
     # -- timers -----------------------------------------------------------------------------------
 
     def _timed(self) -> int:
-        raw = read_text(f"{self._layout.root}/config/timercheck", _TIMER_CHECK.size) or b""
-        if len(raw) < _TIMER_CHECK.size:
-            raw = bytes(_TIMER_CHECK.size)
-        read_ms, _, queued = _TIMER_CHECK.unpack(raw)
-        return self._on_wheel(read_ms) + sum(
-            self._left(index, queued) for _, index in self._queues(TIMER)
+        wheel = read_timer_progress(self._layout.root).wheel
+        return self._on_wheel(wheel.read_ms) + sum(
+            self._left(index, wheel.queue_offset) for _, index in self._queues(TIMER)
         )
 
     def _on_wheel(self, read_ms: int) -> int:

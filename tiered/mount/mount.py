@@ -139,7 +139,9 @@ class Mount:
         self.consumers = Consumers(clock, self._on_group)
         self.locks = Locks(clock)
         self.handover = handover
-        self.topics = Topics(store.opened.place.cluster, self.name, clock, _topics_of(store, handover))
+        self.topics = Topics(
+            store.opened.place.cluster, self.name, clock, _topics_of(store, handover)
+        )
         self.topics.update(store.tiered_queues())
         self.keeper = keeper
         self.address = ""
