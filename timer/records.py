@@ -94,15 +94,23 @@ def number_of(text: bytes, otherwise: int) -> int:
     return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else otherwise
 
 
-def read_rows(batch: RecordBatch) -> TimerRows:
-    """What the records of a batch of a timer topic say. A loop over the records, a few us each."""
+def read_rows(batch: RecordBatch, known: Longs | None = None) -> TimerRows:
+    """What the records of a batch say. A loop over the records, a few us each.
+
+    Args:
+        batch: Of a timer topic, or of an hourly file.
+        known: int64[n], their due times, where they are known (as of an hourly file).
+    """
     sizes = np.maximum(batch.sizes, 0)
     block = parse_records(batch.data, batch.positions, sizes)
     view = memoryview(batch.data).cast("B")
     starts = block.properties_positions.tolist()
     ends = (block.properties_positions + block.properties_sizes).tolist()
     sound = ((block.faults == RecordFault.OK) & (batch.sizes > 0)).tolist()
-    due_of = _due_scheduled(batch) if batch.queue.topic == SCHEDULE_TOPIC else _due_in_wheel
+    if known is not None:
+        due_of = _known(known.tolist())
+    else:
+        due_of = _due_scheduled(batch) if batch.queue.topic == SCHEDULE_TOPIC else _due_in_wheel
     dues, rolls, keys, marks = [], [], [], []
     for at, (start, end, is_sound) in enumerate(zip(starts, ends, sound, strict=True)):
         raw = bytes(view[start:end]) if is_sound else b""
@@ -114,6 +122,10 @@ def read_rows(batch: RecordBatch) -> TimerRows:
         marks.append(bool(mark))
     as_longs = np.array(dues, np.int64), np.array(rolls, np.int64)
     return TimerRows(batch, block, *as_longs, keys, np.array(marks, np.bool_))
+
+
+def _known(dues: list[int]) -> Callable[[int, bytes], int]:
+    return lambda at, _raw: dues[at]
 
 
 def _due_in_wheel(_at: int, raw: bytes) -> int:

@@ -1,12 +1,10 @@
 """``tiered timer import`` of what a real broker left behind: everything pending that its own wheel would deliver, once."""
 
 import random
-import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support import captures
 
 from backends.local import LocalFolderStore
@@ -44,13 +42,6 @@ def pending(after_ms: int = 0) -> Counter[Timer]:
         if m["topic"] == SCHEDULE_TOPIC and m["msg_id"] not in delivered:
             found[m["tag_hash"], m["properties"]["REAL_TOPIC"], m["msg_id"]] += 1
     return Counter({timer: n for timer, n in found.items() if timer[0] >= after_ms})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    with tarfile.open(captures.FOLDER / "s02-delay-timer.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / "s02-delay-timer"
 
 
 def bring(store: Path, near_ms: int, *, now_ms: int = CAPTURED_MS, **more: Any) -> TimerImport:

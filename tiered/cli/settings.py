@@ -11,6 +11,7 @@ from tiered.cli.settings_mend import MEND
 from tiered.cli.settings_mount import MOUNT
 from tiered.cli.settings_reclaim import RECLAIM
 from tiered.cli.settings_store import STORE
+from tiered.cli.settings_timer import TIMER
 from tiered.cli.values import (
     above_zero,
     address,
@@ -398,6 +399,7 @@ def all_settings() -> tuple[Setting, ...]:
         *MOUNT,
         *RECLAIM,
         *STORE,
+        *TIMER,
         *DEMO,
         *MAKE_STORE,
         *BENCH_STORE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,3 +44,7 @@ class Workplace:
     def new_id(self) -> str:
         """A random id of 8 hex digits."""
         return f"{self.rng.getrandbits(32):08x}"
+
+    def at_place(self, place: Place) -> Workplace:
+        """The same at another place of the tier, as that of the broker's timers."""
+        return replace(self, place=place)

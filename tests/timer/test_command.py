@@ -1,0 +1,82 @@
+"""The commands of ``tiered timer``, as people and scripts call them."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+from support import captures
+
+from tests.timer.test_import import CAPTURED_MS, pending
+from tiered.clock import ManualClock
+from tiered.log.timers import HOUR_MS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.program import CommandLine
+
+
+def test_a_store_is_imported_listed_and_shown(tiered: CommandLine, store: Path):
+    url = f"file://{store.parent}/tier"
+    made = tiered("timer", "import", store, "--to", url, "--near", "0s", "--json")
+    assert (made.code, made.document["taken"], made.document["near"]) == (0, 226, 0)
+    assert made.document["cancelled"] == 16
+    hours = tiered("timer", "ls", url, "--json").document["hours"]
+    assert sum(row["messages"] for row in hours) == 226
+    assert all(row["hour_ms"] <= row["due_min_ms"] <= row["due_max_ms"] for row in hours)
+    listed = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    found = [(row["due_timestamp_ms"], row["topic"], row["msg_id"]) for row in listed]
+    assert found == sorted(found, key=lambda row: row[0])
+    assert {*found} == {*pending()}
+    expected = {m["msg_id"]: m for m in captures.dump("s02-delay-timer", "message")}
+    for row in listed:
+        was = expected[row["msg_id"]]
+        assert (row["body_base64"], row["tags"], row["keys"], row["properties"]) == (
+            was["body_base64"], was["tags"], was["keys"], was["properties"]
+        )  # fmt: skip
+    shown = tiered("timer", "show", url, hours[0]["hour_ms"] + 1, "--json").document
+    assert len(shown["messages"]) == hours[0]["messages"]
+    assert base64.b64decode(shown["messages"][0]["body_base64"])
+    assert "226 messages" in tiered("timer", "ls", url).text
+
+
+def test_what_stays_is_said_and_nothing_comes_twice(tiered: CommandLine, store: Path):
+    url = f"file://{store.parent}/tier"
+    tiered.clock = ManualClock(CAPTURED_MS)
+    first = tiered("timer", "import", store, "--to", url, "--near", "4h", "--json")
+    late = sum(pending(CAPTURED_MS + 4 * HOUR_MS).values())
+    assert (first.document["taken"], first.document["near"]) == (late, 226 - late)
+    again = tiered("timer", "import", store, "--to", url, "--near", "4h", "--json")
+    assert (again.document["taken"], again.document["known"]) == (0, late)
+    shown = tiered("timer", "import", store, "--to", url, "--near", "4h")
+    assert f"{226 - late} messages due within the near window" in shown.text
+
+
+def test_cancel(tiered: CommandLine, store: Path):
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    rows = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    done = tiered("timer", "cancel", url, rows[7]["msg_id"], "--json").document
+    assert [one["due_timestamp_ms"] for one in done["cancelled"]] == [rows[7]["due_timestamp_ms"]]
+    left = tiered("timer", "ls", url, "--messages", "-o", "jsonl").lines
+    assert left == rows[:7] + rows[8:]
+    assert sum(r["messages"] for r in tiered("timer", "ls", url, "--json").document["hours"]) == 225
+    again = tiered("timer", "cancel", url, rows[7]["msg_id"])
+    assert (again.code, "no pending message" in again.error) == (2, True)
+
+
+def test_where_there_are_none(tiered: CommandLine, tmp_path: Path):
+    (tmp_path / "tier").mkdir()
+    ran = tiered("timer", "ls", f"file://{tmp_path}/tier")
+    assert (ran.code, "there are no timers here" in ran.error) == (2, True)
+
+
+def test_topics_are_read_as_if_there_were_no_timers(tiered: CommandLine, store: Path):
+    url = f"file://{store.parent}/tier"
+    tiered("attach", store, "--to", url, "--once")
+    before = [tiered(*line).out for line in (("ls", url, "--json"), ("verify", url, "--deep"))]
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    after = [tiered(*line).out for line in (("ls", url, "--json"), ("verify", url, "--deep"))]
+    assert before == after
+    assert tiered("cat", url, "rmq_sys_timer_hours").code == 2

@@ -1,0 +1,80 @@
+"""What people do to timers that lie in the tier: take one back.
+
+Beside a running writer or hand-over: neither lease nor reign is taken; the entry is a guest's, and replay refuses what has
+been handed over meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tiered.errors import InvalidError
+from tiered.format.properties import UNIQ_KEY
+from tiered.format.record import decode_record
+from tiered.log.timers import HOUR_MS, cancel_action
+from tiered.upkeep.reign import journal_writer
+from timer.dequeue import TimerReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.log.parts import TierState
+    from tiered.upkeep.workplace import Workplace
+    from timer.dequeue import DueMessage
+
+
+def cancel(at: Workplace, msg_id: str) -> list[dict[str, Any]]:
+    """Take back all pending messages with a unique id. All hours are read until none is left.
+
+    Args:
+        at: The timers' place.
+        msg_id: Property ``UNIQ_KEY``.
+
+    Returns:
+        ``hour_ms``, ``due_timestamp_ms`` and ``queue_offset`` of each.
+
+    Raises:
+        InvalidError: There is none, or it is being handed over already.
+        DataError: A file is damaged.
+        BackendError: The store does not answer.
+    """
+    reader = TimerReader(at.store, at.prefix)
+    reader.refresh()
+    found = list(_with_id(reader, msg_id))
+    if not found:
+        raise InvalidError(
+            f"no pending message has the id {msg_id}",
+            where=at.store.url,
+            do="`tiered timer ls URL --messages` lists them",
+        )
+    rows = [(one.due_ms // HOUR_MS, one.offset) for one in found]
+    journal_writer(at).append([cancel_action(rows)], check=lambda state: _require(state, rows))
+    return [
+        {
+            "hour_ms": one.due_ms // HOUR_MS * HOUR_MS,
+            "due_timestamp_ms": one.due_ms,
+            "queue_offset": one.offset,
+        }
+        for one in found
+    ]
+
+
+def _with_id(reader: TimerReader, msg_id: str) -> Iterator[DueMessage]:
+    wanted = msg_id.encode()
+    for hour in sorted(reader.state.timers.hours):
+        for message in reader.pending(hour):
+            if wanted in message.record and _id_of(message) == msg_id:
+                yield message
+
+
+def _id_of(message: DueMessage) -> str | None:
+    return decode_record(message.record, 0).properties.get(UNIQ_KEY)
+
+
+def _require(state: TierState, rows: list[tuple[int, int]]) -> None:
+    for hour, offset in rows:
+        if offset < state.timers.hours[hour].end:
+            raise InvalidError(
+                "it is too late: the hour in which it is due is being handed over",
+                do="take it back where it is delivered",
+            )
