@@ -61,9 +61,7 @@ COMMANDS: Mapping[str, Entry] = {
     "rebuild": Entry("tiered.cli.rebuild", "Makes a lost journal again, from the objects."),
     "doctor": Entry("tiered.cli.doctor", "Looks for what is set up wrong, and says what to do."),
     "mount": Entry("tiered.cli.mount", "Serves a tier read-only to RocketMQ's clients."),
-    "timer": Entry(
-        "tiered.cli.timer", "Keeps messages that are due much later in the tier, hour by hour."
-    ),
+    "timer": Entry("tiered.cli.timer", "Keeps messages that are due much later."),
     "store": Entry("tiered.cli.store", "Makes and writes local stores without a broker."),
     "policy": Entry("tiered.cli.policy", "Prints the S3 policy that a role needs."),
     "bench": Entry("tiered.cli.bench", "Measures this machine against plain copying."),
