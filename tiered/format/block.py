@@ -407,9 +407,38 @@ _MASKS: Final = np.array([2**64 - 1] + [2 ** (8 * n) - 1 for n in range(1, 8)], 
 Indices = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Records of a block, divided by queue.
+
+    Attributes:
+        queues: In the order in which they first occur.
+        indices: int64[m], the records of the first queue in block order, then those of the second, …
+        starts: Where the records of each queue begin in ``indices``; last ``m``.
+    """
+
+    queues: list[MessageQueue]
+    indices: Indices
+    starts: list[int]
+
+    def __len__(self) -> int:
+        """Number of queues."""
+        return len(self.queues)
+
+    def members(self, number: int) -> Indices:
+        """The records of one queue: their indices in the block, in block order."""
+        return self.indices[self.starts[number] : self.starts[number + 1]]
+
+
 def group_by_queue(
     block: RecordBlock, *, among: npt.NDArray[np.bool_] | None = None
 ) -> list[tuple[MessageQueue, Indices]]:
+    """As ``queue_groups``: each queue, and the indices of its records in block order."""
+    groups = queue_groups(block, among=among)
+    return [(queue, groups.members(number)) for number, queue in enumerate(groups.queues)]
+
+
+def queue_groups(block: RecordBlock, *, among: npt.NDArray[np.bool_] | None = None) -> Groups:
     """Divide a block's records by topic and queue id.
 
     Records are grouped by a 64-bit hash of topic and queue id, then every record's topic is
@@ -420,30 +449,24 @@ def group_by_queue(
         block: Parsed records.
         among: bool[n], which records to take; default: those without a fault. (Others must have a
             topic: a record whose fault is CRC or PHYSICAL_OFFSET has.)
-
-    Returns:
-        For each queue, in the order in which the queues first occur, the indices of its records in
-        block order.
     """
     chosen = np.flatnonzero(block.faults == RecordFault.OK if among is None else among)
     if not len(chosen):
-        return []
+        return Groups([], chosen, [0])
     hashes = _hashes(block, chosen)
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    group_of = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(order)))
-    same = _same_queue(block, chosen[order], chosen[order[firsts]][group_of])
-    mixed = set(group_of[~same].tolist())
-    groups: list[tuple[MessageQueue, Indices]] = []
-    for number, members in enumerate(np.split(chosen[order], firsts[1:])):
-        groups.extend(
-            _divide(block, members)
-            if number in mixed
-            else [(_queue(block, int(members[0])), members)]
-        )
-    groups.sort(key=lambda group: int(group[1][0]))
-    return groups
+    counts = np.diff(firsts, append=len(order))
+    members = chosen[order]
+    same = _same_queue(block, members, np.repeat(members[firsts], counts))
+    if not same.all():
+        return _divided(block, chosen)
+    rank = np.argsort(members[firsts])
+    counts = counts[rank]
+    ends = np.cumsum(counts)
+    places = np.arange(len(members)) + np.repeat(firsts[rank] - (ends - counts), counts)
+    return Groups(_queues(block, members[firsts[rank]]), members[places], [0, *ends.tolist()])
 
 
 def _hashes(block: RecordBlock, indices: Indices) -> npt.NDArray[np.uint64]:
@@ -499,10 +522,21 @@ def _same_queue(block: RecordBlock, indices: Indices, others: Indices) -> npt.ND
     return same
 
 
-def _queue(block: RecordBlock, index: int) -> MessageQueue:
-    return MessageQueue(
-        topic_bytes(block, index).decode("utf-8", "surrogateescape"), int(block.queue_ids[index])
-    )
+def _queues(block: RecordBlock, indices: Indices) -> list[MessageQueue]:
+    """Whose each of these records is."""
+    view, known = memoryview(block.buffer), dict[bytes, str]()
+    starts = block.topic_positions[indices]
+    ends = (starts + block.topic_sizes[indices]).tolist()
+    found = []
+    for start, end, queue_id in zip(
+        starts.tolist(), ends, block.queue_ids[indices].tolist(), strict=True
+    ):
+        raw = bytes(view[start:end])
+        topic = known.get(raw)
+        if topic is None:
+            topic = known[raw] = raw.decode("utf-8", "surrogateescape")
+        found.append(MessageQueue(topic, queue_id))
+    return found
 
 
 def topic_bytes(block: RecordBlock, index: int) -> bytes:
@@ -517,12 +551,14 @@ def properties_bytes(block: RecordBlock, index: int) -> bytes:
     return bytes(memoryview(block.buffer)[start : start + int(block.properties_sizes[index])])
 
 
-def _divide(block: RecordBlock, indices: Indices) -> list[tuple[MessageQueue, Indices]]:
+def _divided(block: RecordBlock, indices: Indices) -> Groups:
     """Group by plain comparison."""
     found: dict[MessageQueue, list[int]] = {}
-    for index in indices.tolist():
-        found.setdefault(_queue(block, index), []).append(index)
-    return [(queue, np.array(members, np.int64)) for queue, members in found.items()]
+    for queue, index in zip(_queues(block, indices), indices.tolist(), strict=True):
+        found.setdefault(queue, []).append(index)
+    starts = [0, *np.cumsum([len(members) for members in found.values()]).tolist()]
+    members = [index for some in found.values() for index in some]
+    return Groups(list(found), np.array(members, np.int64), starts)
 
 
 def topics_equal(block: RecordBlock, indices: Indices, topic: str) -> npt.NDArray[np.bool_]:

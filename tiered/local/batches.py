@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,10 @@ from tiered.local.verdicts import TagFacts, judge_tags
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from tiered.local.entries import Entries, Flags, Longs
+    from collections.abc import Iterator, Sequence
+
+    from tiered.local.entries import Entries, Flags, Ints, Longs
+    from tiered.local.matching import Match
     from tiered.local.sightings import Sightings
 
 
@@ -51,6 +55,20 @@ class TagRule:
     has_ext: bool
     is_live: bool
 
+    def apply_all(
+        self, block: RecordBlock, found: Sequence[tuple[MessageQueue, Match]], guesses: Longs
+    ) -> None:
+        """Set the tag codes of entries whose records are all listed; one comparison for all queues."""
+        if not found:
+            return
+        own = [match.owns() for _, match in found]
+        codes = np.concatenate([match.all_entries.tag_codes for _, match in found])
+        unlike = np.flatnonzero(codes != guesses[np.concatenate(own)])
+        ends = np.cumsum([len(some) for some in own])
+        for number in np.unique(np.searchsorted(ends, unlike, side="right")).tolist():
+            queue, match = found[number]
+            self.apply(queue, match.all_entries, block, own[number], guesses)
+
     def apply(
         self, queue: MessageQueue, entries: Entries, block: RecordBlock, owns: Longs, guesses: Longs
     ) -> None:
@@ -83,31 +101,63 @@ def only(block: RecordBlock, indices: Longs) -> RecordBlock:
     return RecordBlock(buffer=block.buffer, **columns)
 
 
-def sound_batch(
-    queue: MessageQueue, block: RecordBlock, indices: Longs, entries: Entries, counts: Longs | None
-) -> RecordBatch:
-    """A batch without holes.
+def sound_batches(
+    block: RecordBlock, found: Sequence[tuple[MessageQueue, Match]]
+) -> list[RecordBatch]:
+    """Batches without holes, one a queue, of records that are all listed, in order and without a gap.
 
-    Args:
-        queue: Whose.
-        block: Checked records.
-        indices: int64[n], those of the batch, in order and without a gap.
-        entries: What the consume queue says of all their queue offsets.
-        counts: int64[n], queue offsets of each record; None: one each.
+    Each owns its bytes: it lives as long as its queue needs it, and keeps nothing else in memory.
     """
-    data, starts = cut_records(block, indices)
+    if not found:
+        return []
+    indices = np.concatenate([match.indices for _, match in found])
     sizes, times = block.sizes[indices], block.store_timestamps_ms[indices]
-    physical = block.physical_offsets[indices]
-    if counts is not None:
-        starts, sizes = np.repeat(starts, counts), np.repeat(sizes, counts)
-        times, physical = np.repeat(times, counts), np.repeat(physical, counts)
+    positions, physical = block.positions[indices], block.physical_offsets[indices]
+    starts = np.cumsum(sizes, dtype=np.int64) - sizes
+    highs = np.cumsum([len(match.indices) for _, match in found]).tolist()
+    data = _copies(block, positions, positions + sizes, [0, *highs[:-1]])
+    batches, low = [], 0
+    for (queue, match), high, copied in zip(found, highs, data, strict=True):
+        columns = (
+            starts[low:high] - starts[low],
+            sizes[low:high],
+            times[low:high],
+            physical[low:high],
+        )
+        batches.append(_batch(queue, match, copied, columns))
+        low = high
+    return batches
+
+
+def _copies(
+    block: RecordBlock, positions: Longs, ends: Longs, firsts: list[int]
+) -> Iterator[bytes]:
+    """The bytes of each queue's records. What lies side by side is copied in one piece."""
+    is_apart = np.ones(len(positions), np.bool_)
+    is_apart[1:] = positions[1:] != ends[:-1]
+    is_apart[firsts] = True
+    runs = np.flatnonzero(is_apart)
+    lasts = np.append(runs[1:], len(positions)) - 1
+    pieces = list(map(slice, positions[runs].tolist(), ends[lasts].tolist()))
+    get = memoryview(block.buffer).__getitem__
+    for low, high in pairwise([*np.searchsorted(runs, firsts).tolist(), len(runs)]):
+        yield b"".join(map(get, pieces[low:high]))
+
+
+def _batch(
+    queue: MessageQueue, match: Match, data: bytes, columns: tuple[Longs, Ints, Longs, Longs]
+) -> RecordBatch:
+    starts, sizes, times, physical = columns
+    if match.counts is not None:
+        starts, sizes = np.repeat(starts, match.counts), np.repeat(sizes, match.counts)
+        times, physical = np.repeat(times, match.counts), np.repeat(physical, match.counts)
     return RecordBatch(
         queue=queue,
-        base_offset=QueueOffset(entries.start),
+        base_offset=QueueOffset(match.all_entries.start),
         data=data,
         positions=starts,
         sizes=sizes,
-        tag_codes=entries.tag_codes,
+        tag_codes=match.all_entries.tag_codes,
         store_timestamps_ms=times,
         physical_offsets=physical,
     )

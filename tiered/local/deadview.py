@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import RecordBlock, group_by_queue
 from tiered.format.record import RecordFault
 from tiered.local.claims import Claims
 from tiered.local.consumequeues import Tail
 from tiered.local.face import Waiting
 from tiered.local.fetch import Bounds, fetch, held_end
-from tiered.local.matching import Match, match
+from tiered.local.matching import match_states
 from tiered.local.pieces import LogPieces, Piece
 from tiered.local.reader import plan_count
 from tiered.local.recovery import find_log_end, plan_start, read_heads
@@ -36,11 +35,13 @@ from tiered.local.verdicts import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tiered.format.block import RecordBlock
     from tiered.format.checkpoint import Checkpoint
     from tiered.local.catalog import Catalog, QueueState
     from tiered.local.entries import Entries, Flags
     from tiered.local.fetch import Fetched
     from tiered.local.files import FileRow
+    from tiered.local.matching import Match
     from tiered.local.sightings import Sightings
     from tiered.model import MessageQueue
 
@@ -211,13 +212,9 @@ class DeadView:
         self._take(piece.block, sound, replayed=not self._is_clean)
 
     def _take(self, block: RecordBlock, sound: Flags, *, replayed: bool) -> None:
-        for queue, indices in group_by_queue(block, among=sound):
-            state = self.catalog.find(queue)
-            if state is None:
-                continue
-            found = match(state.index, block, indices)
+        for state, found in match_states(self.catalog, block, sound):
             self.claim(state, block, found, self._walked_from, replayed=replayed)
-            self._extend(queue, found)
+            self._extend(state.queue, found)
 
     def _extend(self, queue: MessageQueue, found: Match) -> None:
         """Listed records push the end that a start would see."""
@@ -248,11 +245,7 @@ class DeadView:
         return False
 
     def _has_unlisted(self, block: RecordBlock) -> bool:
-        for queue, indices in group_by_queue(block):
-            state = self.catalog.find(queue)
-            if state is None:
-                continue
-            found = match(state.index, block, indices)
+        for state, found in match_states(self.catalog, block):
             if not found.is_all_listed:
                 asked = self.asked(state, block, found)
                 verdicts, _ = self.claims.judge(state, block, found, asked, self.log.end)

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from tiered.errors import ClosedError
-from tiered.format.block import group_by_queue, tag_guesses
-from tiered.local.batches import sound_batch
+from tiered.format.block import queue_groups, tag_guesses
+from tiered.local.batches import sound_batches
 from tiered.local.liveview import Advance, LiveView
-from tiered.local.matching import Match, match, runs
+from tiered.local.matching import Match, match, match_groups, runs
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.resync import Resync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from tiered.format.block import RecordBlock
     from tiered.local.catalog import QueueState
@@ -182,14 +180,7 @@ class RocketMQFollower:
     def _follow(self, view: View, window_bytes: int) -> list[RecordBatch]:
         self._position = max(self._position, view.log_min)
         piece = self._pieces.read(self._position, view.log_end, window_bytes)
-        batches: list[RecordBatch] = []
-        states = view.catalog.states
-        for queue, indices in group_by_queue(piece.block):
-            state = states.get(queue)
-            if state is None or not state.index.row.bases:
-                state = self._store.find(view, queue)
-            if state is not None:
-                batches += self._take(view, state, piece.block, indices)
+        batches = self._take(view, piece.block)
         if len(piece.block) and not piece.block.is_sound:
             self._must_sweep = True
         self._move(view, piece)
@@ -212,40 +203,71 @@ class RocketMQFollower:
         else:
             self._position = piece.end
 
-    def _take(
-        self, view: View, state: QueueState, block: RecordBlock, indices: Longs
-    ) -> list[RecordBatch]:
-        """The batches of one queue's records in a piece."""
+    def _take(self, view: View, block: RecordBlock) -> list[RecordBatch]:
+        """The batches of the records in a piece."""
+        groups = queue_groups(block)
+        states = [self._state(view, queue) for queue in groups.queues]
+        firsts = block.queue_offsets[groups.indices[groups.starts[:-1]]].tolist()
+        found = match_groups(
+            [
+                None if state is None or first < self._next_of(state) else state.index
+                for state, first in zip(states, firsts, strict=True)
+            ],
+            block,
+            groups,
+        )
+        taken: list[tuple[QueueState, Match]] = []
+        for number, (state, match_) in enumerate(zip(states, found, strict=True)):
+            if state is None:
+                continue
+            mine = match_ or self._match_rest(state, block, groups.members(number))
+            if mine is None:
+                continue
+            if not mine.is_all_listed:
+                self._store.claim(view, state, block, mine, self._walked_from)
+            _, end = mine.last_listed()
+            if end > state.end and not view.is_live:
+                state.end = end  # a damaged entry had hidden what lies behind it
+            taken.append((state, mine))
+        return self._emit(block, taken)
+
+    def _state(self, view: View, queue: MessageQueue) -> QueueState | None:
+        state = view.catalog.states.get(queue)
+        if state is None or not state.index.row.bases:
+            state = self._store.find(view, queue)
+        return state
+
+    def _match_rest(self, state: QueueState, block: RecordBlock, indices: Longs) -> Match | None:
+        """Of records of which the first was taken already: what is new of them."""
         start = self._next_of(state)
-        if block.queue_offsets[indices[0]] < start:
-            state.index.row.rescan()  # the files may be others now
-            self._note_fall(state, block, indices, start)
-            indices = indices[block.queue_offsets[indices] >= start]
-            if not len(indices):
-                return []
-        found = match(state.index, block, indices)
-        if not found.is_all_listed:
-            self._store.claim(view, state, block, found, self._walked_from)
-        _, end = found.last_listed()
-        if end > state.end and not view.is_live:
-            state.end = end  # a damaged entry had hidden what lies behind it
-        return self._emit(state, block, found, start)
+        state.index.row.rescan()  # the files may be others now
+        self._note_fall(state, block, indices, start)
+        rest = indices[block.queue_offsets[indices] >= start]
+        return match(state.index, block, rest) if len(rest) else None
 
     def _take_advance(self, found: Advance) -> list[RecordBatch]:
         self._position = found.end
         self._is_at_end = found.is_last
-        return [
-            batch
-            for state, match_ in found.taken
-            for batch in self._emit(state, found.block, match_, self._next_of(state))
-        ]
+        return self._emit(found.block, found.taken)
 
     def _emit(
+        self, block: RecordBlock, taken: Sequence[tuple[QueueState, Match]]
+    ) -> list[RecordBatch]:
+        """Batches of the listed records that were not taken yet, the gaps between them filled."""
+        even: list[tuple[QueueState, Match]] = []
+        odd: list[tuple[QueueState, Match]] = []
+        for state, found in taken:
+            goes_on = found.entries is not None and found.is_all_listed
+            goes_on = goes_on and int(found.offsets[0]) == self._next_of(state)
+            (even if goes_on else odd).append((state, found))
+        batches = self._batches(block, even)
+        for state, found in odd:
+            batches += self._emit_runs(state, block, found, self._next_of(state))
+        return batches
+
+    def _emit_runs(
         self, state: QueueState, block: RecordBlock, found: Match, start: int
     ) -> list[RecordBatch]:
-        """Batches of the listed records from queue offset ``start`` on, the gaps between them filled."""
-        if found.entries is not None and found.is_all_listed and int(found.offsets[0]) == start:
-            return [self._batch(state, block, found)]
         if int(found.offsets.min()) < start:
             self._note_fall(state, block, found.indices[found.is_listed], start)
         listed = found.is_listed & (found.offsets >= start)
@@ -258,18 +280,21 @@ class RocketMQFollower:
             if at >= self._next_of(state):
                 batches.extend(self._fill(state, at))
                 if run.entries is not None and run.is_all_listed:
-                    batches.append(self._batch(state, block, run))
+                    batches += self._batches(block, [(state, run)])
         return batches
 
-    def _batch(self, state: QueueState, block: RecordBlock, found: Match) -> RecordBatch:
-        assert found.entries is not None
-        entries = found.entries
-        owns = found.indices if found.counts is None else np.repeat(found.indices, found.counts)
-        self._tags.apply(state.queue, entries, block, owns, self._guesses(block))
-        batch = sound_batch(state.queue, block, found.indices, entries, found.counts)
-        self._next[state.queue] = batch.end_offset
-        self._last[state.queue] = int(batch.physical_offsets[-1])
-        return batch
+    def _batches(
+        self, block: RecordBlock, taken: Sequence[tuple[QueueState, Match]]
+    ) -> list[RecordBatch]:
+        """One batch a queue, of records that are all listed, and with which the queues go on."""
+        found = [(state.queue, match_) for state, match_ in taken]
+        self._tags.apply_all(block, found, self._guesses(block))
+        batches = sound_batches(block, found)
+        lasts = block.physical_offsets[[match_.indices[-1] for _, match_ in found]].tolist()
+        for batch, last in zip(batches, lasts, strict=True):
+            self._next[batch.queue] = batch.end_offset
+            self._last[batch.queue] = last
+        return batches
 
     def _guesses(self, block: RecordBlock) -> Longs:
         """Made once for all queues of a piece."""

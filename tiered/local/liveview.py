@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.format.block import RecordBlock, group_by_queue
 from tiered.format.consume_queue import FILLER_SIZE
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.claims import Claims, is_message
@@ -36,7 +35,7 @@ from tiered.local.entries import Rebuilt
 from tiered.local.face import HoleReason, Waiting
 from tiered.local.fetch import Bounds, fetch, held_end
 from tiered.local.lookahead import Ahead, find_new
-from tiered.local.matching import Match, match
+from tiered.local.matching import Match, match, match_states
 from tiered.local.pieces import LogPieces, Next, Piece
 from tiered.local.recovery import count_sound, read_head
 from tiered.local.verdicts import Verdict
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.clock import Clock
+    from tiered.format.block import RecordBlock
     from tiered.local.catalog import Catalog, QueueState
     from tiered.local.entries import Entries, Flags, Longs
     from tiered.local.fetch import Fetched
@@ -262,12 +262,7 @@ class LiveView:
     def _match(self, piece: Piece, count: int) -> list[tuple[QueueState, Match]]:
         among = np.zeros(len(piece.block), np.bool_)
         among[:count] = True
-        found = []
-        for queue, indices in group_by_queue(piece.block, among=among):
-            state = self.catalog.find(queue)
-            if state is not None:
-                found.append((state, match(state.index, piece.block, indices)))
-        return found
+        return match_states(self.catalog, piece.block, among)
 
     def _cut(
         self,

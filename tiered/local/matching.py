@@ -1,4 +1,9 @@
-"""Holding records of the log against what their consume queue lists."""
+"""Holding records of the log against what their consume queues list.
+
+As a rule a piece of the log holds, of each queue, records whose queue offsets follow each other, and whose consume queue
+lists them as they are. ``match_groups`` sees that with one small read a queue and one comparison for all of them; what it
+finds otherwise is looked at queue by queue (``match``).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiered.format.block import RecordBlock, inner_counts
+from tiered.format.block import Groups, RecordBlock, inner_counts, queue_groups
+from tiered.format.consume_queue import ITEM, ITEM_BYTES, Items
 from tiered.local.entries import Entries, Flags, Longs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.local.catalog import Catalog, QueueState
     from tiered.local.consumequeues import QueueIndex
 
 
@@ -47,8 +56,84 @@ class Match:
         count = 1 if self.counts is None else int(self.counts[at])
         return int(self.indices[at]), int(self.offsets[at]) + count
 
+    @property
+    def all_entries(self) -> Entries:
+        """``entries``, where there are some."""
+        assert self.entries is not None
+        return self.entries
+
+    def owns(self) -> Longs:
+        """int64, index in the block of the record that each entry names, where all are listed."""
+        return self.indices if self.counts is None else np.repeat(self.indices, self.counts)
+
 
 _YES = np.ones(1, np.bool_)
+
+
+def match_states(
+    catalog: Catalog, block: RecordBlock, among: Flags | None = None
+) -> list[tuple[QueueState, Match]]:
+    """Compare records with their entries: each queue that is tiered, and its records.
+
+    Args:
+        catalog: Finds the queues. Its lock is held.
+        block: Holds the records.
+        among: bool[n], which records; default: those without a fault.
+    """
+    groups = queue_groups(block, among=among)
+    states = [catalog.find(queue) for queue in groups.queues]
+    found = match_groups([state.index if state else None for state in states], block, groups)
+    return [(state, one) for state, one in zip(states, found, strict=True) if state and one]
+
+
+def match_groups(
+    indexes: Sequence[QueueIndex | None], block: RecordBlock, groups: Groups
+) -> list[Match | None]:
+    """Compare the records of many queues with their entries.
+
+    Args:
+        indexes: Of each of the groups' queues; None: it is of no interest, and has no match.
+        block: Holds the records.
+        groups: Records, divided by queue.
+    """
+    offsets = block.queue_offsets[groups.indices]
+    physical, sizes = block.physical_offsets[groups.indices], block.sizes[groups.indices]
+    firsts = np.array(groups.starts[:-1], np.int64)
+    steps = np.ones(len(offsets), np.bool_)
+    steps[1:] = offsets[1:] == offsets[:-1] + 1
+    steps[firsts] = offsets[firsts] >= 0
+    is_even = np.logical_and.reduceat(steps, firsts) if len(firsts) else steps
+    items = _items(indexes, groups, offsets, is_even.tolist())
+    same = (items["physical_offset"] == physical) & (items["size"] == sizes)
+    is_even &= np.logical_and.reduceat(same, firsts) if len(firsts) else same
+    tags = items["tag_code"].astype(np.int64)
+    yes = np.ones(len(offsets), np.bool_)
+    found: list[Match | None] = []
+    for number, (index, is_plain) in enumerate(zip(indexes, is_even.tolist(), strict=True)):
+        mine = slice(groups.starts[number], groups.starts[number + 1])
+        if index is None:
+            found.append(None)
+        elif not is_plain:
+            found.append(match(index, block, groups.indices[mine]))
+        else:
+            places, some = physical[mine], offsets[mine]
+            entries = Entries(int(some[0]), places, sizes[mine], tags[mine])
+            found.append(Match(groups.indices[mine], some, None, True, yes[mine], places, entries))
+    return found
+
+
+def _items(
+    indexes: Sequence[QueueIndex | None], groups: Groups, offsets: Longs, wanted: list[bool]
+) -> Items:
+    """The entries of all records, as the files have them; zeros where one read does not give those of a queue."""
+    room = bytearray(len(offsets) * ITEM_BYTES)
+    view, firsts = memoryview(room), offsets[groups.starts[:-1]].tolist()
+    for number, index in enumerate(indexes):
+        if index is not None and wanted[number] and not index.is_batch:
+            low, high = groups.starts[number], groups.starts[number + 1]
+            place = firsts[number] * ITEM_BYTES
+            index.row.read_into(place, view[low * ITEM_BYTES : high * ITEM_BYTES])
+    return np.frombuffer(room, ITEM)
 
 
 def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
