@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import example, given
@@ -16,9 +17,13 @@ from tiered.clock import ManualClock
 from tiered.format.properties import KEYS, UNIQ_KEY, parse_properties, split_keys
 from tiered.format.record import encode_record
 from tiered.index.extract import PIECE_RECORDS, extract_keys
-from tiered.index.feed import STALE_S, KeyFeed
+from tiered.index.feed import STALE_S, KeyFeed, StoredSection
 from tiered.index.hashing import hash_bytes, topic_seed
 from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from tiered.local.face import RecordBatch
+    from tiered.log.parts import Part
 
 QUEUE = MessageQueue("t", 0)
 SEED = topic_seed("t")
@@ -95,15 +100,19 @@ def test_an_inner_batch_that_cannot_be_unpacked_hinders_nothing():
     assert found == [[1]]
 
 
+def stored(part: Part, *batches: RecordBatch) -> StoredSection:
+    return StoredSection(part.bundle.key, part.section.start, part.log_offset, batches)
+
+
 def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     clock = ManualClock()
     feed = KeyFeed(clock, bytes_max=1000)
     batch = batch_of(QUEUE, 0, [Mail(keys=("k",)), None, Mail(unique="u")])
     a, b, c, d = (made_part(0, 100, key=key) for key in "abcd")
-    feed.offer(a, [batch, replace(batch, base_offset=batch.end_offset)])
+    feed.offer(stored(a, batch, replace(batch, base_offset=batch.end_offset)))
     assert feed.memory_bytes > 0
-    feed.offer(b, [batch])
-    feed.offer(c, [batch])
+    feed.offer(stored(b, batch))
+    feed.offer(stored(c, batch))
     assert (feed.refused, feed.take(c)) == (1, None)
     keys = feed.take(a)
     assert keys is not None
@@ -114,7 +123,7 @@ def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     ]
     assert feed.take(a) is None
     clock.advance(STALE_S)
-    feed.offer(d, [batch])
+    feed.offer(stored(d, batch))
     assert feed.take(b) is None, "nobody wanted it"
     assert feed.take(d) is not None
     assert feed.memory_bytes == 0

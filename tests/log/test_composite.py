@@ -14,7 +14,14 @@ from support.bundles import made_part, named_action
 from support.tiers import QUEUE, batch_of
 
 from tiered.journal.entry import Entry
-from tiered.log.composite import AppendResult, CommitPolicy, CompositeFlatFile, GroupCommit, Tail
+from tiered.log.composite import (
+    AppendResult,
+    CommitColumns,
+    CommitPolicy,
+    CompositeFlatFile,
+    GroupCommit,
+    Tail,
+)
 from tiered.log.consume_queue import ITEM
 from tiered.log.parts import Part, QueueLife, queue_action
 from tiered.log.state import TierMachine, TierState
@@ -39,13 +46,14 @@ def fresh(policy: CommitPolicy = POLICY, first: int = 0) -> CompositeFlatFile:
 
 
 def part_of_commit(commit: GroupCommit) -> Part:
+    of = CommitColumns.of([commit])
     return made_part(
         commit.queue_offset,
         commit.log_offset,
         commit.count,
         commit.data_bytes,
-        holes=commit.holes(),
-        times=commit.times(),
+        holes=of.holes[0],
+        times=(of.low_ms[0], of.high_ms[0]),
         last=commit.last,
     )
 
@@ -103,7 +111,8 @@ def test_i2_items_point_at_their_records_and_holes_say_why():
     file.append(batch_of(1, [b"a", None, (2, b"bb")]), 0.0)
     file.append(batch_of(5, [None, b"c"]), 0.0)
     commit = file.take(0)
-    items = np.frombuffer(commit.items(), ITEM)
+    of = CommitColumns.of([commit])
+    items = np.frombuffer(of.items[0], ITEM)
     data = b"".join(bytes(memoryview(piece)) for piece in commit.data())
     wanted = payload(batch_of(1, [b"a", None, (2, b"bb"), None, b"c"]))
     assert len(items) == commit.count == 6
@@ -111,8 +120,8 @@ def test_i2_items_point_at_their_records_and_holes_say_why():
         start = int(item["log_offset"]) - commit.log_offset
         assert data[start : start + int(item["size"])] == raw
     assert items["tag_code"].tolist() == [97, 1, 97, 97, 1, 97]
-    assert (commit.holes(), len(commit.quarantined)) == (2, 2)
-    assert commit.times()[1] - commit.times()[0] == 5
+    assert (of.holes[0], len(commit.quarantined)) == (2, 2)
+    assert of.high_ms[0] - of.low_ms[0] == 5
 
 
 def test_a_commit_of_nothing_but_holes_has_no_times():
@@ -121,7 +130,9 @@ def test_a_commit_of_nothing_but_holes_has_no_times():
     assert (file.buffered_bytes, file.has_buffered) == (0, True)
     commit = file.take(0)
     assert not file.has_buffered
-    assert (commit.times(), commit.data_bytes, commit.holes(), commit.count) == ((-1, -1), 0, 2, 2)
+    of = CommitColumns.of([commit])
+    assert (of.low_ms, of.high_ms, of.holes) == ([-1], [-1], [2])
+    assert (commit.data_bytes, commit.count) == (0, 2)
 
 
 # -- what is taken --------------------------------------------------------------------------------
@@ -470,7 +481,8 @@ class CompositeMachine(RuleBasedStateMachine):
     def commit(self, now_ms: int) -> None:
         commit = self.ready.pop(0)
         data = b"".join(bytes(memoryview(piece)) for piece in commit.data())
-        items = np.frombuffer(commit.items(), ITEM)
+        of = CommitColumns.of([commit])
+        items = np.frombuffer(of.items[0], ITEM)
         for number, item in enumerate(items):
             start = int(item["log_offset"]) - commit.log_offset
             raw = data[start : start + int(item["size"])] if item["size"] else b""

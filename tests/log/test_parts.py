@@ -25,6 +25,7 @@ from tiered.log.bundles import (
     some_of,
     table_of,
 )
+from tiered.log.composite import CommitColumns
 from tiered.log.parts import NO_PARTS, PART, Parts, decode_columns, encode_columns
 from tiered.log.sections import read_part
 from tiered.model import MessageQueue
@@ -117,7 +118,7 @@ def test_i2_what_an_entry_names_is_what_was_uploaded():
             assert bytes(records) == b"".join(
                 bytes(memoryview(piece)) for piece in commits[number].data()
             )
-            assert bytes(items) == commits[number].items()
+            assert bytes(items) == bytes(CommitColumns.of(commits).items[number])
             assert (part.count, part.holes) == (4, 1)
 
 
@@ -239,3 +240,42 @@ def test_a_million_parts_are_columns_and_not_objects():
     whole = Parts(rows, (part.bundle,) * len(rows))
     document = encode_columns([whole])
     assert decode_columns(document)[999_999].queue_offset == 9_999_990
+
+
+def made_rows(number: int) -> Parts:
+    return Parts.of([made_part(10 * number, 1000 * number)])
+
+
+def test_parts_that_come_one_by_one_cost_by_what_comes(monkeypatch: pytest.MonkeyPatch):
+    copied = 0
+
+    class Counting(list[Any]):
+        def __getitem__(self, at: Any) -> Any:
+            nonlocal copied
+            copied += len(range(*at.indices(len(self)))) if isinstance(at, slice) else 1
+            return super().__getitem__(at)
+
+    monkeypatch.setattr("tiered.log.parts.list", Counting, raising=False)
+    few, many = 100, 3000
+    costs = []
+    for count in (few, many):
+        copied, parts = 0, made_rows(0)
+        for number in range(1, count):
+            parts = parts.followed_by(made_rows(number))
+        costs.append(copied / count)
+        assert parts == Parts.of([made_part(10 * n, 1000 * n) for n in range(count)])
+    assert costs[1] <= 2 * costs[0], "a part behind 3,000 costs what one behind 100 does"
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), max_size=30))
+def test_whoever_goes_on_from_older_parts_changes_nothing_for_others(steps: list[tuple[int, int]]):
+    seen: list[tuple[Parts, list[Any]]] = [(made_rows(0), list(made_rows(0)))]
+    for number, (base, count) in enumerate(steps, 1):
+        parts, plain = seen[base % len(seen)]
+        more = Parts.of([made_part(10 * number, 1000 * n) for n in range(count)])
+        seen.extend(
+            [(parts.followed_by(more), [*plain, *more]), (parts[1:], plain[1:]), (more, list(more))]
+        )
+    for parts, plain in seen:
+        assert list(parts) == plain
+        assert len(parts.rows) == len(parts.bundles) == len(plain)

@@ -37,6 +37,7 @@ from tiered.journal.checkpoint import decode_checkpoint, encode_checkpoint
 from tiered.journal.entry import seal_text
 from tiered.keys import LEASE, ObjectId, bundle_key
 from tiered.log.bundles import SectionRow, bundle_row, table_of
+from tiered.log.composite import CommitColumns
 from tiered.log.named import named_bundles, parts_by_bundle
 from tiered.log.parts import Bundle, Parts
 from tiered.log.sections import read_range
@@ -367,11 +368,11 @@ def forged(batch: RecordBatch, **said: Any) -> VerifyReport:
     """A tier whose only part has these records, under right checksums; the bundle and the journal say ``said`` of it."""
     builder = TierBuilder()
     commit = builder.take(replace(batch, queue=QUEUE, base_offset=QueueOffset(0)))
-    low, high = commit.times()
+    of = CommitColumns.of([commit])
     place = QUEUE, 0, commit.segment, commit.log_offset, commit.queue_offset
-    row = replace(SectionRow(*place, commit.holes(), low, high, commit.last), **said)
+    row = replace(SectionRow(*place, of.holes[0], of.low_ms[0], of.high_ms[0], commit.last), **said)
     key = bundle_key("", 0, 1, builder.uploader.next_id())
-    section = build_section(commit.data(), commit.items())
+    section = build_section(commit.data(), of.items[0])
     table = table_of([(row, section.place)])
     tail = build_tail(table, pack_table(table))
     builder.store.put_if_absent(PREFIX + key, [*section.buffers, tail])

@@ -564,11 +564,11 @@ def _cut_differently(change: Callable[[Head, Any], Head]) -> Patches:
 
 
 def _tags_of_the_first() -> Patches:
-    """Every item has its batch's first tag code."""
+    """Every item has its bundle's first tag code."""
     encode = composite.encode_items
 
-    def other(log_offset: Any, positions: Any, sizes: Any, tag_codes: Any) -> bytes:
-        return encode(log_offset, positions, sizes, tag_codes * 0 + tag_codes[0])
+    def other(log_offsets: Any, sizes: Any, tag_codes: Any) -> bytes:
+        return encode(log_offsets, sizes, tag_codes * 0 + tag_codes[0])
 
     return [mock.patch.object(composite, "encode_items", other)]
 

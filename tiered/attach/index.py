@@ -32,19 +32,20 @@ from tiered.dispatch.rounds import Fact
 from tiered.dispatch.throttle import Throttle
 from tiered.errors import DataError
 from tiered.index.builder import IndexBuilder
-from tiered.index.feed import KeyFeed
+from tiered.index.feed import KeyFeed, StoredSection
 from tiered.index.indexer import Indexer
 from tiered.log.indexed import index_action
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from backends.base import ObjectStore
     from tiered.attach.index_settings import IndexSettings
     from tiered.clock import Clock
+    from tiered.dispatch.uploads import Durable
     from tiered.keys import ObjectId
     from tiered.log.composite import GroupCommit
-    from tiered.log.parts import IndexObject, Part, TierState
+    from tiered.log.parts import IndexObject, TierState
 
 _LOG = logging.getLogger("tiered.index")
 _PAUSE_S_MIN = 0.5
@@ -155,10 +156,11 @@ class IndexThread:
             self._builder.reset()
             self._flushed.set()
 
-    def stored(self, commit: GroupCommit, part: Part) -> None:
+    def stored(self, some: Sequence[tuple[GroupCommit, Durable]]) -> None:
         """Take the keys of records that were just stored. From any thread."""
-        if not self._has_ended:
-            self._feed.offer(part, commit.batches)
+        for commit, durable in some if not self._has_ended else ():
+            place = durable.stored.bundle.key, durable.start, commit.log_offset
+            self._feed.offer(StoredSection(*place, commit.batches))
 
     def wake(self) -> None:
         """Have the thread look at ``stop``."""

@@ -395,12 +395,13 @@ class TieredDispatcher:
         """An entry names these."""
         counters = self.counters
         for durable in some:
-            commit, part = durable.commit, durable.part
+            commit = durable.commit
+            assert durable.queue_offset == commit.queue_offset
             file = self.file(commit.queue)
             with file.lock:
-                file.committed(part)
-            counters.messages += part.count
-            counters.record_bytes += part.log_bytes
+                file.committed(commit)
+            counters.messages += commit.count
+            counters.record_bytes += commit.data_bytes
             counters.quarantined += durable.quarantined
             counters.missing += durable.missing
         bundles = len({durable.stored.bundle.key for durable in some})

@@ -1,8 +1,9 @@
 """Group commits: rounds that take all that waits in the queues' buffers, and upload it in shared bundles.
 
-When: what has waited longest is old enough; or what waits fills a bundle; or memory is short; or everything is to be
-flushed. A round then takes everything of every queue, so that it costs by its bytes and not by the number of queues:
-``plan_bundles`` divides the commits over bundles of ``bundle_bytes``, sorted by topic, queue and offset.
+When: what has waited longest is old enough; or what waits fills more than a bundle (``round_bytes``); or memory is
+short; or everything is to be flushed. A round then takes everything of every queue, so that it costs by its bytes and not
+by the number of queues: ``plan_bundles`` divides the commits over bundles of ``bundle_bytes``, sorted by topic, queue and
+offset.
 
 Ordering: a queue may have commits in several bundles on their way; what is durable is handed on in the order of its queue
 (``tiered.log.composite``).
@@ -19,7 +20,6 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -133,7 +133,7 @@ class GroupCommitter:
         with self._lock:
             self._buffering[file] = None
             before, self._waiting_bytes = self._waiting_bytes, self._waiting_bytes + size_bytes
-        if before < self._settings.bundle_bytes <= self._waiting_bytes:
+        if before < self._settings.round_bytes <= self._waiting_bytes:
             self._wake.set()
 
     def due_in_s(self) -> float:
@@ -162,7 +162,7 @@ class GroupCommitter:
                 or self._open >= self._settings.uploads_max
             ):
                 return False
-            is_full = self._waiting_bytes >= self._settings.bundle_bytes
+            is_full = self._waiting_bytes >= self._settings.round_bytes
         return self.flush or is_full or self._budget.under_pressure or self.due_in_s() <= 0
 
     def _take_round(self) -> bool:
@@ -238,9 +238,8 @@ class GroupCommitter:
             for number, count in quarantined.items():
                 ready += self._ready(*some[number], stored, number, count)
             found = [self._durable.pop(commit) for commit in ready]
-            for commit, durable in zip(ready, found, strict=True):
-                self._uploader.on_stored(commit, durable.part)
             if found:
+                self._uploader.on_stored(list(zip(ready, found, strict=True)))
                 self._submit(found)
         self._budget.release(sum(commit.data_bytes for commit in ready))
         self._room.set()
@@ -256,11 +255,12 @@ class GroupCommitter:
         quarantined: int,
     ) -> list[GroupCommit]:
         """The commits of a queue that can be named now that one of them is stored."""
-        rest = replace(commit, batches=())
+        missing = commit.missing() if stored.table.rows["holes"][number] else 0
         with file.lock:
             if not file.is_on_its_way(commit):
                 return []  # given up, since one before it failed: other bundles will have it
-            self._durable[commit] = Durable(rest, stored, number, commit.missing(), quarantined)
+            rest = commit.without_records()
+            self._durable[commit] = Durable(rest, stored, number, missing, quarantined)
             return file.stored(commit)
 
     def _wake_all(self, now_s: float) -> None:

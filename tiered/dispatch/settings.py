@@ -20,7 +20,8 @@ class DispatchSettings:
         freshness_s: A committed message is durable in the tier at most so long after it is seen, while the store answers.
         bundle_bytes: A round is due at so many bytes; its bundles are of about so many.
         buffer_bytes_max: Limit of the records held in memory; see ``tiered.dispatch.budget`` for the formula.
-        window_bytes: Bytes of the local log looked at in one step.
+        window_bytes: Bytes of the local log looked at in one step: two bundles of default size, with room to spare, so
+            that they are not three. What a step costs goes by its queues as well as by its bytes.
         uploads_max: Bundles on their way at once.
         segment_bytes_max: A segment of the commit log is rolled at this size.
         segment_age_hours_max: And at this age.
@@ -38,7 +39,7 @@ class DispatchSettings:
     freshness_s: float = 2.0
     bundle_bytes: int = 16 * MIB
     buffer_bytes_max: int = 128 * MIB
-    window_bytes: int = 16 * MIB
+    window_bytes: int = 30 * MIB
     uploads_max: int = 8
     segment_bytes_max: int = 1024 * MIB
     segment_age_hours_max: float = 24.0
@@ -69,6 +70,11 @@ class DispatchSettings:
         So a step that does not fit any more means that memory is under pressure, and buffers are committed early.
         """
         return min(self.window_bytes, max(1, self.buffer_bytes_max // 4))
+
+    @property
+    def round_bytes(self) -> int:
+        """A round is taken when so much waits: larger ones have fewer and larger sections."""
+        return self.bundle_bytes + self.bundle_bytes // 2
 
     @property
     def pause_s(self) -> float:

@@ -15,6 +15,7 @@ from tiered.crashpoints import reached
 from tiered.format.bundle import build_section, build_tail, pack_table
 from tiered.format.object import build_object
 from tiered.log.bundles import NamedSections, SectionRow, sections_of, table_of
+from tiered.log.composite import CommitColumns, GroupCommit
 from tiered.log.parts import Bundle
 from tiered.model import QueueOffset
 
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.clock import Clock
     from tiered.format.bundle import Section, SectionTable
-    from tiered.log.composite import GroupCommit
     from tiered.log.merge import MergeOutput
-    from tiered.log.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +67,22 @@ class Durable:
     quarantined: int
 
     @property
-    def part(self) -> Part:
-        """What the journal is to name."""
-        return self.stored.named.parts[self.number]
+    def queue_offset(self) -> int:
+        """At which the section begins that the journal is to name: that of the commit."""
+        return int(self.stored.table.rows["queue_offset"][self.number])
+
+    @property
+    def start(self) -> int:
+        """Position of the section in the bundle."""
+        return int(self.stored.table.rows["start"][self.number])
 
 
 class Uploader:
     """Puts objects under keys that no other try has. From any thread.
 
     Attributes:
-        on_stored: Told of each commit that is durable and about to be named, in the order of its queue, while it still has
-            its records; must not raise.
+        on_stored: Told of commits that are durable and about to be named, in the order of each queue, while they still
+            have their records; must not raise.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class Uploader:
         self._writer = writer
         self._clock = clock
         self._sequence = itertools.count()
-        self.on_stored: Callable[[GroupCommit, Part], None] = lambda _commit, _part: None
+        self.on_stored: Callable[[Sequence[tuple[GroupCommit, Durable]]], None] = lambda _some: None
 
     def put_commits(self, commits: Sequence[GroupCommit], *, alone: bool) -> StoredBundle:
         """Upload commits as one bundle of level 0, in this order.
@@ -121,9 +125,10 @@ class Uploader:
             BackendError: Not stored, or nobody knows.
         """
         reached("bundle-begun")
-        sections = [
-            (_row(commit), build_section(commit.data(), commit.items())) for commit in commits
-        ]
+        said = CommitColumns.of(commits)
+        rows = map(_row, commits, said.holes, said.low_ms, said.high_ms)
+        built = map(build_section, (commit.data() for commit in commits), said.items)
+        sections = list(zip(rows, built, strict=True))
         first = commits[0]
         if alone:
             key = keys.queue_bundle_key(
@@ -207,15 +212,14 @@ class Uploader:
         return keys.ObjectId(self._generation, self._writer, next(self._sequence))
 
 
-def _row(commit: GroupCommit) -> SectionRow:
-    low, high = commit.times()
+def _row(commit: GroupCommit, holes: int, low: int, high: int) -> SectionRow:
     return SectionRow(
         commit.queue,
         commit.incarnation,
         commit.segment,
         commit.log_offset,
         commit.queue_offset,
-        commit.holes(),
+        holes,
         low,
         high,
         commit.last,

@@ -219,10 +219,10 @@ def build_section(records: Sequence[Buffer], items: Buffer) -> Section:
         InvalidError: It would be larger than ``SECTION_BYTES_MAX``.
     """
     size, crcs = _block_crcs(records)
-    count = memoryview(items).nbytes // ITEM_BYTES
-    _, more = _block_crcs([items])
-    table = np.array([*crcs, *more], _CRC).tobytes()
-    crc = _combined(zip([*crcs, *more], _sizes(size, count * ITEM_BYTES), strict=True))
+    items_bytes, more = _block_crcs([items])
+    count = items_bytes // ITEM_BYTES
+    table = struct.pack(f">{len(crcs) + len(more)}I", *crcs, *more)
+    crc = _combined(zip([*crcs, *more], _sizes(size, items_bytes), strict=True))
     whole = size + count * ITEM_BYTES + len(table)
     if whole > SECTION_BYTES_MAX:
         raise InvalidError(f"a section of {whole:,} bytes is larger than the format allows")
@@ -285,9 +285,9 @@ def _combined(blocks: Iterable[tuple[int, int]]) -> int:
 def _block_crcs(buffers: Sequence[Buffer]) -> tuple[int, list[int]]:
     """Size of all, and the CRC of each block, over buffers that need not end at block ends."""
     crcs: list[int] = []
+    views = [memoryview(buffer).cast("B") for buffer in buffers]
     total, crc, filled = 0, 0, 0
-    for buffer in buffers:
-        view = memoryview(buffer).cast("B")
+    for view in views:
         at = 0
         while at < len(view):
             piece = view[at : at + BLOCK_BYTES - filled]

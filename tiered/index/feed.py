@@ -42,6 +42,23 @@ class _Held:
     since_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSection:
+    """A section that was just stored, while its records are in memory.
+
+    Attributes:
+        bundle: Key of its bundle.
+        start: Its position there.
+        log_offset: Of its first record.
+        batches: Its records.
+    """
+
+    bundle: str
+    start: int
+    log_offset: int
+    batches: Sequence[RecordBatch]
+
+
 class KeyFeed:
     """Holds the keys of parts, by bundle and position of their section.
 
@@ -62,36 +79,31 @@ class KeyFeed:
         """What is held."""
         return self._bytes
 
-    def offer(self, part: Part, batches: Sequence[RecordBatch]) -> None:
-        """Take the keys of a part; never raises, since the part is durable.
-
-        Args:
-            part: Which.
-            batches: Its records, all of one queue.
-        """
+    def offer(self, section: StoredSection) -> None:
+        """Take the keys of a part; never raises, since the part is durable."""
         now_s = self._clock.monotonic_s()
         if not self._has_room(now_s):
             self.refused += 1
             return
         found: list[Keys] = []
-        at: int = part.log_offset
+        at = section.log_offset
         try:
-            for batch in batches:
+            for batch in section.batches:
                 seed = topic_seed(batch.queue.topic)
                 found += [shifted(keys, at) for keys in extract_keys(batch, seed) if len(keys)]
                 at += memoryview(batch.data).nbytes
         except DataError as error:
-            _LOG.warning("keys of %s are taken later: %s", part.bundle.key, error)
+            _LOG.warning("keys of %s are taken later: %s", section.bundle, error)
             return
         size = sum(keys.memory_bytes for keys in found) + _ENTRY_BYTES
         with self._lock:
-            self._held[_name(part)] = _Held(tuple(found), size, now_s)
+            self._held[section.bundle, section.start] = _Held(tuple(found), size, now_s)
             self._bytes += size
 
     def take(self, part: Part) -> tuple[Keys, ...] | None:
         """The keys of a part, positions being log offsets; None: not held. They are not held any more."""
         with self._lock:
-            held = self._held.pop(_name(part), None)
+            held = self._held.pop((part.bundle.key, part.section.start), None)
             if held is None:
                 return None
             self._bytes -= held.memory_bytes
@@ -106,7 +118,3 @@ class KeyFeed:
                 del self._held[key]
                 self._bytes -= oldest.memory_bytes
             return self._bytes < self._bytes_max
-
-
-def _name(part: Part) -> tuple[str, int]:
-    return part.bundle.key, part.section.start

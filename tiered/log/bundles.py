@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from tiered.format.bundle import SectionPlace
     from tiered.log.parts import Bundle
+    from tiered.model import LogOffset, QueueOffset
 
 _PLAIN: Final = (
     ("start", "start"),
@@ -78,6 +79,28 @@ class SectionRow:
     taken_back: bool = False
 
 
+class Stretch(NamedTuple):
+    """Where a section's records and items stand in their queue.
+
+    Attributes:
+        segment: Base log offset of the segment.
+        log_offset: Of the first record.
+        log_end: One past the last byte.
+        queue_offset: Of the first item.
+        queue_end: One past the last.
+    """
+
+    segment: LogOffset
+    log_offset: LogOffset
+    log_end: LogOffset
+    queue_offset: QueueOffset
+    queue_end: QueueOffset
+
+    def goes_on(self, queue_offset: QueueOffset, log_offset: LogOffset) -> bool:
+        """Whether it begins exactly there."""
+        return self.queue_offset == queue_offset and self.log_offset == log_offset
+
+
 @dataclass(frozen=True, slots=True)
 class NamedSections:
     """Sections of one bundle, as parts.
@@ -97,6 +120,13 @@ class NamedSections:
     segments: Sequence[int]
     taken_back: Sequence[bool]
     parts: Parts
+
+    def places(self) -> list[Stretch]:
+        """Where each stands in its queue."""
+        rows = self.parts.rows
+        starts, offsets = rows["log_offset"], rows["queue_offset"]
+        columns = (starts, starts + rows["log_bytes"], offsets, offsets + rows["count"])
+        return list(map(Stretch, self.segments, *(column.tolist() for column in columns)))
 
 
 def table_of(sections: Iterable[tuple[SectionRow, SectionPlace]], level: int = 0) -> SectionTable:

@@ -20,30 +20,28 @@ After a crash: nothing here survives, and nothing has to; the journal gives the 
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import Buffer
 
 from tiered.local.face import MISSING_REASONS
-from tiered.log.consume_queue import encode_items
+from tiered.log.consume_queue import ITEM_BYTES, encode_items
 from tiered.log.marks import mark_of_item
 from tiered.log.trim import size_of, trim
 from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tiered.local.face import Quarantined, RecordBatch
     from tiered.log.parts import Part, QueueLife
 
-_T = TypeVar("_T", bound=np.generic)
+_FAR_MS = 2**63 - 1
 _CLOCK_SET_BACK_MS = 60_000
 """A segment that was begun so long after now was begun by another clock, or before ours was set back: it rolls."""
 ITEM_MEMORY_BYTES = 40
@@ -112,46 +110,86 @@ class GroupCommit:
         """Its damaged records."""
         return [record for batch in self.batches for record in batch.quarantined]
 
+    @property
+    def queue_end(self) -> QueueOffset:
+        """One past its last item."""
+        return QueueOffset(self.queue_offset + self.count)
+
     def data(self) -> list[Buffer]:
         """The section's records."""
         return [batch.data for batch in self.batches]
 
-    def items(self) -> bytes:
-        """The section's items."""
-        starts = itertools.accumulate((size_of(batch) for batch in self.batches), initial=0)
-        positions = [
-            batch.positions + start for batch, start in zip(self.batches, starts, strict=False)
-        ]
-        return encode_items(
+    def without_records(self) -> GroupCommit:
+        """The same, with its bytes let go."""
+        return GroupCommit(
+            self.queue,
+            self.incarnation,
+            self.segment,
             self.log_offset,
-            _joined(positions),
-            _joined([batch.sizes for batch in self.batches]),
-            _joined([batch.tag_codes for batch in self.batches]),
+            self.queue_offset,
+            (),
+            self.data_bytes,
+            self.count,
+            self.last,
         )
-
-    def times(self) -> tuple[int, int]:
-        """Smallest and greatest store time; (-1, -1) when there is none."""
-        times = _joined([batch.store_timestamps_ms for batch in self.batches])
-        if self.holes():
-            times = times[_joined([batch.sizes for batch in self.batches]) > 0]
-        return (int(times.min()), int(times.max())) if len(times) else (-1, -1)
-
-    def holes(self) -> int:
-        """Items without a message."""
-        return self.count - sum(int(np.count_nonzero(batch.sizes)) for batch in self.batches)
 
     def missing(self) -> int:
         """Holes where the local store should have a record, and has none that can be read."""
-        if not self.holes():
-            return 0
         return sum(
             int(np.count_nonzero((batch.sizes == 0) & np.isin(batch.tag_codes, MISSING_REASONS)))
             for batch in self.batches
         )
 
 
-def _joined(several: list[npt.NDArray[_T]]) -> npt.NDArray[_T]:
-    return several[0] if len(several) == 1 else np.concatenate(several)
+@dataclass(frozen=True, slots=True)
+class CommitColumns:
+    """What the items of some commits say.
+
+    Attributes:
+        items: Each commit's items, as they stand in its section.
+        holes: Items without a message, of each.
+        low_ms: Smallest store time of each; -1 when there is none.
+        high_ms: Greatest store time; -1 likewise.
+    """
+
+    items: Sequence[Buffer]
+    holes: Sequence[int]
+    low_ms: Sequence[int]
+    high_ms: Sequence[int]
+
+    @classmethod
+    def of(cls, commits: Sequence[GroupCommit]) -> CommitColumns:
+        """Of all commits of a bundle at once: what this costs goes by their bytes, not by their number."""
+        batches = [batch for commit in commits for batch in commit.batches]
+        bases: list[int] = []
+        for commit in commits:
+            at = int(commit.log_offset)
+            for batch in commit.batches:
+                bases.append(at)
+                at += size_of(batch)
+        sizes = np.concatenate([batch.sizes for batch in batches])
+        items = encode_items(
+            np.concatenate([batch.positions for batch in batches])
+            + np.repeat(bases, [batch.count for batch in batches]),
+            sizes,
+            np.concatenate([batch.tag_codes for batch in batches]),
+        )
+        times = np.concatenate([batch.store_timestamps_ms for batch in batches])
+        ends = np.cumsum([commit.count for commit in commits])
+        starts = np.concatenate(([0], ends[:-1]))
+        is_hole = sizes == 0
+        low, high = (
+            np.minimum.reduceat(np.where(is_hole, _FAR_MS, times), starts),
+            np.maximum.reduceat(np.where(is_hole, -1, times), starts),
+        )
+        view = memoryview(items)
+        places = zip((starts * ITEM_BYTES).tolist(), (ends * ITEM_BYTES).tolist(), strict=True)
+        return cls(
+            [view[start:end] for start, end in places],
+            np.add.reduceat(is_hole.astype(np.int64), starts).tolist(),
+            np.where(low == _FAR_MS, -1, low).tolist(),
+            high.tolist(),
+        )
 
 
 @dataclass(slots=True)
@@ -383,10 +421,10 @@ class CompositeFlatFile:
         self._tail.is_open = False
         return given_up
 
-    def committed(self, part: Part) -> None:
-        """A journal entry names the part: the commit offset moves."""
-        assert part.queue_offset == self._commit_offset
-        self._commit_offset = part.queue_end
+    def committed(self, commit: GroupCommit | Part) -> None:
+        """A journal entry names it: the commit offset moves."""
+        assert commit.queue_offset == self._commit_offset
+        self._commit_offset = commit.queue_end
 
     def end_segment(self) -> bool:
         """Have what comes next go into a new segment, since the last one is about to be sealed.

@@ -27,7 +27,7 @@ from tiered.log.flat_file import TieredFileSegment, TieredFlatFile
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.log.state import QueueLife
-    from tiered.model import LogOffset, QueueOffset
+    from tiered.model import QueueOffset
 
 ITEM = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
 ITEM_BYTES: Final = 20
@@ -35,14 +35,13 @@ assert ITEM.itemsize == ITEM_BYTES
 
 
 def encode_items(
-    log_offset: LogOffset,
-    positions: npt.NDArray[np.int64],
+    log_offsets: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int32],
     tag_codes: npt.NDArray[np.int64],
 ) -> bytes:
-    """Items of records that lie from ``log_offset`` on at the given positions."""
+    """Items of records."""
     items = np.empty(len(sizes), ITEM)
-    items["log_offset"] = positions + log_offset
+    items["log_offset"] = log_offsets
     items["size"] = sizes
     items["tag_code"] = tag_codes
     return items.tobytes()

@@ -7,6 +7,7 @@ of them takes 100 MiB and no Python object each.
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -216,19 +217,71 @@ def _part(bundle: Bundle, row: tuple[Any, ...]) -> Part:
     return Part(bundle, SectionPlace(*row[:_SECTION_FIELDS]), *row[_SECTION_FIELDS:])
 
 
-class Parts(Sequence[Part]):
-    """Parts in columns, in order; immutable. A ``Part`` is made of a row when somebody looks at it.
-
-    Attributes:
-        rows: ``PART``, one a part; not to be written to.
-        bundles: Of each.
-    """
+class _Rows:
+    """Rows that grow at their end, with room to spare: what ``Parts`` look at. What was written is never changed."""
 
     __slots__ = ("bundles", "rows")
 
-    def __init__(self, rows: npt.NDArray[np.void], bundles: tuple[Bundle, ...]) -> None:
+    def __init__(self, rows: npt.NDArray[np.void], bundles: list[Bundle]) -> None:
         self.rows = rows
         self.bundles = bundles
+
+    def append(self, at: int, rows: npt.NDArray[np.void], bundles: Sequence[Bundle]) -> bool:
+        """Add rows behind row ``at``; False when others have come there: then somebody else went on from there."""
+        with _GROWING:
+            if at != len(self.bundles):
+                return False
+            end = at + len(bundles)
+            if end > len(self.rows):
+                grown = np.empty(max(end, at + at // 2 + _SPARE), PART)
+                grown[:at].view(np.uint8)[:] = self.rows[:at].view(np.uint8)
+                self.rows = grown
+            self.rows[at:end].view(np.uint8)[:] = rows.view(np.uint8)
+            self.bundles.extend(bundles)
+        return True
+
+
+_GROWING: Final = threading.Lock()
+_SPARE: Final = 4
+
+
+class Parts(Sequence[Part]):
+    """Parts in columns, in order; immutable. A ``Part`` is made of a row when somebody looks at it.
+
+    Several may look at the same rows: slices do, and what ``joined`` makes of parts and of some that come behind them, as
+    when a segment takes one part after another. That costs by what comes, not by what is there.
+    """
+
+    __slots__ = ("_end", "_shared", "_start")
+
+    def __init__(
+        self,
+        rows: npt.NDArray[np.void] | _Rows,
+        bundles: Iterable[Bundle] = (),
+        start: int = 0,
+        end: int | None = None,
+    ) -> None:
+        """Look at rows that nobody writes to.
+
+        Args:
+            rows: ``PART``, one a part; or rows that others look at, too.
+            bundles: Of each; nothing if others know.
+            start: The first that is looked at.
+            end: One past the last; None: all.
+        """
+        self._shared = rows if isinstance(rows, _Rows) else _Rows(rows, list(bundles))
+        self._start = start
+        self._end = len(self._shared.bundles) if end is None else end
+
+    @property
+    def rows(self) -> npt.NDArray[np.void]:
+        """``PART``, one a part; not to be written to."""
+        return self._shared.rows[self._start : self._end]
+
+    @property
+    def bundles(self) -> Sequence[Bundle]:
+        """Of each part."""
+        return self._shared.bundles[self._start : self._end]
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Parts:
@@ -237,7 +290,7 @@ class Parts(Sequence[Part]):
             return parts
         known = list(parts)
         rows = np.array([_row(part) for part in known], PART)
-        return cls(rows, tuple(part.bundle for part in known))
+        return cls(rows, (part.bundle for part in known))
 
     @classmethod
     def joined(cls, several: Iterable[Parts]) -> Parts:
@@ -247,21 +300,38 @@ class Parts(Sequence[Part]):
             return known[0]
         if not known:
             return NO_PARTS
+        if len(known) == 2:  # noqa: PLR2004 (parts, and what comes behind them)
+            return known[0].followed_by(known[1])
         # As bytes: of structured rows NumPy would hold every field against every other first.
         data = np.concatenate([parts.rows.view(np.uint8) for parts in known])
-        return cls(data.view(PART), tuple(chain.from_iterable(parts.bundles for parts in known)))
+        return cls(data.view(PART), chain.from_iterable(parts.bundles for parts in known))
+
+    def followed_by(self, more: Parts) -> Parts:
+        """These and those behind them. Costs by how many more they are, mostly."""
+        if not len(self):
+            return more
+        rows, bundles = more.rows, more.bundles
+        if self._shared.append(self._end, rows, bundles):
+            return Parts(self._shared, (), self._start, self._end + len(bundles))
+        own = _Rows(self.rows, list(self.bundles))
+        own.append(len(self), rows, bundles)
+        return Parts(own)
 
     def __len__(self) -> int:
-        return len(self.bundles)
+        return self._end - self._start
 
     @overload
     def __getitem__(self, index: int) -> Part: ...
     @overload
     def __getitem__(self, index: slice) -> Parts: ...
     def __getitem__(self, index: int | slice) -> Part | Parts:
-        if isinstance(index, slice):
+        if not isinstance(index, slice):
+            at = range(self._start, self._end)[index]
+            return _part(self._shared.bundles[at], self._shared.rows[at].item())
+        start, end, step = index.indices(len(self))
+        if step != 1:
             return Parts(self.rows[index], self.bundles[index])
-        return _part(self.bundles[index], self.rows[index].item())
+        return Parts(self._shared, (), self._start + start, self._start + max(start, end))
 
     def __iter__(self) -> Iterator[Part]:
         for bundle, row in zip(self.bundles, self.rows.tolist(), strict=True):
@@ -391,6 +461,23 @@ class QueueLife:
     def parts(self) -> Parts:
         """All parts, in order."""
         return Parts.joined(segment.parts for segment in self.segments)
+
+    def grown(
+        self, segments: tuple[Segment, ...], end: QueueOffset, log_end: LogOffset
+    ) -> QueueLife:
+        """With a part behind the others; there are so many that ``dataclasses.replace`` is felt."""
+        return QueueLife(
+            self.incarnation,
+            self.min_offset,
+            end,
+            log_end,
+            segments,
+            self.gaps,
+            self.quarantined,
+            self.ended,
+            self.indexed,
+            self.cut_at,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,7 +636,7 @@ def decode_columns(document: Mapping[str, Any]) -> Parts:
         rows[name] = _unpacked(packed.pop(name), kind, count)
     check_rows(rows)
     numbers = _unpacked(packed[_OF], _NUMBER, count).tolist()
-    return Parts(rows, tuple(map(bundles.__getitem__, numbers)))
+    return Parts(rows, map(bundles.__getitem__, numbers))
 
 
 def bundle_of(row: Sequence[Any]) -> Bundle:

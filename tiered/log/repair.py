@@ -198,7 +198,7 @@ def _from_local(local: LocalStore, queue: MessageQueue, part: Part) -> PartBytes
         (positions + sizes).max(initial=0)
     )  # behind it are items that the last read took along
     tags = np.concatenate([batch.tag_codes for batch in batches])[:count]
-    return PartBytes(memoryview(data)[:end], encode_items(part.log_offset, positions, sizes, tags))
+    return PartBytes(memoryview(data)[:end], encode_items(part.log_offset + positions, sizes, tags))
 
 
 def _batches(local: LocalStore, queue: MessageQueue, part: Part) -> Iterator[RecordBatch]:

@@ -39,12 +39,12 @@ from tiered.log.parts import (
 from tiered.log.takeback import Head, cut, is_tail
 from tiered.log.timers import TIMER, TIMER_TOPIC, TimerFacts, after_timer
 from tiered.log.wellformed import check_action, check_ints, check_texts
-from tiered.model import LogOffset, MessageQueue, QueueOffset
+from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tiered.log.bundles import NamedSections
+    from tiered.log.bundles import NamedSections, Stretch
 
 __all__ = [
     "Bundle",
@@ -274,43 +274,45 @@ def _meta(work: _Work, action: Action) -> None:
 def _parts(work: _Work, action: Action) -> None:
     for row in action["bundles"]:
         named = named_sections(row)
-        for number, queue in enumerate(named.queues):
-            incarnation, segment = named.incarnations[number], named.segments[number]
-            _part(work, queue, incarnation, LogOffset(segment), named.parts[number : number + 1])
+        for number, place in enumerate(named.places()):
+            _part(work, named, number, place)
 
 
-def _part(
-    work: _Work, queue: MessageQueue, incarnation: int, segment: LogOffset, part: Parts
-) -> None:
-    """Take one part, which comes as a row."""
-    start, log_offset = int(part.rows["queue_offset"][0]), int(part.rows["log_offset"][0])
+def _part(work: _Work, named: NamedSections, number: int, place: Stretch) -> None:
+    """Take one part."""
+    queue, incarnation = named.queues[number], named.incarnations[number]
     life = work.present(queue, incarnation) or _first_life(
-        work, queue, incarnation, QueueOffset(start)
+        work, queue, incarnation, place.queue_offset
     )
-    fits = life is not None and (start, log_offset) == (life.commit_offset, life.log_end)
-    segments = _placed(work, segment, part, life) if life and fits else None
+    fits = life is not None and place.goes_on(life.commit_offset, life.log_end)
+    part = named.parts[number : number + 1]
+    segments = _placed(work, place, part, life) if life and fits else None
     if life is None or segments is None or not work.reigns:
         work.refuse()
         return
-    grown = replace(life, segments=segments, commit_offset=part.queue_end, log_end=part.log_end)
-    work.put(queue, grown)
+    work.put(queue, life.grown(segments, place.queue_end, place.log_end))
 
 
 def _placed(
-    work: _Work, base: LogOffset, part: Parts, life: QueueLife
+    work: _Work, place: Stretch, part: Parts, life: QueueLife
 ) -> tuple[Segment, ...] | None:
     """The segments with the part in its place; None when it names a segment where it cannot lie."""
-    start = QueueOffset(int(part.rows["queue_offset"][0]))
     last = life.segments[-1] if life.segments else None
-    continues = last and not last.sealed and last.parts.queue_end == start
-    if last and continues and last.base_offset == base:  # behind a gap only a new segment may come
-        return (*life.segments[:-1], replace(last, parts=Parts.joined((last.parts, part))))
-    if (
-        base != part.rows["log_offset"][0]
-    ):  # (of two segments with one base the first has nothing but holes)
+    continues = last and not last.sealed and last.parts.queue_end == place.queue_offset
+    if last and continues and last.base_offset == place.segment:
+        grown = Segment(
+            last.base_offset,
+            last.base_queue_offset,
+            last.created_ms,
+            parts=last.parts.followed_by(part),
+        )
+        return (*life.segments[:-1], grown)
+    # Behind a gap only a new segment may come. (Of two segments with one base the first has nothing but holes.)
+    if place.segment != place.log_offset:
         return None
     rolled = (*life.segments[:-1], replace(last, sealed=True)) if last else ()
-    return (*rolled, Segment(base, start, work.entry.time_ms, parts=part))
+    fresh = Segment(place.segment, place.queue_offset, work.entry.time_ms, parts=part)
+    return (*rolled, fresh)
 
 
 def _first_life(
