@@ -16,7 +16,7 @@ from tiered.format.checkpoint import decode_checkpoint
 from tiered.format.fastjson import loads
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue, QueueOffset
-from tiered.store import rows
+from tiered.store import disk
 from tiered.store.messages import Appended, Message
 from tiered.store.options import StoreOptions
 
@@ -169,7 +169,7 @@ def test_a_full_disk_refuses_and_the_next_append_goes_on(
 ):
     """Half a batch that reached the file before the disk was full is taken back."""
     body = b"x" * 30_000
-    real, calls = rows.os.pwrite, []
+    real, calls = disk.os.pwrite, []
 
     def refuse(descriptor: int, data: memoryview, at: int) -> int:
         calls.append(at)
@@ -181,7 +181,7 @@ def test_a_full_disk_refuses_and_the_next_append_goes_on(
         put = [(Message("t", 0, b"a"), store.append(Message("t", 0, b"a")))]
         assert store.wait_listed()
         with monkeypatch.context() as patch:
-            patch.setattr(rows.os, "pwrite", refuse)
+            patch.setattr(disk.os, "pwrite", refuse)
             with pytest.raises(StoreUnavailableError, match=r"No space left.*make room"):
                 store.append_batch([Message("t", 0, body)] * 4)
         log = (tmp_path / "s" / "commitlog" / f"{0:020d}").read_bytes()

@@ -16,8 +16,7 @@ from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
-from tiered.store.bulk import MadeStore, make_store
-from tiered.store.bulk_bodies import EVENTS
+from tiered.store.bulk import EVENTS, MadeStore, make_store
 from tiered.store.message_store import MessageStore
 from tiered.store.messages import Message
 

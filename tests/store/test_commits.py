@@ -14,15 +14,15 @@ from store.reading import KINDS, check_same, read_all, without_cluster
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
-from tiered.store.checks import INT_MAX
 from tiered.store.commits import GroupCommits
+from tiered.store.encoding import INT_MAX
 from tiered.store.messages import Appended, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tiered.store.columns import Places, Prepared
+    from tiered.store.encoding import Places, Prepared
     from tiered.store.message_store import MessageStore
 
 

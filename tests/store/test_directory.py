@@ -21,11 +21,10 @@ from tiered.format.fastjson import loads
 from tiered.format.hosts import parse_offset_msg_id
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
-from tiered.store import rows
-from tiered.store.checks import PROPERTIES_BYTES_MAX
-from tiered.store.messages import Appended, Message
+from tiered.store import disk
+from tiered.store.encoding import PROPERTIES_BYTES_MAX
+from tiered.store.messages import Appended, KeyMaker, Message, ms_of_month
 from tiered.store.options import StoreOptions
-from tiered.store.uniqkeys import KeyMaker, ms_of_month
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -292,7 +291,7 @@ def test_properties_up_to_the_limit(tmp_path: Path):
 
 
 def test_many_queues_with_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rows, "OPEN_MAX", 3)
+    monkeypatch.setattr(disk, "OPEN_MAX", 3)
     with make(tmp_path) as store:
         for number in range(60):
             store.append(Message("t", number % 20, b"x"))

@@ -13,10 +13,10 @@ from tiered.clock import ManualClock, SystemClock
 from tiered.errors import StoreUnavailableError
 from tiered.model import MessageQueue
 from tiered.store import upkeep
-from tiered.store.expiry import LogFile, is_full, leave_in_use, plan_expiry
 from tiered.store.messages import Message
 from tiered.store.options import Expiry
 from tiered.store.reading import Status
+from tiered.store.upkeep import LogFile, is_full, leave_in_use, plan_expiry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from store.reading import read_all
 
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.model import MessageQueue
-from tiered.store import rows
+from tiered.store import disk
 from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 
@@ -30,7 +30,7 @@ def test_a_flush_that_fails_ends_the_store(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows.os, "fdatasync", refuse)
+        patch.setattr(disk.os, "fdatasync", refuse)
         with pytest.raises(StoreUnavailableError, match="flush failed"):
             store.append(BAD)
     with pytest.raises(StoreUnavailableError, match="earlier write failed"):

@@ -12,9 +12,8 @@ from store.reading import KINDS, read_all
 
 from tiered.clock import ManualClock
 from tiered.format.block import parse_records, walk_records
-from tiered.store import handover
-from tiered.store.facts import Facts, of_block, of_handed
-from tiered.store.handover import Handover
+from tiered.store import facts
+from tiered.store.facts import Facts, Handover, of_block, of_handed
 from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from tiered.store.columns import Places, Prepared
+    from tiered.store.encoding import Places, Prepared
 
 TEXT = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=9)
 PLAIN = st.builds(
@@ -98,7 +97,7 @@ def test_what_is_handed_over_is_what_the_log_says(
 
 def test_who_falls_behind_reads_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With room for few messages most of them are dropped from the handover; all are listed."""
-    monkeypatch.setattr(handover, "BYTES_MAX", 600)
+    monkeypatch.setattr(facts, "BYTES_MAX", 600)
     messages = [message for message in KINDS if "UNIQ_KEY" not in message.properties]
     with create(tmp_path / "s") as store:
         for _ in range(60):

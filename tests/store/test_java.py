@@ -19,8 +19,7 @@ from support.oracle import SMALL as FILES
 from support.oracle import Broker, dump, needs_java, run
 
 from tiered.model import MessageQueue, QueueOffset
-from tiered.store.delays import delayed
-from tiered.store.messages import Message
+from tiered.store.messages import Message, delayed
 from tiered.store.options import StoreOptions
 from tiered.store.special import inner_batch
 from tiered.store.transactions import Transactions

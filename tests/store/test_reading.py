@@ -12,7 +12,7 @@ from tiered.clock import ManualClock
 from tiered.errors import InvalidError
 from tiered.format.properties import java_hash
 from tiered.model import Boundary, MessageQueue, QueueOffset
-from tiered.store.keyhash import key_hash
+from tiered.store.facts import key_hash
 from tiered.store.keyindex import index_paths
 from tiered.store.messages import Appended, Message
 from tiered.store.reading import Status

@@ -30,7 +30,7 @@ from tiered.format.consume_queue import ITEM
 from tiered.local.layout import list_queues
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
-from tiered.store import replay as replaying
+from tiered.store import recovery as replaying
 from tiered.store.keyindex import index_paths
 from tiered.store.listing import Listing
 from tiered.store.messages import Appended, Message

@@ -17,9 +17,9 @@ from tiered.clock import SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
 from tiered.local.configs import read_text
 from tiered.model import MessageQueue, PhysicalOffset
-from tiered.store import commitlog, opening, rows
+from tiered.store import commitlog, disk, opening
+from tiered.store.disk import RowWriter
 from tiered.store.messages import Message
-from tiered.store.rows import RowWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,13 +38,13 @@ def bodies(root: Path) -> list[bytes]:
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are brought to the disk."""
     found: list[str] = []
-    real = rows._sync_file
+    real = disk._sync_file
 
     def sync(path: str) -> None:
         found.append(os.path.basename(path))  # noqa: PTH119 (text only)
         real(path)
 
-    monkeypatch.setattr(rows, "_sync_file", sync)
+    monkeypatch.setattr(disk, "_sync_file", sync)
     return found
 
 
@@ -63,7 +63,7 @@ def test_a_sync_during_a_write_does_not_count_for_it(
         return real(descriptor, data, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows.os, "pwrite", write)
+        patch.setattr(disk.os, "pwrite", write)
         writer.write(str(tmp_path / "row"), 4096, 0, b"x")
     synced.clear()
     writer.sync()
@@ -80,7 +80,7 @@ def test_after_a_failed_sync_a_good_one_proves_nothing(
     _, future = store.submit([GOOD])
     assert future is not None
     with monkeypatch.context() as patch:
-        patch.setattr(rows.os, "fdatasync", refuse)
+        patch.setattr(disk.os, "fdatasync", refuse)
         with pytest.raises(StoreUnavailableError):
             store.flush()
     with pytest.raises(OSError, match="earlier sync"):
@@ -159,7 +159,7 @@ def test_an_interrupted_append_is_taken_back(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows.os, "pwrite", write)
+        patch.setattr(disk.os, "pwrite", write)
         with pytest.raises(KeyboardInterrupt):
             store.append_batch([OTHER, OTHER])
     store.append(GOOD)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tiered.format.block import group_by_queue, split_records
 from tiered.format.record import Record, encode_record
-from tiered.store import shapes
-from tiered.store.describe import _plainly, describe, in_order
+from tiered.store import facts
+from tiered.store.facts import _plainly, describe, in_order
 
 if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
-    from tiered.store.describe import Described
+    from tiered.store.facts import Described
 
 TEXT = st.text(st.sampled_from("ab 1é"), max_size=5)
 NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "XKEYS", "KEYSX", "a", ""])
@@ -81,7 +81,7 @@ def test_all_ways_are_equal(records: list[tuple[str, str]], rows_min: int):
     """Few rows suffice for a pattern here, so that records go all three ways."""
     block = block_of([text for text, _ in records], [topic for _, topic in records])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shapes, "ROWS_MIN", rows_min)
+        patch.setattr(facts, "ROWS_MIN", rows_min)
         check_equal(describe(block, group_by_queue(block)), plainly(block))
 
 
@@ -102,5 +102,5 @@ def test_what_looks_alike_is_understood_at_once():
     check_equal(describe(block, group_by_queue(block)), plainly(block))
     sizes = block.properties_sizes.astype(np.int64)
     leads = np.zeros(len(block), np.uint32)
-    found = shapes.Shapes(block.buffer, block.properties_positions, sizes, leads)
+    found = facts.Shapes(block.buffer, block.properties_positions, sizes, leads)
     assert len(found.rest) == 18

@@ -16,9 +16,7 @@ from tiered.format.consume_queue import ITEM
 from tiered.format.message import split_batch
 from tiered.local.rocketmq import RocketMQStore
 from tiered.model import MessageQueue
-from tiered.store.brokerorder import broker_order
-from tiered.store.delays import SCHEDULE_TOPIC, delayed, parse_levels
-from tiered.store.messages import Message
+from tiered.store.messages import SCHEDULE_TOPIC, Message, broker_order, delayed, parse_levels
 from tiered.store.special import inner_batch
 from tiered.store.transactions import HALF_QUEUE, Transactions
 

@@ -14,28 +14,366 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+from zlib_ng import zlib_ng
 
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import ITEM_BYTES, encode_items
-from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
+from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, join_properties, tag_hash
+from tiered.format.record import (
+    BLANK_BYTES_MIN,
+    BODY_AT,
+    CRC_MASK,
+    MAGIC_BLANK,
+    SIZE_AND_MAGIC,
+    STORE_TIME_AT,
+    Record,
+    encode_record,
+)
+from tiered.format.record import record_bytes as size_of
 from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY
-from tiered.store.bulk_bodies import Bodies
-from tiered.store.bulk_records import RecordRows
-from tiered.store.hold import Disk, StoreHold
+from tiered.store.disk import Disk, RowWriter, StoreHold
+from tiered.store.messages import MAKER_BYTES, ms_of_month
 from tiered.store.options import StoreOptions
-from tiered.store.rows import RowWriter
 from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tiered.clock import Clock
 
     Longs = npt.NDArray[np.int64]
+    Words = npt.NDArray[np.uint64]
+    Text = npt.NDArray[np.uint8]
 
-CLUSTER: Final = "bench-cluster"
-BROKER: Final = "bench-broker"
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+EVENTS: Final = (
+    "created",
+    "shipped",
+    "refused",
+    "changed",
+    "deleted",
+    "expired",
+    "delayed",
+    "renewed",
+)
+_ID_DIGITS: Final = 12
+_TIME_DIGITS: Final = 13
+_USER_DIGITS: Final = 6
+_TOKEN_WORDS: Final = 4
+_TOKEN_DIGITS: Final = 16 * _TOKEN_WORDS
+_USERS: Final = 1_000_000
+_CENTS: Final = 100_000
+_VOCABULARY: Final = 4_000
+_POOL_BYTES_MAX: Final = 4 << 20
+_SYLLABLES: Final = (
+    *(first + second for first in "bdfghklmnprstwyz" for second in "aeio"),
+    *("nd", "rk", "st", "ll"),
+)
+_ZIPF_EXPONENT: Final = 0.88
+_END: Final = '"}'
+_USER_SALT, _AMOUNT_SALT, _TEXT_SALT, _EVENT_SALT, _TOKEN_SALT = range(1, 6)
+_HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+def mix(seed: int, salt: int, numbers: Longs) -> Words:
+    """Random-looking 64-bit words, one for each number, the same for the same arguments (splitmix64)."""
+    start = (seed * 0x9E37_79B9 + salt * 0xD1B5_4A32_D192_ED03) % (1 << 64)
+    word = numbers.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15) + np.uint64(start)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    mixed: Words = word ^ (word >> np.uint64(31))
+    return mixed
+
+
+def event_numbers(seed: int, numbers: Longs) -> Longs:
+    """Which of ``EVENTS`` each message has."""
+    return (mix(seed, _EVENT_SALT, numbers) % np.uint64(len(EVENTS))).astype(np.int64)
+
+
+def digits(values: Longs, count: int) -> Text:
+    """Decimal digits, with zeros in front: one row of ``count`` for each value."""
+    powers = 10 ** np.arange(count - 1, -1, -1, dtype=np.int64)
+    return (values[:, None] // powers % 10 + ord("0")).astype(np.uint8)
+
+
+def hex_digits(data: Text) -> Text:
+    """Lower-case hexadecimal digits of rows of bytes: twice as wide."""
+    pairs = np.stack((data >> 4, data & 15), axis=-1)
+    return _HEX[pairs].reshape(len(data), -1)
+
+
+class Bodies:
+    """Makes bodies of one length. For any thread.
+
+    ========= ============================================================================
+    field     content
+    ========= ============================================================================
+    id        the number, 12 digits
+    time      born time, UTC ms, 13 digits
+    event     one of eight words of seven letters, the message's tag too
+    user      ``u`` and 6 digits; low ones are more frequent
+    amount    3 digits, a point, 2 digits
+    token     random hexadecimal digits, which do not compress
+    text      words, few of them frequent, many of them rare; the rest of the body
+    ========= ============================================================================
+
+    Of bodies of 1 KiB one after another, zlib level 6 makes about 2.8 of 1. A body that is too short for all of it is
+    cut.
+
+    Attributes:
+        size: Bytes of each.
+    """
+
+    def __init__(self, body_bytes: int, seed: int, *, messages: int) -> None:
+        """Prepare the words.
+
+        Args:
+            body_bytes: Of each body.
+            seed: Of everything random.
+            messages: How many will be made, about; few messages need fewer words.
+        """
+        self._seed = seed
+        self._head, self._fields = _head()
+        self._text_bytes = max(0, body_bytes - len(self._head) - len(_END))
+        self.size = body_bytes
+        wanted = min(_POOL_BYTES_MAX, messages * self._text_bytes)
+        pool = _words(np.random.default_rng(seed), wanted + self._text_bytes + 1)
+        self._windows = sliding_window_view(pool, self._text_bytes) if self._text_bytes else None
+
+    def fill(self, out: Text, numbers: Longs, times_ms: Longs) -> None:
+        """Write the bodies of messages.
+
+        Args:
+            out: One row of ``body_bytes`` for each message; written to.
+            numbers: Of the messages.
+            times_ms: When they were born, UTC.
+        """
+        head = np.tile(self._head, (len(numbers), 1))
+        for name, column in self._columns(numbers, times_ms).items():
+            at = self._fields[name]
+            head[:, at : at + column.shape[1]] = column
+        if self._windows is None:
+            end = np.frombuffer(_END.encode(), np.uint8)
+            whole = np.hstack((head, np.tile(end, (len(numbers), 1))))
+            out[:] = whole[:, : self.size]
+            return
+        starts = mix(self._seed, _TEXT_SALT, numbers) % np.uint64(len(self._windows))
+        width = len(self._head)
+        out[:, :width] = head
+        out[:, width:-2] = self._windows[starts]
+        out[:, -2:] = np.frombuffer(_END.encode(), np.uint8)
+
+    def _columns(self, numbers: Longs, times_ms: Longs) -> dict[str, Text]:
+        seed = self._seed
+        events = np.frombuffer("".join(EVENTS).encode(), np.uint8).reshape(len(EVENTS), -1)
+        share = mix(seed, _USER_SALT, numbers) / 2.0**64
+        cents = (mix(seed, _AMOUNT_SALT, numbers) % np.uint64(_CENTS)).astype(np.int64)
+        tokens = np.stack(
+            [mix(seed, _TOKEN_SALT + index, numbers) for index in range(_TOKEN_WORDS)], axis=1
+        )
+        return {
+            "id": digits(numbers, _ID_DIGITS),
+            "time": digits(times_ms, _TIME_DIGITS),
+            "event": events[event_numbers(seed, numbers)],
+            "user": digits((share**3 * _USERS).astype(np.int64), _USER_DIGITS),
+            "whole": digits(cents // 100, 3),
+            "cents": digits(cents % 100, 2),
+            "token": hex_digits(tokens.view(np.uint8).reshape(len(numbers), -1)),
+        }
+
+
+def _head() -> tuple[Text, dict[str, int]]:
+    """What stands in front of the words, and where the fields stand in it."""
+    text = ""
+    fields: dict[str, int] = {}
+    for before, name, width in (
+        ('{"id":"', "id", _ID_DIGITS),
+        ('","time":', "time", _TIME_DIGITS),
+        (',"event":"', "event", len(EVENTS[0])),
+        ('","user":"u', "user", _USER_DIGITS),
+        ('","amount":"', "whole", 3),
+        (".", "cents", 2),
+        ('","token":"', "token", _TOKEN_DIGITS),
+    ):
+        fields[name] = len(text) + len(before)
+        text += before + "0" * width
+    return np.frombuffer((text + '","text":"').encode(), np.uint8), fields
+
+
+def _words(rng: np.random.Generator, size: int) -> Text:
+    """At least ``size`` bytes of words with blanks between them, ranks after Zipf."""
+    lengths = rng.integers(1, 5, _VOCABULARY)
+    vocabulary = np.array(
+        ["".join(rng.choice(_SYLLABLES, length)) for length in lengths], dtype=object
+    )
+    weights = 1 / np.arange(1, _VOCABULARY + 1) ** _ZIPF_EXPONENT
+    count = size // 3 + 1  # a word and its blank have at least three bytes
+    drawn = rng.choice(_VOCABULARY, count, p=weights / weights.sum())
+    text = " ".join(vocabulary[drawn])
+    return np.frombuffer(text[:size].encode(), np.uint8)
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+TAG_CODES: Final = np.array([tag_hash(event) for event in EVENTS], np.int64)
+"""By number of the event: the event is the tag."""
+ORIGIN: Final = "origin"
+_CRC_AT: Final = 8
+_QUEUE_ID_AT: Final = 12
+_QUEUE_OFFSET_AT: Final = 20
+_PHYSICAL_AT: Final = 28
+_BORN_TIME_AT: Final = 40
+_KEY: Final = "order-"
+_KEY_DIGITS: Final = 12
+_UNIQUE_DIGITS: Final = 32
+_MAKER_SALT: Final = 99
+_UPPER: Final = ord("a") - ord("A")
+
+
+class RecordRows:
+    """Makes the records of one store.
+
+    A template has every byte that is the same for all messages of a topic; the columns of the rest are put over it
+    (places as in ``tiered.format.record``, both hosts IPv4). The property ``origin`` comes first and is longer for
+    shorter names of topics, so that all records are equally long and what comes behind it stands in the same columns.
+
+    Attributes:
+        size: Bytes of each record.
+    """
+
+    def __init__(
+        self, topics: Sequence[str], bodies: Bodies, *, cluster: str, host: str, seed: int
+    ) -> None:
+        """Make the templates: one for each of ``topics``; ``host`` is producer and broker."""
+        self._bodies = bodies
+        self._seed = seed
+        longest = max(map(len, topics))
+        made = [
+            _template(topic, bodies.size, cluster, host, origin="o" * (1 + longest - len(topic)))
+            for topic in topics
+        ]
+        self.size = len(made[0])
+        self._templates = np.frombuffer(b"".join(made), np.uint8).reshape(len(made), self.size)
+        self._key_at = made[0].rindex(_KEY.encode()) + len(_KEY)
+        self._tag_at = made[0].rindex(EVENTS[0].encode())
+        self._unique_at = made[0].rindex(b"0" * _UNIQUE_DIGITS)
+        maker = mix(seed, _MAKER_SALT, np.arange(2)).view(np.uint8)[:MAKER_BYTES]
+        self._maker = maker
+
+    def tag_codes(self, numbers: Longs) -> Longs:
+        """For the consume queues."""
+        found: Longs = TAG_CODES[event_numbers(self._seed, numbers)]
+        return found
+
+    def build(
+        self,
+        numbers: Longs,
+        *,
+        topics: Longs,
+        queue_ids: Longs,
+        queue_offsets: Longs,
+        physical_offsets: Longs,
+        times_ms: Longs,
+    ) -> Text:
+        """The records of messages, one row each. All arrays are of one length, at least 1.
+
+        Args:
+            numbers: Of the messages in the store.
+            topics: Which of the topics each goes to.
+            queue_ids: Of each.
+            queue_offsets: Of each.
+            physical_offsets: Of each.
+            times_ms: Born and store times, UTC.
+        """
+        rows = self._templates[topics]
+        self._bodies.fill(rows[:, BODY_AT : BODY_AT + self._bodies.size], numbers, times_ms)
+        for at, values, kind in (
+            (_CRC_AT, self._crcs(rows), ">i4"),
+            (_QUEUE_ID_AT, queue_ids, ">i4"),
+            (_QUEUE_OFFSET_AT, queue_offsets, ">i8"),
+            (_PHYSICAL_AT, physical_offsets, ">i8"),
+            (_BORN_TIME_AT, times_ms, ">i8"),
+            (STORE_TIME_AT, times_ms, ">i8"),
+        ):
+            _put(rows, at, _bytes_of(values, kind))
+        events = np.frombuffer("".join(EVENTS).encode(), np.uint8).reshape(len(EVENTS), -1)
+        _put(rows, self._key_at, digits(numbers, _KEY_DIGITS))
+        _put(rows, self._tag_at, events[event_numbers(self._seed, numbers)])
+        _put(rows, self._unique_at, self._unique_keys(numbers, times_ms))
+        return rows
+
+    def _crcs(self, rows: Text) -> Longs:
+        flat, size = rows.data.cast("B"), rows.size
+        starts = range(BODY_AT, size, self.size)
+        ends = range(BODY_AT + self._bodies.size, size + self.size, self.size)
+        found = map(zlib_ng.crc32, map(flat.__getitem__, map(slice, starts, ends)))
+        return np.fromiter(found, np.int64, len(rows)) & CRC_MASK
+
+    def _unique_keys(self, numbers: Longs, times_ms: Longs) -> Text:
+        """As ``KeyMaker`` describes them; the month is that of the first message."""
+        since = times_ms + (ms_of_month(int(times_ms[0])) - int(times_ms[0]))
+        packed = np.hstack(
+            (
+                np.tile(self._maker, (len(numbers), 1)),
+                _bytes_of(since, ">u4"),
+                _bytes_of(numbers & 0xFFFF, ">u2"),
+            )
+        )
+        text = hex_digits(packed)
+        return np.where(text >= ord("a"), text - _UPPER, text).astype(np.uint8)
+
+
+def _template(topic: str, body_bytes: int, cluster: str, host: str, *, origin: str) -> bytes:
+    properties = join_properties(
+        {
+            ORIGIN: origin,
+            KEYS: _KEY + "0" * _KEY_DIGITS,
+            TAGS: EVENTS[0],
+            CLUSTER: cluster,
+            UNIQ_KEY: "0" * _UNIQUE_DIGITS,
+        }
+    )
+    size = size_of(body=body_bytes, topic=len(topic), props=len(properties), sys_flag=0, version=1)
+    return encode_record(
+        Record(
+            size=size,
+            version=1,
+            body_crc=0,
+            queue_id=0,
+            flag=0,
+            queue_offset=0,
+            physical_offset=0,
+            sys_flag=0,
+            born_timestamp_ms=0,
+            born_host=host,
+            store_timestamp_ms=0,
+            store_host=host,
+            reconsume_times=0,
+            prepared_transaction_offset=0,
+            body=bytes(body_bytes),
+            topic=topic,
+            properties_raw=properties,
+        )
+    )
+
+
+def _bytes_of(values: Longs, kind: str) -> Text:
+    """Big-endian bytes of each value as a row."""
+    return values.astype(kind)[:, None].view(np.uint8)
+
+
+def _put(rows: Text, at: int, columns: Text) -> None:
+    rows[:, at : at + columns.shape[1]] = columns
+
+
+# -- stores ----------------------------------------------------------------------------------------
+
+BENCH_CLUSTER: Final = "bench-cluster"
+BENCH_BROKER: Final = "bench-broker"
 MESSAGES_PER_MS: Final = 10
 _CHUNK_BYTES: Final = 4 << 20
 
@@ -123,7 +461,7 @@ def make_store(
     Args:
         directory: Empty or missing.
         messages: In all, at least 1.
-        body_bytes: Of each body; text as ``tiered.store.bulk_bodies`` says.
+        body_bytes: Of each body; text as ``Bodies`` says.
         queues: Queues of each topic.
         topics: How many, named ``bench-0`` and so on.
         seed: Of bodies and keys.
@@ -145,7 +483,7 @@ def make_store(
     )
     names = tuple(f"bench-{number}" for number in range(topics))
     bodies = Bodies(body_bytes, seed, messages=messages)
-    rows = RecordRows(names, bodies, cluster=CLUSTER, host=options.store_host, seed=seed)
+    rows = RecordRows(names, bodies, cluster=BENCH_CLUSTER, host=options.store_host, seed=seed)
     if rows.size + BLANK_BYTES_MIN > commitlog_file_bytes:
         raise InvalidError(
             f"bodies of {body_bytes} bytes do not fit files of {commitlog_file_bytes}"
@@ -248,7 +586,7 @@ def _write_queue(
 
 
 def _write_topics(root: str, plan: _Plan) -> None:
-    table = TopicTable.make(root, cluster=CLUSTER, broker=BROKER)
+    table = TopicTable.make(root, cluster=BENCH_CLUSTER, broker=BENCH_BROKER)
     for topic in plan.topics:
         table.put(topic, plan.queues)
     table.save(plan.end_ms)

@@ -21,15 +21,15 @@ from tiered.errors import ClosedError
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
-from tiered.store.columns import Places
-from tiered.store.handover import Handover
+from tiered.store.encoding import Places
+from tiered.store.facts import Handover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tiered.clock import Clock
-    from tiered.store.columns import Prepared, QueueKey
-    from tiered.store.rows import RowWriter
+    from tiered.store.disk import RowWriter
+    from tiered.store.encoding import Prepared, QueueKey
 
 
 class CommitLog:

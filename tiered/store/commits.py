@@ -13,19 +13,22 @@ that fails fails all that waits, and the store takes nothing more: what a failed
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from backends.local_files import advice_for
 from tiered.crashpoints import reached
-from tiered.errors import ClosedError, InvalidError
-from tiered.store.columns import join
+from tiered.errors import ClosedError, InvalidError, StoreUnavailableError
+from tiered.store.encoding import join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tiered.clock import Clock
-    from tiered.store.columns import Places, Prepared
+    from tiered.store.encoding import Places, Prepared
+
 
 _GATHER_S_MAX: Final = 0.01
 
@@ -238,3 +241,26 @@ class GroupCommits:
             self._held = [request for request in self._held if request[0] > limit]
         for waiter in done:
             waiter.set_result(None)
+
+
+@contextlib.contextmanager
+def waiting(root: str, timeout_s: float) -> Iterator[None]:
+    """A block that waits, ``timeout_s`` at most.
+
+    Raises:
+        StoreUnavailableError: It took too long, or the disk refused it.
+    """
+    try:
+        yield
+    except TimeoutError:
+        raise StoreUnavailableError(
+            f"not on the disk or with the replica after {timeout_s} s",
+            where=root,
+            do="it may still be stored: look before sending it again",
+        ) from None
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"the flush failed: {error.strerror or error}",
+            where=root,
+            do=advice_for(error, "look at the disk"),
+        ) from error

@@ -1,37 +1,449 @@
 """From messages to the pieces of records, a batch at a time, as far as possible before the log's order is known.
 
-Checks that hardly ever fail are made on whole columns; where one does, ``tiered.store.checks`` looks at one message
+Checks that hardly ever fail are made on whole columns; where one does, ``checked_properties`` looks at one message
 after another and says what is wrong. Properties are joined as text: the usual ones (tag, keys, unique id, cluster) by
 one template, others pair by pair.
 """
 
 from __future__ import annotations
 
+import re
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NoReturn
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 from zlib_ng import zlib_ng
 
 from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format import sysflag
-from tiered.format.hosts import pack_host
-from tiered.format.record import BODY_AT, CRC_MASK, MAGIC_V1
-from tiered.store.checks import (
-    INT_MAX,
-    LONG_MAX,
-    PROPERTIES_BYTES_MAX,
-    QUEUE_ID_MAX,
-    checked_properties,
-)
-from tiered.store.columns import Fields, Kind, Leads, Prepared
+from tiered.format.hosts import is_v6, offset_msg_id, pack_host
+from tiered.format.properties import join_properties
+from tiered.format.record import BODY_AT, CRC_MASK, MAGIC_V1, MAGIC_V2, record_bytes
+from tiered.model import PhysicalOffset, QueueOffset
+from tiered.store.messages import Appended
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from tiered.store.messages import Message
+    from tiered.store.messages import KeyMaker, Message
     from tiered.store.options import StoreOptions
-    from tiered.store.uniqkeys import KeyMaker
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+TOPIC_BYTES_MAX: Final = 127
+RETRY_TOPIC_BYTES_MAX: Final = 255
+"""A topic's name is a directory's."""
+RETRY_PREFIX: Final = "%RETRY%"
+PROPERTIES_BYTES_MAX: Final = 0x7FFF
+_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
+QUEUE_ID_MAX: Final = 65_535
+_REFUSED_FLAGS: Final = (
+    (sysflag.NEED_UNWRAP | sysflag.INNER_BATCH, "an inner batch"),
+    (sysflag.TRANSACTION_PREPARED, "a prepared or rolled back transaction"),
+)
+
+
+def checked_properties(
+    message: Message, options: StoreOptions, *, cluster: str, unique_key: str
+) -> tuple[bytes, str]:
+    """Check a message whole, and add what the store adds.
+
+    Args:
+        message: To be stored.
+        options: Of the store.
+        cluster: For the property ``CLUSTER``.
+        unique_key: Its ``UNIQ_KEY``, unless it has one.
+
+    Returns:
+        The stored properties, and the message's unique id.
+
+    Raises:
+        InvalidError: It cannot be stored as it is. Retrying does not help.
+    """
+    topic_bytes = check_topic(message.topic)
+    _check_numbers(message)
+    born_host = message.born_host or options.store_host
+    found = _properties(message, cluster, unique_key)
+    raw = _join(found)
+    size = record_bytes(
+        body=len(message.body),
+        topic=topic_bytes,
+        props=len(raw),
+        sys_flag=_host_bits(message.sys_flag, born_host, options.store_host),
+        version=1 if topic_bytes <= TOPIC_BYTES_MAX else 2,
+    )
+    _check_sizes(message, size, options)
+    return raw, found[names.UNIQ_KEY]
+
+
+def check_topic(topic: str) -> int:
+    """The bytes of a topic's name.
+
+    Raises:
+        InvalidError: It is none that a broker would take.
+    """
+    if not _TOPIC.fullmatch(topic):
+        raise InvalidError(f"topic {topic!r}: only %, |, a-z, A-Z, 0-9, _ and - may be in a name")
+    limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
+    if len(topic) > limit:
+        raise InvalidError(f"topic {topic!r}: {len(topic)} bytes, and at most {limit} may be")
+    return len(topic)
+
+
+@lru_cache(maxsize=4096)
+def check_host(host: str) -> None:
+    """Refuse what is no host and port.
+
+    Raises:
+        InvalidError: It is neither ``ip:port`` nor ``[ip]:port``.
+    """
+    try:
+        pack_host(host)
+    except ValueError as error:
+        raise InvalidError(str(error), do="give ip:port or [ip]:port") from error
+
+
+def _check_numbers(message: Message) -> None:
+    for name, value, low, high in (
+        ("queue_id", message.queue_id, 0, QUEUE_ID_MAX),
+        ("flag", message.flag, -INT_MAX - 1, INT_MAX),
+        ("sys_flag", message.sys_flag, 0, INT_MAX),
+        ("reconsume_times", message.reconsume_times, 0, INT_MAX),
+        ("born_timestamp_ms", message.born_timestamp_ms or 0, -LONG_MAX - 1, LONG_MAX),
+    ):
+        if not low <= value <= high:
+            raise InvalidError(f"{name} {value}: it must lie between {low} and {high}")
+    for bits, what in _REFUSED_FLAGS:
+        if message.sys_flag & bits:
+            raise InvalidError(f"sys_flag {message.sys_flag:#x}: {what} cannot be stored here")
+
+
+def _check_sizes(message: Message, size: int, options: StoreOptions) -> None:
+    if len(message.body) > options.message_bytes_max:
+        raise InvalidError(
+            f"a body of {len(message.body)} bytes, and at most {options.message_bytes_max} may be"
+        )
+    if size > options.record_bytes_max:
+        raise InvalidError(
+            f"a record of {size} bytes, and at most {options.record_bytes_max} may be"
+        )
+
+
+def _properties(message: Message, cluster: str, unique_key: str) -> dict[str, str]:
+    found = dict(message.properties)
+    for name, value in ((names.TAGS, message.tags), (names.KEYS, message.keys)):
+        if value is None:
+            continue
+        if found.setdefault(name, value) != value:
+            raise InvalidError(f"property {name} says {found[name]!r}, and the message {value!r}")
+    if not found.get(names.UNIQ_KEY):
+        found[names.UNIQ_KEY] = unique_key
+    found[names.CLUSTER] = cluster
+    return found
+
+
+def _join(found: dict[str, str]) -> bytes:
+    try:
+        raw = join_properties(found)
+    except ValueError as error:  # a separator, an empty value, or what is no Unicode text
+        raise InvalidError(str(error)) from error
+    if len(raw) > PROPERTIES_BYTES_MAX:
+        raise InvalidError(
+            f"properties of {len(raw)} bytes, and at most {PROPERTIES_BYTES_MAX} may be"
+        )
+    return raw
+
+
+def _host_bits(flag: int, born_host: str, store_host: str) -> int:
+    check_host(born_host)
+    flag &= ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)
+    if is_v6(born_host):
+        flag |= sysflag.BORN_HOST_V6
+    if is_v6(store_host):
+        flag |= sysflag.STORE_HOST_V6
+    return flag
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+QueueKey = tuple[str, int]
+_Value = TypeVar("_Value")
+_HEADS: Final = {
+    (born, stored): Struct(f">iIIiiqqiq{born}sq{stored}siqi")
+    for born in (8, 20)
+    for stored in (8, 20)
+}
+_ALIKE: Final = {size: Struct(f">i4sIi4sqq{size}si") for size in (48, 60, 72)}
+"""Heads that differ in sizes, CRC and place only: what lies between them is one run of bytes."""
+_MAGIC_V1: Final = MAGIC_V1.to_bytes(4, "big")
+_SHORT: Final = Struct(">h")
+_LENGTHS_KNOWN_MAX: Final = 10_000
+_NO_FLAG: Final = bytes(4)
+
+
+class Fields(NamedTuple):
+    """The messages' fields, one tuple each, in the order of ``tiered.store.messages.Message``."""
+
+    topics: tuple[str, ...]
+    queue_ids: tuple[int, ...]
+    bodies: tuple[bytes, ...]
+    tags: tuple[str | None, ...]
+    keys: tuple[str | None, ...]
+    flags: tuple[int, ...]
+    born_ms: tuple[int | None, ...]
+    reconsume_times: tuple[int, ...]
+
+
+class Leads(dict[int, bytes]):
+    """What stands between body and properties of a topic's records, by the length of the properties.
+
+    Attributes:
+        size: Bytes of each.
+        magic: Of the records' version, which the topic's length decides.
+    """
+
+    def __init__(self, topic: str) -> None:
+        """For a topic.
+
+        Raises:
+            InvalidError: No broker would take its name.
+        """
+        super().__init__()
+        length = check_topic(topic)
+        is_v1 = length <= TOPIC_BYTES_MAX
+        self.magic = MAGIC_V1 if is_v1 else MAGIC_V2
+        self._topic = length.to_bytes(1 if is_v1 else 2, "big") + topic.encode()
+        self.size = len(self._topic) + _SHORT.size
+
+    def __missing__(self, properties_bytes: int) -> bytes:
+        if len(self) >= _LENGTHS_KNOWN_MAX:
+            self.clear()
+        made = self[properties_bytes] = self._topic + _SHORT.pack(properties_bytes)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What many messages have in common.
+
+    Attributes:
+        leads: Of the topic.
+        born_host: Packed.
+        sys_flag: With the bits of the hosts.
+        rest_bytes: Of a record without body and properties.
+    """
+
+    leads: Leads
+    born_host: bytes
+    sys_flag: int
+    rest_bytes: int
+
+
+@dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
+class Prepared:
+    """Checked messages of one append.
+
+    What a record says of its place (queue offset, physical offset, store time) is known only to the one writer, so the
+    heads are packed there, by ``heads``. Everything else is made by the thread that appends
+    (``tiered.store.encoding``).
+
+    Attributes:
+        fields: As given.
+        kinds: Of each.
+        queues: Topic and queue id of each.
+        distinct: The queues there are.
+        crcs: Of the bodies, as records store them.
+        sizes: Bytes of each record.
+        leads: What stands between body and properties: topic, length of the properties.
+        properties: As stored.
+        msg_ids: Each one's ``UNIQ_KEY``.
+        is_alike: They are of one kind of the usual version, and flags and times are the usual ones.
+    """
+
+    fields: Fields
+    kinds: Sequence[Kind]
+    queues: Sequence[QueueKey]
+    distinct: AbstractSet[QueueKey]
+    crcs: Sequence[int]
+    sizes: Sequence[int]
+    leads: Sequence[bytes]
+    properties: Sequence[bytes]
+    msg_ids: Sequence[str]
+    is_alike: bool
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return len(self.sizes)
+
+    def heads(
+        self,
+        queue_offsets: Sequence[int],
+        positions: Sequence[int],
+        store_ms: int,
+        store_host: bytes,
+    ) -> list[bytes]:
+        """What stands before each body, once the records' places are known.
+
+        Raises:
+            InvalidError: A number of a message does not fit its field.
+        """
+        try:
+            if self.is_alike:
+                return self._alike(queue_offsets, positions, store_ms, store_host)
+            return [
+                self._head(at, queue_offsets[at], positions[at], store_ms, store_host)
+                for at in range(len(self.sizes))
+            ]
+        except struct.error as error:
+            raise InvalidError(f"a message for {self.fields.topics[0]}: {error}") from error
+
+    def _alike(
+        self,
+        queue_offsets: Sequence[int],
+        positions: Sequence[int],
+        store_ms: int,
+        store_host: bytes,
+    ) -> list[bytes]:
+        kind = self.kinds[0]
+        middle = struct.pack(
+            f">iq{len(kind.born_host)}sq{len(store_host)}siq",
+            kind.sys_flag,
+            store_ms,
+            kind.born_host,
+            store_ms,
+            store_host,
+            0,
+            0,
+        )
+        return list(
+            map(
+                _ALIKE[len(middle)].pack,
+                self.sizes,
+                repeat(_MAGIC_V1),
+                self.crcs,
+                self.fields.queue_ids,
+                repeat(_NO_FLAG),
+                queue_offsets,
+                positions,
+                repeat(middle),
+                map(len, self.fields.bodies),
+            )
+        )
+
+    def _head(
+        self, at: int, queue_offset: int, position: int, store_ms: int, store_host: bytes
+    ) -> bytes:
+        fields, kind = self.fields, self.kinds[at]
+        born_ms = fields.born_ms[at]
+        return _HEADS[len(kind.born_host), len(store_host)].pack(
+            self.sizes[at],
+            kind.leads.magic,
+            self.crcs[at],
+            fields.queue_ids[at],
+            fields.flags[at],
+            queue_offset,
+            position,
+            kind.sys_flag,
+            store_ms if born_ms is None else born_ms,
+            kind.born_host,
+            store_ms,
+            store_host,
+            fields.reconsume_times[at],
+            0,
+            len(fields.bodies[at]),
+        )
+
+
+@dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
+class Places:
+    """Where the messages of one append were put.
+
+    Attributes:
+        queue_offsets: Of each.
+        positions: Physical offset of each.
+        end: Physical offset behind the last.
+        store_ms: Their store time, UTC.
+    """
+
+    queue_offsets: Sequence[int]
+    positions: Sequence[int]
+    end: int
+    store_ms: int
+
+    def part(self, first: int, last: int, end: int) -> Places:
+        """Of the messages ``[first, last)``, the last of which ends at ``end``."""
+        return Places(
+            self.queue_offsets[first:last], self.positions[first:last], end, self.store_ms
+        )
+
+
+def join(parts: Sequence[Prepared]) -> Prepared:
+    """The messages of several appends as one, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    kind = parts[0].kinds[0]
+    fields = zip(*(part.fields for part in parts), strict=True)
+    return Prepared(
+        fields=Fields(*(tuple(chain.from_iterable(column)) for column in fields)),
+        kinds=_chain(part.kinds for part in parts),
+        queues=_chain(part.queues for part in parts),
+        distinct=frozenset().union(*(part.distinct for part in parts)),
+        crcs=_chain(part.crcs for part in parts),
+        sizes=_chain(part.sizes for part in parts),
+        leads=_chain(part.leads for part in parts),
+        properties=_chain(part.properties for part in parts),
+        msg_ids=_chain(part.msg_ids for part in parts),
+        is_alike=all(part.is_alike and part.kinds[0] is kind for part in parts),
+    )
+
+
+def _chain(columns: Iterable[Sequence[_Value]]) -> list[_Value]:
+    return list(chain.from_iterable(columns))
+
+
+# -- receipts --------------------------------------------------------------------------------------
+
+
+class Receipts:
+    """Where the messages of one append were put; each receipt is made when it is asked for."""
+
+    __slots__ = ("_host", "_messages", "places")
+
+    def __init__(self, messages: Prepared, places: Places, host: str) -> None:
+        self._messages = messages
+        self.places = places
+        self._host = host
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return len(self._messages)
+
+    def __getitem__(self, number: int) -> Appended:
+        """The receipt of one message."""
+        messages, position = self._messages, self.places.positions[number]
+        return Appended(
+            QueueOffset(self.places.queue_offsets[number]),
+            PhysicalOffset(position),
+            offset_msg_id(self._host, position),
+            messages.msg_ids[number],
+            messages.sizes[number],
+        )
+
+    def __iter__(self) -> Iterator[Appended]:
+        """In the order of the messages."""
+        return (self[number] for number in range(len(self)))
+
+
+# -- encoder ---------------------------------------------------------------------------------------
 
 _KindKey = tuple[str, str | None, int]
 """Topic, producer, sysFlag."""

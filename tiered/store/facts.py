@@ -1,35 +1,555 @@
 """What consume queues and the key index want to know of a piece of the log: from its bytes, or from what was handed over.
 
-Both ways give the same, which tests hold equal: a running store is told by its own writer (``tiered.store.handover``),
+Both ways give the same, which tests hold equal: a running store is told by its own writer (``Handover``),
 recovery, and a store that has fallen behind, read the log.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered.format.block import group_by_queue
+from tiered.format.block import RecordBlock, bytes_at, group_by_queue, tag_hashes
+from tiered.format.properties import java_hash
 from tiered.model import MessageQueue
-from tiered.store.describe import (
-    Described,
-    Group,
-    describe,
-    properties_block,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tiered.format.block import RecordBlock
-    from tiered.store.columns import QueueKey
-    from tiered.store.handover import Handed
+    from typing_extensions import Buffer
+
+    from tiered.store.encoding import Kind, Places, Prepared, QueueKey
+
+
+# -- from the writer -------------------------------------------------------------------------------
+
+BYTES_MAX: Final = 32 << 20
+_BYTES_EACH: Final = 256
+"""About what a message takes besides its properties."""
+
+
+@dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
+class Handed:
+    """The messages of one append.
+
+    Attributes:
+        begin: Where the log ended before it.
+        end: Behind the last record.
+        store_ms: Store time of all of them, UTC.
+        queues: Topic and queue id of each.
+        queue_offsets: Of each.
+        positions: Physical offset of each.
+        sizes: Bytes of each record.
+        kinds: Of each: its sysFlag.
+        properties: As stored.
+    """
+
+    begin: int
+    end: int
+    store_ms: int
+    queues: Sequence[QueueKey]
+    queue_offsets: Sequence[int]
+    positions: Sequence[int]
+    sizes: Sequence[int]
+    kinds: Sequence[Kind]
+    properties: Sequence[bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of memory, about."""
+        return _BYTES_EACH * len(self.sizes) + sum(map(len, self.properties))
+
+
+class Handover:
+    """What was appended, handed to the thread that lists it, so that it need not read the log again.
+
+    **Contract.** The writer gives what it has written, in log order, without bodies; one thread takes it, in the same
+    order. No more than about ``BYTES_MAX`` are held: then the oldest go, and who takes reads those from the log
+    instead. Nothing is lost with it in a crash: the log has it all.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Handed] = deque()
+        self._given = self._taken = self._dropped = 0
+        self._next: Handed | None = None
+        self._is_off = False
+
+    def give(self, begin: int, messages: Prepared, places: Places) -> None:
+        """Hand over what was written. From one thread at a time."""
+        if self._is_off:
+            return
+        handed = Handed(
+            begin,
+            places.end,
+            places.store_ms,
+            messages.queues,
+            places.queue_offsets,
+            places.positions,
+            messages.sizes,
+            messages.kinds,
+            messages.properties,
+        )
+        self._waiting.append(handed)
+        self._given += handed.size_bytes
+        while self._given - self._taken - self._dropped > BYTES_MAX and (oldest := self._pop()):
+            self._dropped += oldest.size_bytes
+
+    def take(self, position: int, limit: int, count_max: int) -> list[Handed]:
+        """What was appended from ``position`` on, as far as it lies below ``limit``; about ``count_max`` messages.
+
+        Empty when the log has to be read from ``position`` on, up to what ``peek`` tells.
+        """
+        found: list[Handed] = []
+        count = 0
+        while count < count_max and (handed := self.peek()) is not None:
+            if handed.begin >= position:
+                if handed.begin > position or handed.end > limit:
+                    break
+                found.append(handed)
+                position, count = handed.end, count + len(handed.sizes)
+            self._next = None  # it is taken, or was read from the log already
+        return found
+
+    def stop(self) -> None:
+        """Hold nothing from now on: who takes wants the records themselves. From the thread that takes."""
+        self._is_off, self._next = True, None
+        self._waiting.clear()
+
+    def peek(self) -> Handed | None:
+        """The next one, for the thread that takes."""
+        if self._next is None:
+            self._next = self._pop()
+            if self._next is not None:
+                self._taken += self._next.size_bytes
+        return self._next
+
+    def _pop(self) -> Handed | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+
+# -- keys, one record at a time --------------------------------------------------------------------
+#
+# Which keys a record is found by, and their hashes, many at a time.
+#
+# A key is hashed as ``topic#key`` by Java's ``String.hashCode``, made non-negative. The hash of a joined text
+# follows from those of its parts, so keys of one length in ASCII are hashed as the rows of one array.
 
 Longs = npt.NDArray[np.int64]
+_UNIQUE: Final = b"UNIQ_KEY\x01"
+_KEYS: Final = b"KEYS\x01"
+_INT: Final = 0xFFFF_FFFF
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash of one key, as an index file stores it."""
+    return _magnitude(java_hash(f"{topic}#{key}"))
+
+
+def keys_of(raw: bytes) -> list[bytes]:
+    """The keys of a record by its stored properties: the unique one first, then those of ``KEYS``."""
+    unique = _value(raw, _UNIQUE)
+    keys = _value(raw, _KEYS)
+    found = [unique] if unique else []
+    if keys:
+        found += [key for key in keys.split(b" ") if key]
+    return found
+
+
+def hashes_of(block: RecordBlock, indices: Longs, topic: str) -> tuple[Longs, Longs]:
+    """The keys' hashes of the records at ``indices``, all of one topic.
+
+    Returns:
+        The hashes, and for each which of the block's records it belongs to; in the records' order.
+    """
+    view = memoryview(block.buffer)
+    starts = block.properties_positions[indices]
+    ends = starts + block.properties_sizes[indices]
+    keys: list[bytes] = []
+    counts: list[int] = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        found = keys_of(bytes(view[start:end]))
+        keys += found
+        counts.append(len(found))
+    return _hash_all(keys, topic), np.repeat(indices, counts)
+
+
+def _value(raw: bytes, name: bytes) -> bytes:
+    """The value of a property; the last that is not empty, as a parser of all of them has it."""
+    end = len(raw)
+    while (at := raw.rfind(name, 0, end)) >= 0:
+        if at == 0 or raw[at - 1] == 2:  # noqa: PLR2004 (the end of a pair)
+            start = at + len(name)
+            stop = raw.find(b"\x02", start)
+            value = raw[start:] if stop < 0 else raw[start:stop]
+            if value:
+                return value
+        end = at + len(name) - 1
+    return b""
+
+
+def _hash_all(keys: Sequence[bytes], topic: str) -> Longs:
+    found = np.zeros(len(keys), np.int64)
+    by_length: dict[int, list[int]] = {}
+    for number, key in enumerate(keys):
+        by_length.setdefault(len(key), []).append(number)
+    lead = java_hash(f"{topic}#") & _INT
+    for length, numbers in by_length.items():
+        found[numbers] = _hash_rows([keys[number] for number in numbers], length, lead, topic)
+    return found
+
+
+def _hash_rows(keys: list[bytes], length: int, lead: int, topic: str) -> Longs:
+    joined = b"".join(keys)
+    if not joined.isascii():
+        texts = [key.decode("utf-8", "replace") for key in keys]
+        return np.array([key_hash(topic, text) for text in texts], np.int64)
+    powers = np.array([pow(31, length - 1 - at, 1 << 32) for at in range(length)], np.uint64)
+    rows = np.frombuffer(joined, np.uint8).reshape(len(keys), length)
+    value = (rows * powers).sum(axis=1) + np.uint64(lead * pow(31, length, 1 << 32) & _INT)
+    signed = (value & np.uint64(_INT)).astype(np.uint32).view(np.int32).astype(np.int64)
+    magnitude: Longs = np.abs(signed)
+    magnitude[signed == -(1 << 31)] = 0
+    return magnitude
+
+
+def _magnitude(value: int) -> int:
+    return 0 if value == -(1 << 31) else abs(value)
+
+
+# -- tags and keys, pair by pair -------------------------------------------------------------------
+#
+# Tags and keys of many records at once, found in their stored properties without a loop over the records.
+#
+# The properties of all records are joined into one array; pairs are found by their separators, names by
+# comparison, and the hashes of values of one length by one product. Text that is not ASCII goes the plain way
+# (``hashes_of``), which a property test holds equal (``describe``).
+
+Words = npt.NDArray[np.uint32]
+Text = npt.NDArray[np.uint8]
+Group = tuple["MessageQueue", Longs]
+_NAME_END: Final = 1
+_PAIR_END: Final = 2
+BLANK: Final = 32
+
+
+def find(block: RecordBlock, leads: Words) -> tuple[Longs, Longs, Longs] | None:
+    """Tags and keys of all records of a block.
+
+    Args:
+        block: Only its buffer and where the properties are is looked at.
+        leads: uint32[n], the hash of what stands before each record's keys.
+
+    Returns:
+        int64[n] tag codes; the keys' hashes, signed, and whose they are, of a record the unique key first. None when
+        there is text that is not ASCII.
+    """
+    view = memoryview(block.buffer)
+    starts = block.properties_positions
+    ends = starts + block.properties_sizes
+    joined = b"".join(map(view.__getitem__, map(slice, starts.tolist(), ends.tolist())))
+    if not joined.isascii():
+        return None
+    pairs = Pairs(np.frombuffer(joined, np.uint8), block.properties_sizes.astype(np.int64))
+    owners, at, lengths = pairs.values(b"TAGS")
+    tag_codes = np.zeros(len(block), np.int64)
+    tag_codes[owners] = hash_texts(pairs.data, at, lengths, np.zeros(len(at), np.uint32))
+    unique = pairs.values(b"UNIQ_KEY")
+    tokens = split_at_blanks(pairs.data, *pairs.values(b"KEYS"))
+    owners, at, lengths = (np.concatenate(both) for both in zip(unique, tokens, strict=True))
+    return tag_codes, hash_texts(pairs.data, at, lengths, leads[owners]), owners
+
+
+class Pairs:
+    """Name and value of every pair in the joined properties."""
+
+    def __init__(self, data: Text, sizes: Longs) -> None:
+        """Find them; ``sizes``: int64[n], of each record's properties."""
+        self.data = data
+        ends = sizes.cumsum()
+        separators = np.flatnonzero(data == _PAIR_END)
+        starts = np.sort(np.concatenate((ends - sizes, separators + 1)))
+        is_new = np.diff(starts, prepend=-1) > 0
+        starts = starts[is_new & (starts < len(data))]
+        owners = np.searchsorted(ends, starts, side="right")
+        stops = np.minimum(_first(separators, starts, len(data)), ends[owners])
+        middles = _first(np.flatnonzero(data == _NAME_END), starts, len(data))
+        good = middles + 1 < stops
+        self._owners, self._starts = owners[good], starts[good]
+        self._middles, self._stops = middles[good], stops[good]
+
+    def spans(self) -> tuple[Longs, Longs]:
+        """Where the value of every pair begins and ends."""
+        return self._middles + 1, self._stops
+
+    def values(self, name: bytes) -> tuple[Longs, Longs, Longs]:
+        """Which records have a property, where its value begins, and its length. The last of several counts."""
+        found = np.flatnonzero(self._middles - self._starts == len(name))
+        text = self.data[self._starts[found][:, None] + np.arange(len(name))]
+        found = found[(text == np.frombuffer(name, np.uint8)).all(axis=1)]
+        owners = self._owners[found]
+        if len(owners) > 1:
+            is_last = np.append(owners[1:] != owners[:-1], True)
+            found, owners = found[is_last], owners[is_last]
+        at = self._middles[found] + 1
+        return owners, at, self._stops[found] - at
+
+
+def _first(places: Longs, starts: Longs, missing: int) -> Longs:
+    """The first place at or behind each start."""
+    return np.append(places, missing)[np.searchsorted(places, starts)]
+
+
+def split_at_blanks(
+    data: Text, owners: Longs, at: Longs, lengths: Longs
+) -> tuple[Longs, Longs, Longs]:
+    """Values divided at blanks; empty ones dropped."""
+    stops = at + lengths
+    blanks = np.flatnonzero(data == BLANK)
+    of = np.searchsorted(at, blanks, side="right") - 1
+    inside = (of >= 0) & (blanks < stops[of]) if len(at) else np.zeros(len(blanks), np.bool_)
+    blanks, of = blanks[inside], of[inside]
+    starts = np.sort(np.concatenate((at, blanks + 1)))
+    ends = np.sort(np.concatenate((stops, blanks)))
+    whose = owners[np.searchsorted(at, starts, side="right") - 1] if len(at) else owners
+    kept = ends > starts
+    return whose[kept], starts[kept], (ends - starts)[kept]
+
+
+def hash_texts(data: Text, at: Longs, lengths: Longs, leads: Words) -> Longs:
+    """Java's hash of ``lead`` (the hash of what stands before) and each text; signed."""
+    found = np.zeros(len(at), np.uint32)
+    for length in np.flatnonzero(np.bincount(lengths)).tolist():
+        those = np.flatnonzero(lengths == length)
+        powers = np.array([pow(31, length - 1 - n, 1 << 32) for n in range(length)], np.uint32)
+        rows = data[at[those][:, None] + np.arange(length)].astype(np.uint32)
+        found[those] = rows @ powers + leads[those] * np.uint32(pow(31, length, 1 << 32))
+    return found.view(np.int32).astype(np.int64)
+
+
+# -- tags and keys of records that look alike ------------------------------------------------------
+
+ROWS_MIN: Final = 24
+"""Fewer records of one length are not worth it."""
+PATTERNS_MAX: Final = 4
+Span = tuple[int, int]
+_VALUE_MIN: Final = 3
+"""Lower ones are separators, or no text."""
+_ASCII_MAX: Final = 127
+
+
+class Shapes:
+    """Looks through the records of one block.
+
+    Producers write the same properties again and again: same names in the same order, values of the same length.
+    Records whose properties are equally long become the rows of an array; the first of them is a pattern. Those that
+    have its names and separators (and the blanks between its keys) in the same columns have their values there too.
+    What is left after a few patterns, and what is not ASCII, is for ``find``.
+
+    Attributes:
+        tag_codes: int64[n], of each record that was understood; 0 for others.
+        hashes, owners: Of the keys that were found, signed, and whose they are; of one record in its order.
+        rest: The records that were not understood.
+    """
+
+    def __init__(self, buffer: Buffer, positions: Longs, sizes: Longs, leads: Words) -> None:
+        """Look through properties.
+
+        Args:
+            buffer: Holds them.
+            positions: int64[n], where each begins.
+            sizes: int64[n], how long each is.
+            leads: uint32[n], the hash of what stands before each record's keys.
+        """
+        self.tag_codes = np.zeros(len(sizes), np.int64)
+        self._leads = leads
+        self._hashes: list[Longs] = [np.zeros(0, np.int64)]
+        self._owners: list[Longs] = [np.zeros(0, np.int64)]
+        rest: list[Longs] = [np.zeros(0, np.int64)]
+        order = np.argsort(sizes, kind="stable")
+        ordered = sizes[order]
+        firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        for first, end in zip(firsts, np.append(firsts[1:], len(order)), strict=True):
+            members, size = order[first:end], int(ordered[first])
+            if len(members) >= ROWS_MIN and size:
+                rows = bytes_at(buffer, f"V{size}")[positions[members]]
+                members = self._look(members, rows.view(np.uint8).reshape(-1, size))
+            rest.append(members)
+        self.hashes, self.owners = np.concatenate(self._hashes), np.concatenate(self._owners)
+        self.rest = np.sort(np.concatenate(rest))
+
+    def _look(self, members: Longs, rows: Text) -> Longs:
+        """Take the records that look alike; the others."""
+        for _ in range(PATTERNS_MAX):
+            if len(rows) < ROWS_MIN:
+                break
+            pattern = _Pattern(rows[0])
+            alike = pattern.match(rows)
+            found, own = members[alike], rows[alike]
+            leads = self._leads[found]
+            for span in pattern.tag:
+                self.tag_codes[found] = _hash(own, span, np.zeros(len(own), np.uint32))
+            for span in pattern.keys:
+                self._hashes.append(_hash(own, span, leads))
+                self._owners.append(found)
+            members, rows = members[~alike], rows[~alike]
+        return members
+
+
+class _Pattern:
+    """One record's properties, and where their values are.
+
+    Attributes:
+        tag: Columns of the tag; or none.
+        keys: Columns of the unique key, then of the others.
+    """
+
+    def __init__(self, row: Text) -> None:
+        pairs = Pairs(row, np.array([len(row)]))
+        # A byte fits a column from ``low`` to ``low + above``: its own in names and separators, ASCII in values.
+        self._low, self._above = row.copy(), np.zeros_like(row)
+        for first, end in zip(*(found.tolist() for found in pairs.spans()), strict=True):
+            self._low[first:end], self._above[first:end] = _VALUE_MIN, _ASCII_MAX - _VALUE_MIN
+        self.tag = _spans(pairs.values(b"TAGS"))
+        self.keys = _spans(pairs.values(b"UNIQ_KEY"))
+        self._blanks: list[tuple[Span, npt.NDArray[np.bool_]]] = []
+        for first, end in _spans(pairs.values(b"KEYS")):
+            self._blanks.append(((first, end), row[first:end] == BLANK))
+            edges = np.flatnonzero(row[first:end] == BLANK) + first
+            starts, ends = [first, *(edges + 1).tolist()], [*edges.tolist(), end]
+            self.keys += [span for span in zip(starts, ends, strict=True) if span[0] < span[1]]
+
+    def match(self, rows: Text) -> npt.NDArray[np.bool_]:
+        """Which rows have their values where the pattern has them."""
+        alike: npt.NDArray[np.bool_] = np.all(rows - self._low <= self._above, axis=1)
+        for (first, end), blanks in self._blanks:
+            alike &= np.all((rows[:, first:end] == BLANK) == blanks, axis=1)
+        return alike
+
+
+def _spans(found: tuple[Longs, Longs, Longs]) -> list[Span]:
+    _, at, lengths = found
+    return [
+        (start, start + size) for start, size in zip(at.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _hash(rows: Text, span: Span, leads: Words) -> Longs:
+    """Java's hash of ``lead`` and the text in the columns of a span; signed."""
+    first, end = span
+    powers = np.array([pow(31, end - 1 - at, 1 << 32) for at in range(first, end)], np.uint32)
+    found = rows[:, first:end].astype(np.uint32) @ powers
+    found += leads * np.uint32(pow(31, end - first, 1 << 32))
+    return found.view(np.int32).astype(np.int64)
+
+
+# -- tags and keys, whichever way is fastest -------------------------------------------------------
+#
+# Tags and keys of the records of a block: what looks alike first, then pair by pair, then in plain code.
+#
+# Three ways, each for what the one before leaves (``Shapes``, ``find``, ``hashes_of``); a property
+# test holds them equal.
+
+_INT_MAX: Final = 0x7FFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What consume queues and the index want to know of a piece of the log.
+
+    Attributes:
+        tag_codes: int64[n], of each record.
+        hashes: int64[m], of the keys, in log order; of a record the unique key first.
+        owners: int64[m], which record each key is of.
+    """
+
+    tag_codes: Longs
+    hashes: Longs
+    owners: Longs
+
+
+def describe(block: RecordBlock, groups: Sequence[Group]) -> Described:
+    """Tag codes and keys of the records in ``groups``, each of one queue; 0 and none for others."""
+    leads = leads_of(groups, len(block))
+    is_meant = np.zeros(len(block), np.bool_)
+    for _, indices in groups:
+        is_meant[indices] = True
+    shapes = Shapes(
+        block.buffer, block.properties_positions, block.properties_sizes.astype(np.int64), leads
+    )
+    tag_codes, hashes, owners = shapes.tag_codes, shapes.hashes, shapes.owners
+    rest = shapes.rest
+    if len(rest):
+        part = properties_block(
+            block.buffer, block.properties_positions[rest], block.properties_sizes[rest]
+        )
+        codes, others, whose = find(part, leads[rest]) or _plainly(part, rest, groups)
+        tag_codes[rest] = codes
+        hashes, owners = np.concatenate((hashes, others)), np.concatenate((owners, rest[whose]))
+    tag_codes[~is_meant] = 0
+    kept = is_meant[owners]
+    return in_order(tag_codes, hashes[kept], owners[kept])
+
+
+def leads_of(groups: Sequence[Group], count: int) -> npt.NDArray[np.uint32]:
+    """uint32[n], the hash of what stands before each record's keys."""
+    leads = np.zeros(count, np.uint32)
+    for queue, indices in groups:
+        leads[indices] = java_hash(f"{queue.topic}#") & _INT
+    return leads
+
+
+def in_order(tag_codes: Longs, hashes: Longs, owners: Longs) -> Described:
+    """Put keys into log order, and make their signed hashes those that an index has."""
+    order = np.argsort(owners, kind="stable")
+    hashes = np.abs(hashes[order])
+    hashes[hashes > _INT_MAX] = 0
+    return Described(tag_codes, hashes, owners[order])
+
+
+def properties_block(buffer: Buffer, positions: Longs, sizes: npt.NDArray[np.int32]) -> RecordBlock:
+    """A block that has nothing of its records but their properties."""
+    count = len(positions)
+    longs, ints = np.zeros(count, np.int64), np.zeros(count, np.int32)
+    return RecordBlock(
+        buffer=buffer,
+        positions=longs,
+        sizes=ints,
+        faults=np.zeros(count, np.uint8),
+        body_crcs=np.zeros(count, np.uint32),
+        queue_ids=ints,
+        queue_offsets=longs,
+        physical_offsets=longs,
+        sys_flags=ints,
+        store_timestamps_ms=longs,
+        body_positions=longs,
+        body_sizes=ints,
+        topic_positions=longs,
+        topic_sizes=ints,
+        properties_positions=positions,
+        properties_sizes=sizes,
+    )
+
+
+def _plainly(part: RecordBlock, rest: Longs, groups: Sequence[Group]) -> tuple[Longs, Longs, Longs]:
+    none = np.zeros(0, np.int64)
+    found = []
+    for queue, indices in groups:
+        inside = np.searchsorted(rest, indices)
+        inside[inside == len(rest)] = 0
+        found.append(hashes_of(part, inside[rest[inside] == indices], queue.topic))
+    hashes = np.concatenate([none, *(hashes for hashes, _ in found)])
+    return tag_hashes(part), hashes, np.concatenate([none, *(owners for _, owners in found)])
+
+
+# -- facts -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

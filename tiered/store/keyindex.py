@@ -6,22 +6,262 @@ begun. A put of records that are indexed already (by physical offset) does nothi
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from datetime import datetime
 from pathlib import Path
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from tiered.errors import InvalidError
-from tiered.local.files import list_names
-from tiered.store.durable import make_folder, sync_folder
-from tiered.store.keyfile import KeyFile, Longs
+from tiered.local.files import list_names, open_regular
+from tiered.store.disk import make_folder, sync_folder
 from tiered.store.options import INDEX_HEADER_BYTES, INDEX_ITEM_BYTES, INDEX_SLOT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.clock import Clock
+
+
+# -- one file --------------------------------------------------------------------------------------
+
+Longs = npt.NDArray[np.int64]
+ITEM: Final = np.dtype(
+    [("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
+_HEADER: Final = Struct(">qqqqii")
+_ROOM_BYTES: Final = 4 << 20
+_INT_MAX: Final = 2**31 - 1
+
+
+class KeyFile:
+    """An open index file.
+
+    ====== =========== ==================================================================
+    offset bytes       field
+    ====== =========== ==================================================================
+    0      8           begin_ms: store time of the first item
+    8      8           end_ms: of the last item
+    16     8           begin_physical
+    24     8           end_physical
+    32     4           slots in use
+    36     4           number of the next item; items count from 1
+    40     4 x slots   number of the newest item of each slot; 0: none
+    ...    20 x items  hash 4, physical offset 8, seconds since begin_ms 4, previous item 4
+    ====== =========== ==================================================================
+
+    **Contract.** One thread puts; any thread may query or ``sync``. Items are written, then slots, then the header: a
+    reader sees at most that the newest items are missing. Room is taken from the disk before it is written to, since a
+    write through a mapping cannot fail cleanly. After a crash of the machine only what the checkpoint covers is to be
+    believed; ``cut`` goes back to it.
+
+    Attributes:
+        path: Where it is.
+        count: Number of the next item (1: empty).
+        begin_ms, end_ms, begin_physical, end_physical: Of its first and last item.
+    """
+
+    def __init__(self, path: str, slots: int, items: int) -> None:
+        """Open, or make with its full length.
+
+        Raises:
+            OSError: The disk refuses it.
+        """
+        self.path = path
+        self._slots = slots
+        self._items = items
+        size = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ITEM_BYTES * items
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        try:
+            self.is_new = os.fstat(self._descriptor).st_size == 0
+            if os.fstat(self._descriptor).st_size != size:
+                os.ftruncate(self._descriptor, size)
+            self._items_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
+            self._room_end = 0
+            self._take_room(self._items_at)
+            self._map = mmap.mmap(self._descriptor, size)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._slot_table = np.frombuffer(self._map, ">i4", slots, INDEX_HEADER_BYTES)
+        self._item_table = np.frombuffer(self._map, ITEM, items, self._items_at)
+        header = _HEADER.unpack_from(self._map)
+        self.begin_ms, self.end_ms, self.begin_physical, self.end_physical = header[:4]
+        self._used: int = header[4]
+        self.count: int = min(max(1, header[5]), items)
+
+    @property
+    def is_full(self) -> bool:
+        """No item can be put any more."""
+        return self.count >= self._items
+
+    def put(self, hashes: Longs, physical_offsets: Longs, times_ms: Longs) -> int:
+        """Add keys in log order.
+
+        Args:
+            hashes: int64[n], as ``key_hash`` makes them.
+            physical_offsets: int64[n], of their records.
+            times_ms: int64[n], store times.
+
+        Returns:
+            How many were put; the others do not fit.
+
+        Raises:
+            OSError: The disk is full; nothing was put.
+        """
+        count = min(len(hashes), self._items - self.count)
+        if not count:
+            return 0
+        self._take_room(self._items_at + INDEX_ITEM_BYTES * (self.count + count))
+        hashes, physical_offsets, times_ms = (
+            hashes[:count],
+            physical_offsets[:count],
+            times_ms[:count],
+        )
+        if self.count == 1:
+            self.begin_ms, self.begin_physical = int(times_ms[0]), int(physical_offsets[0])
+        first = self.count
+        slots = hashes % self._slots
+        previous, fresh = self._chain(slots, first)
+        items = self._item_table[first : first + count]
+        items["hash"], items["physical_offset"] = hashes, physical_offsets
+        seconds = np.floor_divide(times_ms - self.begin_ms, 1000)
+        items["seconds"] = np.clip(seconds, 0, _INT_MAX)
+        items["previous"] = previous
+        self._slot_table[slots] = np.arange(first, first + count)  # of equal ones the last stays
+        self._used += fresh
+        self.count = first + count
+        self.end_ms, self.end_physical = int(times_ms[-1]), int(physical_offsets[-1])
+        self._write_header()
+        return count
+
+    def find(self, hash_value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Physical offsets of the records that may have a key of this hash, newest first.
+
+        Args:
+            hash_value: As ``key_hash`` makes it.
+            begin_ms: Store times not before it, to the second.
+            end_ms: Nor behind it.
+        """
+        number, count = int(self._slot_table[hash_value % self._slots]), self.count
+        while 0 < number < count:
+            item = self._item_table[number]
+            time_ms = self.begin_ms + int(item["seconds"]) * 1000
+            if time_ms // 1000 < begin_ms // 1000:
+                return
+            if int(item["hash"]) == hash_value and time_ms <= end_ms:
+                yield int(item["physical_offset"])
+            before = int(item["previous"])
+            if before >= number:
+                return
+            number = before
+
+    def cut(self, physical_offset: int, end_ms: int) -> int:
+        """Leave only the items below a physical offset, and make the hash table of those anew.
+
+        Args:
+            physical_offset: Of the first record that is to go.
+            end_ms: Store time of the last one that stays; less than 0: as the item tells, to the second.
+
+        Returns:
+            How many items are left.
+        """
+        count = self._believable(physical_offset)
+        kept = self._item_table[1:count]
+        slots = kept["hash"].astype(np.int64) % self._slots
+        self._slot_table[:] = 0
+        self._slot_table[slots] = np.arange(1, count)
+        self._used = int(np.count_nonzero(self._slot_table))
+        self._clear_behind(count)
+        self.count = count
+        if count > 1:
+            last_ms = self.begin_ms + int(kept["seconds"][-1]) * 1000
+            self.begin_physical = int(kept["physical_offset"][0])
+            self.end_ms = max(end_ms, last_ms) if end_ms >= 0 else last_ms
+            self.end_physical = int(kept["physical_offset"][-1])
+        else:
+            self.begin_ms = self.end_ms = self.begin_physical = self.end_physical = 0
+        self._write_header()
+        return count - 1
+
+    def sync(self) -> None:
+        """Bring it to the disk.
+
+        Raises:
+            OSError: It may not be there.
+        """
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close it, without ``sync``. Queries under way end well: the mapping goes with the last of them."""
+        os.close(self._descriptor)
+
+    def _chain(self, slots: Longs, first: int) -> tuple[Longs, int]:
+        """The item that each new one follows in its slot, and how many slots come into use."""
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        leads = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+        before = np.concatenate(([0], first + order[:-1]))
+        stored = self._slot_table[ordered].astype(np.int64)
+        previous = np.empty(len(slots), np.int64)
+        previous[order] = np.where(leads, stored, before)
+        return previous, int((leads & (stored == 0)).sum())
+
+    def _believable(self, physical_offset: int) -> int:
+        """One past the last of the items that are below ``physical_offset`` and in log order."""
+        items = self._item_table[1:]
+        low, high = 0, len(items)
+        while low < high:
+            middle = (low + high) // 2
+            place = int(items["physical_offset"][middle])
+            is_kept = (place or int(items["hash"][middle])) and 0 <= place < physical_offset
+            low, high = (middle + 1, high) if is_kept else (low, middle)
+        places = items["physical_offset"][:low].astype(np.int64)
+        wrong = (places < 0) | (places >= physical_offset)  # what was written last may be anything
+        wrong[1:] |= np.diff(places) < 0
+        return (int(np.argmax(wrong)) if wrong.any() else low) + 1
+
+    def _clear_behind(self, count: int) -> None:
+        """Make what stands behind the items a hole."""
+        size, at = len(self._map), self._items_at + INDEX_ITEM_BYTES * count
+        os.ftruncate(self._descriptor, at)
+        os.ftruncate(self._descriptor, size)
+        self._room_end = 0
+        self._take_room(at)
+
+    def _take_room(self, end: int) -> None:
+        if end > self._room_end:
+            size = os.fstat(self._descriptor).st_size
+            wanted = min(size, end + _ROOM_BYTES)
+            os.posix_fallocate(self._descriptor, self._room_end, wanted - self._room_end)
+            self._room_end = wanted
+
+    def _write_header(self) -> None:
+        _HEADER.pack_into(
+            self._map,
+            0,
+            self.begin_ms,
+            self.end_ms,
+            self.begin_physical,
+            self.end_physical,
+            self._used,
+            self.count,
+        )
+
+
+def delete(path: str) -> None:
+    """Delete an index file.
+
+    Raises:
+        OSError: It is still there.
+    """
+    Path(path).unlink(missing_ok=True)
+
 
 INDEX_DIRECTORY: Final = "index"
 _NAME_DIGITS: Final = 17

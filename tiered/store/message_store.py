@@ -25,21 +25,17 @@ from typing import TYPE_CHECKING, Self
 from tiered.crashpoints import reached
 from tiered.errors import ClosedError, InvalidError
 from tiered.model import MessageQueue, PhysicalOffset, QueueOffset
-from tiered.store.answers import waiting
-from tiered.store.asis import AsIs, completed
-from tiered.store.checks import check_topic
 from tiered.store.commitlog import CommitLog
-from tiered.store.commits import GroupCommits
-from tiered.store.encoding import Encoder
-from tiered.store.hold import Disk
-from tiered.store.knowntopics import KnownTopics
+from tiered.store.commits import GroupCommits, waiting
+from tiered.store.disk import Disk
+from tiered.store.encoding import Encoder, Receipts, check_topic
+from tiered.store.listing import Reput
+from tiered.store.messages import KeyMaker
 from tiered.store.opening import Parts, check_names, make_new, open_existing
 from tiered.store.options import Expiry, Flush, StoreOptions
 from tiered.store.reading import StoreReader
-from tiered.store.receipts import Receipts
-from tiered.store.reput import Reput
-from tiered.store.special import Special
-from tiered.store.uniqkeys import KeyMaker
+from tiered.store.special import AsIs, Special, completed
+from tiered.store.topictable import KnownTopics
 from tiered.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -49,10 +45,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tiered.clock import Clock
-    from tiered.store.expiry import Expired
     from tiered.store.listing import Dispatch
     from tiered.store.messages import Appended, Message
     from tiered.store.recovery import Recovered
+    from tiered.store.upkeep import Expired
 
 _DRAIN_S = 60.0
 
@@ -296,7 +292,7 @@ class MessageStore:
         return self._upkeep.in_use.use(position)
 
     def hold_expiry(self, held_from: Callable[[], int] | None) -> None:
-        """Have expiry keep what is at or above the physical offset that is told (see ``tiered.store.expiry``)."""
+        """Have expiry keep what is at or above the physical offset that is told (see ``tiered.store.upkeep``)."""
         self._upkeep.held_from = held_from
 
     def expire(self) -> Expired:

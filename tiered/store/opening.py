@@ -13,12 +13,12 @@ from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.layout import inspect, known_queue_file_bytes, list_queues
 from tiered.local.liveness import ABORT_FILE
-from tiered.store.checks import check_host, check_topic
-from tiered.store.delays import parse_levels
-from tiered.store.hold import Disk, StoreHold
+from tiered.store.disk import Disk, RowWriter, StoreHold, cut_row
+from tiered.store.encoding import check_host, check_topic
 from tiered.store.keyindex import KeyIndex, sizes_on_disk
-from tiered.store.kinds import QueueKinds
 from tiered.store.listing import Listing
+from tiered.store.messages import parse_levels
+from tiered.store.queues import QueueEnd, QueueKinds, StoreEnd, read_batch_end, read_end
 from tiered.store.recovery import (
     Recovered,
     cut_at_hole,
@@ -28,10 +28,8 @@ from tiered.store.recovery import (
     plan_begin,
     read_checkpoint,
     refuse_missing_files,
+    replay,
 )
-from tiered.store.replay import replay
-from tiered.store.rows import RowWriter, cut_row
-from tiered.store.startup import QueueEnd, StoreEnd, read_batch_end, read_end
 from tiered.store.topictable import TopicTable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Final
 from tiered.errors import InvalidError
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.format.record import BLANK_BYTES_MIN
-from tiered.store.delays import DELAY_LEVELS, parse_levels
+from tiered.store.messages import DELAY_LEVELS, parse_levels
 
 INDEX_HEADER_BYTES: Final = 40
 INDEX_SLOT_BYTES: Final = 4

@@ -32,7 +32,7 @@ from tiered.format.sysflag import INNER_BATCH
 from tiered.local.consumequeues import BatchQueue, PlainQueue
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 from tiered.model import Boundary
-from tiered.store.keyhash import key_hash
+from tiered.store.facts import key_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -29,15 +29,19 @@ from tiered.format.message import InnerMessage, decode_inner_messages, encode_in
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, encode_record, record_bytes
 from tiered.model import PhysicalOffset, QueueOffset
-from tiered.store.brokerorder import broker_order
-from tiered.store.checks import QUEUE_ID_MAX, TOPIC_BYTES_MAX, check_host, check_topic
-from tiered.store.messages import Appended, Message
+from tiered.store.encoding import QUEUE_ID_MAX, TOPIC_BYTES_MAX, check_host, check_topic
+from tiered.store.messages import Appended, Message, broker_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tiered.store.columns import Places
+    from tiered.clock import Clock
+    from tiered.store.commitlog import CommitLog
+    from tiered.store.encoding import Places
+    from tiered.store.messages import KeyMaker
     from tiered.store.options import StoreOptions
+    from tiered.store.topictable import KnownTopics
+
 
 BATCH_BITS: Final = sysflag.INNER_BATCH | sysflag.NEED_UNWRAP
 _HOST_BITS: Final = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
@@ -247,3 +251,32 @@ def _inner_properties(message: Message) -> bytes:
         return join_properties({**message.properties, **given})
     except ValueError as error:
         raise InvalidError(str(error)) from error
+
+
+class AsIs:
+    """Puts complete messages into one store's log, one by one."""
+
+    def __init__(self, log: CommitLog, topics: KnownTopics, options: StoreOptions) -> None:
+        self._log = log
+        self._topics = topics
+        self._options = options
+
+    def put(self, special: Special) -> tuple[Appended, int]:
+        """Write one; its receipt, and where the log ends behind it.
+
+        Raises:
+            InvalidError: It cannot be stored as it is; nothing was.
+            OSError: The disk refused it; nothing was stored.
+        """
+        queue = special.message.topic, special.message.queue_id
+        is_batch = self._topics.is_batch(queue[0])
+        made = Maker(special, self._options, is_batch_topic=is_batch)
+        self._topics.ensure({queue}, (queue,))
+        places = self._log.append_made(queue, made.takes, made.make)
+        return made.receipt(places), places.end
+
+
+def completed(message: Message, *, cluster: str, keys: KeyMaker, clock: Clock) -> Message:
+    """A message with what a broker adds, in its order, and a new unique id if it has none."""
+    (key,) = keys.take(1, int(clock.now_ms()))
+    return complete(message, cluster=cluster, unique_key=key)

@@ -16,8 +16,7 @@ from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from tiered.model import MessageQueue
-from tiered.store.brokerorder import broker_order
-from tiered.store.messages import Message
+from tiered.store.messages import Message, broker_order
 from tiered.store.special import message_of
 
 if TYPE_CHECKING:
