@@ -1,4 +1,4 @@
-"""S3 servers that are started once per run, when the first test asks for them."""
+"""S3 servers that are started once per run, when the first test asks for them; and which tests begin."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ from support.servers import S3Server, run_minio, run_ministack, run_moto
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 settings.register_profile("tiered", deadline=None)  # a loaded machine is no failure
 settings.register_profile("quick", deadline=None, max_examples=10)  # of `make quick`
 settings.load_profile("tiered")
+
+_SECONDS = {"java": 20.0, "torture": 15.0, "simulation": 15.0, "spark": 10.0, "e2e": 1.0}
+"""About what a test takes that has this marker, or lies in this directory; any other takes ``_SHORT_S``."""
+_SHORT_S = 0.2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no processor waits for the last of them."""
+    files: dict[Path, float] = {}
+    for item in items:
+        names = {marker.name for marker in item.iter_markers()} | {item.path.parent.name}
+        takes_s = max((_SECONDS.get(name, _SHORT_S) for name in names), default=_SHORT_S)
+        files[item.path] = files.get(item.path, 0.0) + takes_s
+    items.sort(key=lambda item: -files[item.path])  # (a file's tests stay in their order)
 
 
 @pytest.fixture(scope="session")

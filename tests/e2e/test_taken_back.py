@@ -16,14 +16,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.java, oracle.needs_java, pytest.mark.timeout(600)]
-TOPIC = "again"
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[oracle.Broker]:
+    """One that may be killed."""
     with oracle.Broker(tmp_path, tmp_path / "store") as running:
         running.start()
         yield running
+
+
+@pytest.fixture(scope="module")
+def lasting_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oracle.Broker]:
+    """One for the tests that take a topic of their own, which each has a tier of its own."""
+    folder = tmp_path_factory.mktemp("lasting")
+    with oracle.Broker(folder, folder / "store") as running:
+        running.start()
+        yield running
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """Named for the test."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return name.removeprefix("test-")[-100:]
 
 
 @pytest.fixture
@@ -31,8 +47,8 @@ def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/tier"
 
 
-def produce(broker: oracle.Broker, count: int, seed: int) -> live.Told:
-    return broker.produce(TOPIC, count, queues=2, seed=seed, size="100..600")
+def produce(broker: oracle.Broker, topic: str, count: int, seed: int) -> live.Told:
+    return broker.produce(topic, count, queues=2, seed=seed, size="100..600")
 
 
 def attach_once(broker: oracle.Broker, url: str) -> dict[str, Any]:
@@ -41,10 +57,10 @@ def attach_once(broker: oracle.Broker, url: str) -> dict[str, Any]:
     return document
 
 
-def lives(url: str) -> list[tuple[int, int]]:
+def lives(url: str, topic: str) -> list[tuple[int, int]]:
     """How many lives that are over each queue of the topic has, and how many ends were taken back."""
     rows = harness.here("status", url, "-o", "jsonl").good().rows
-    mine = [row for row in rows if row["topic"] == TOPIC]
+    mine = [row for row in rows if row["topic"] == topic]
     return [(row["ended_lives"], row["taken_back"]) for row in mine]
 
 
@@ -55,42 +71,44 @@ def check(broker: oracle.Broker, url: str, told: live.Told) -> None:
 
 @pytest.mark.parametrize("again", [60, 200, 400])
 def test_a_topic_is_deleted_and_created_again_while_attach_does_not_run(
-    broker: oracle.Broker, url: str, again: int
+    lasting_broker: oracle.Broker, url: str, topic: str, again: int
 ) -> None:
-    produce(broker, 200, 1)
-    attach_once(broker, url)
-    broker.delete_topic(TOPIC)
-    told = produce(broker, again, 2)
-    said = attach_once(broker, url)
+    produce(lasting_broker, topic, 200, 1)
+    attach_once(lasting_broker, url)
+    lasting_broker.delete_topic(topic)
+    told = produce(lasting_broker, topic, again, 2)
+    said = attach_once(lasting_broker, url)
     assert (said["begun_anew"], said["taken_back"]) == (2, 0)
-    assert lives(url) == [(1, 0), (1, 0)]
-    check(broker, url, told)
+    assert lives(url, topic) == [(1, 0), (1, 0)]
+    check(lasting_broker, url, told)
 
 
 @pytest.mark.parametrize("again", [60, 400])
 def test_a_topic_is_deleted_and_created_again_while_attach_runs(
-    broker: oracle.Broker, url: str, tmp_path: Path, again: int
+    lasting_broker: oracle.Broker, url: str, topic: str, tmp_path: Path, again: int
 ) -> None:
     log = tmp_path / "attach.log"
-    with Attach(broker.store, url, log) as attach:
-        live.wait_level(url, produce(broker, 200, 1))
-        broker.delete_topic(TOPIC)
-        told = produce(broker, again, 2)
-        harness.until(lambda: lives(url) == [(1, 0), (1, 0)], "two lives that are over")
-        told += produce(broker, 100, 3)
+    with Attach(lasting_broker.store, url, log) as attach:
+        live.wait_level(url, produce(lasting_broker, topic, 200, 1))
+        lasting_broker.delete_topic(topic)
+        told = produce(lasting_broker, topic, again, 2)
+        harness.until(lambda: lives(url, topic) == [(1, 0), (1, 0)], "two lives that are over")
+        told += produce(lasting_broker, topic, 100, 3)
         live.wait_level(url, told)
         said = attach.stop()
     assert (said["begun_anew"], said["taken_back"]) == (2, 0)
     assert "begins anew" in log.read_text()
-    check(broker, url, told)
+    check(lasting_broker, url, told)
 
 
-def test_a_store_goes_on_from_a_backup(broker: oracle.Broker, url: str, tmp_path: Path) -> None:
-    told = produce(broker, 200, 1)
+def test_a_store_goes_on_from_a_backup(
+    broker: oracle.Broker, url: str, topic: str, tmp_path: Path
+) -> None:
+    told = produce(broker, topic, 200, 1)
     broker.kill()
     shutil.copytree(broker.store, tmp_path / "backup")
     broker.start()
-    produce(broker, 100, 2)
+    produce(broker, topic, 100, 2)
     broker.kill()
     attach_once(broker, url)
     shutil.rmtree(broker.store)
@@ -98,10 +116,10 @@ def test_a_store_goes_on_from_a_backup(broker: oracle.Broker, url: str, tmp_path
     said = attach_once(broker, url)  # a copy that lags: nothing is decided yet
     assert (said["begun_anew"], said["taken_back"]) == (0, 0)
     broker.start()
-    told += produce(broker, 150, 3)
+    told += produce(broker, topic, 150, 3)
     said = attach_once(broker, url)
     assert (said["begun_anew"], said["taken_back"]) == (0, 2)
-    assert lives(url) == [(0, 1), (0, 1)]
+    assert lives(url, topic) == [(0, 1), (0, 1)]
     check(broker, url, told)
 
 
@@ -116,22 +134,24 @@ def lose_tail(store: Path, size_bytes: int) -> None:
 
 
 def test_a_power_failure_takes_a_tail_that_was_tiered_while_attach_runs(
-    broker: oracle.Broker, url: str, tmp_path: Path
+    broker: oracle.Broker, url: str, topic: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "attach.log"
     with Attach(broker.store, url, log) as attach:
-        live.wait_level(url, produce(broker, 200, 1))
+        live.wait_level(url, produce(broker, topic, 200, 1))
         broker.kill()
         lose_tail(broker.store, 30_000)
         broker.start()
-        told = produce(broker, 300, 2)
+        told = produce(broker, topic, 300, 2)
         live.wait_level(url, told)
-        harness.until(lambda: lives(url) == [(0, 1), (0, 1)], "two ends that were taken back")
+        harness.until(
+            lambda: lives(url, topic) == [(0, 1), (0, 1)], "two ends that were taken back"
+        )
         live.wait_level(url, told)
         said = attach.stop()
     assert (said["begun_anew"], said["taken_back"]) == (0, 2)
     assert "has taken back" in log.read_text()
     harness.check_sound(url, broker.store)
-    found = {(m["queue_id"], m["queue_offset"]): m["msg_id"] for m in harness.cat(url, TOPIC)}
+    found = {(m["queue_id"], m["queue_offset"]): m["msg_id"] for m in harness.cat(url, topic)}
     for row in told:
         assert found[row["queue_id"], row["queue_offset"]] == row["msg_id"]
