@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.parametrize("turn", range(REPEAT)),
 ]
-LOAD = {"queues": 4, "size": "10..900", "tags": "a,b,c,", "keys": 20, "inflight": 64}
+LOAD = {"queues": 4, "size": "10..900", "tags": "a,b,c,", "keys": 20, "inflight": 64, "rate": 1000}
 
 
 @pytest.fixture
