@@ -1,65 +1,89 @@
-"""What has been read from the tier and may be wanted again, within a budget of bytes.
+"""What is here of a tier, what is on its way, and what to ask for next.
 
-Contract
-    Entries stand on one of four shelves: ``UNREAD`` (read ahead, nobody had it yet), ``READ``, ``SPENT`` (every reader
-    of its queue is past it) and ``INDEX``. Room is made by dropping the oldest of ``SPENT``, then what was used longest
-    ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each shelf has its time to live: ``UNREAD`` since the
-    entry was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: whoever comes
-    later may still profit from it, but memory that was never touched costs more than a second read of the same bytes.
+Stock
+    A thing (a run of records, or the layout of a part) is *claimed* before it is asked for: room is reserved, and
+    whoever wants it from then on waits for the same load. When its bytes are there they are checked and decoded in the
+    thread that brought them, put into the cache, and only then is the claim over. A load that fails gives its room back
+    and is forgotten. Its ``lock`` guards everything here, the streams included. Requests are begun without it, since
+    their answers may come at once.
 
-    What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the entry's
-    own when it is put, or is given back (``release``).
+Claims
+    The walk begins where the reader stands and goes on, across parts and segments, until the window is full. A part that
+    fits wholly into what is left of the window, or whose section is small, is asked for whole: one request. Of a larger
+    one the index comes first, since it says where records begin; it is asked for as soon as the walk reaches the part, so
+    that it is there before the reader is. (``plan_claims``, pure.)
 
-    Not safe for threads: its owner holds a lock around it. It keeps no clock: callers say what time it is, in
-    monotonic seconds.
+Loads
+    A ``Load`` is one thing that is on its way: the requests for its bytes, and a future of what is made of them. What fails
+    its check is read again by itself, as ``tiered.log.sections.read_ranges`` reads it: that knows how to do without a
+    damaged block table. Where a packed section keeps its blocks only its block table says: a load of such takes two steps
+    when the table is not here. Whoever asks for a part's index first has the table come along.
+
+Shelves
+    What is cached stands on one of four shelves: ``UNREAD`` (read ahead, nobody had it yet), ``READ``, ``SPENT`` (every
+    reader of its queue is past it) and ``INDEX``. Room is made by dropping the oldest of ``SPENT``, then what was used
+    longest ago of ``READ`` and ``INDEX``, then the oldest of ``UNREAD``. Each shelf has its time to live: ``UNREAD`` since
+    it was put there, the others since it was last used. ``SPENT`` has a limit of its own in bytes: whoever comes later may
+    still profit from it, but memory that was never touched costs more than a second read of the same bytes.
+
+    What is on its way counts as well: room is reserved before a request is sent (``reserve``), and becomes the cached
+    thing's own when it is put, or is given back (``release``). The cache keeps no clock: callers say what time it is.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import threading
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+
+from backends.errors import BackendError, InvalidRangeError, ShortReadError
+from fetcher.runs import (
+    INDEX,
+    PART_BYTES,
+    Cached,
+    Key,
+    PartLayout,
+    Run,
+    Shelf,
+    block_count,
+    compact,
+    key_of,
+    layout_bytes,
+    room_of,
+)
+from fetcher.window import Stream, plan_pieces
+from tiered.errors import DataError, TieredStoreError
+from tiered.log.consume_queue import ITEM_BYTES
+from tiered.log.decode import decode_items, decode_records
+from tiered.log.sections import WHOLE_AT_ONCE_BYTES, SectionPlan, plan_ranges, read_ranges
+from tiered.model import LogOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from backends.base import ObjectStore
+    from fetcher.memory import Memory
+    from fetcher.requests import Data
+    from fetcher.settings import FetchSettings
+    from fetcher.transfers import Transfers
+    from fetcher.window import Beside
+    from tiered.clock import Clock
+    from tiered.log.parts import Part, SectionRange
+    from tiered.log.sections import OpenSection
+    from tiered.log.view import LifeView
+    from tiered.model import MessageQueue, QueueOffset
+
+
+# -- cache
 
 V = TypeVar("V")
 
 USED_AGAIN_SECONDS = 0.1
 """A thing that is used again so soon keeps its place: readers use one for each batch that they cut from it."""
-
-
-class Shelf(IntEnum):
-    """Where an entry stands."""
-
-    UNREAD = 0
-    READ = 1
-    INDEX = 2
-    SPENT = 3
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Entry(Generic[V]):
-    """A thing that is cached.
-
-    Attributes:
-        value: The thing.
-        keys: Under which it is found.
-        size_bytes: What it takes.
-        used_s: When it was put, or last used.
-        shelf: Where it stands.
-        owner: For whom it was read ahead.
-        is_here: False once it has been dropped.
-    """
-
-    value: V
-    keys: Sequence[Hashable]
-    size_bytes: int
-    used_s: float = 0.0
-    shelf: Shelf = Shelf.UNREAD
-    owner: object = None
-    is_here: bool = False
 
 
 @dataclass(slots=True)
@@ -81,12 +105,12 @@ class ByteCache(Generic[V]):
     reserved_bytes: int = 0
     _spent_bytes: int = 0
     _unread_bytes: int = 0
-    _entries: dict[Hashable, Entry[V]] = field(default_factory=dict)
-    _shelves: dict[Shelf, OrderedDict[int, Entry[V]]] = field(
+    _entries: dict[Hashable, Cached[V]] = field(default_factory=dict)
+    _shelves: dict[Shelf, OrderedDict[int, Cached[V]]] = field(
         default_factory=lambda: {shelf: OrderedDict() for shelf in Shelf}
     )
 
-    def get(self, key: Hashable) -> Entry[V] | None:
+    def get(self, key: Hashable) -> Cached[V] | None:
         """What is there under a key."""
         return self._entries.get(key)
 
@@ -95,14 +119,14 @@ class ByteCache(Generic[V]):
         ahead = self._unread_bytes + self.reserved_bytes + size_bytes
         return ahead <= self.bytes_max // 2 and self.reserve(size_bytes)[0]
 
-    def reserve(self, size_bytes: int) -> tuple[bool, list[Entry[V]]]:
+    def reserve(self, size_bytes: int) -> tuple[bool, list[Cached[V]]]:
         """Make room for what will be put, if that can be done.
 
         Returns:
             Whether there is room, and what was dropped unread to make it. A thing that is larger than the budget gets room
             when nothing else is there or on its way.
         """
-        dropped: list[Entry[V]] = []
+        dropped: list[Cached[V]] = []
         room = max(self.bytes_max - size_bytes, 0)
         while self.reserved_bytes + self.held_bytes > room:
             oldest = self._oldest() if self.reserved_bytes <= room else None
@@ -114,7 +138,7 @@ class ByteCache(Generic[V]):
         self.reserved_bytes += size_bytes
         return True, dropped
 
-    def resize(self, bytes_max: int) -> list[Entry[V]]:
+    def resize(self, bytes_max: int) -> list[Cached[V]]:
         """Have another budget, and keep to it; what was dropped unread for that. What is on its way keeps its room."""
         self.bytes_max, dropped = bytes_max, []
         while self.held_bytes + self.reserved_bytes > bytes_max:
@@ -130,7 +154,7 @@ class ByteCache(Generic[V]):
         """Give back room that was reserved."""
         self.reserved_bytes -= size_bytes
 
-    def put(self, entry: Entry[V], now_s: float) -> None:
+    def put(self, entry: Cached[V], now_s: float) -> None:
         """Put a thing for which there is room; what was there under one of its keys is dropped."""
         for key in entry.keys:
             other = self._entries.get(key)
@@ -142,7 +166,7 @@ class ByteCache(Generic[V]):
         self.held_bytes += entry.size_bytes
         self._place(entry, entry.shelf, now_s)
 
-    def use(self, entry: Entry[V], now_s: float) -> None:
+    def use(self, entry: Cached[V], now_s: float) -> None:
         """Say that a thing is read now."""
         shelf = entry.shelf
         if not entry.is_here or (shelf is Shelf.READ and now_s < entry.used_s + USED_AGAIN_SECONDS):
@@ -154,7 +178,7 @@ class ByteCache(Generic[V]):
             entry.used_s = now_s
             self._shelves[shelf].move_to_end(id(entry))
 
-    def retire(self, entry: Entry[V]) -> None:
+    def retire(self, entry: Cached[V]) -> None:
         """Say that every reader is past a thing that was read; the oldest such go when there are too many bytes of them."""
         if not entry.is_here or entry.shelf is not Shelf.READ:
             return
@@ -164,7 +188,7 @@ class ByteCache(Generic[V]):
         while self.spent_bytes_max is not None and self._spent_bytes > self.spent_bytes_max:
             self.drop(next(iter(spent.values())))
 
-    def drop(self, entry: Entry[V]) -> None:
+    def drop(self, entry: Cached[V]) -> None:
         """Forget a thing, if it is there."""
         if not entry.is_here:
             return
@@ -175,11 +199,11 @@ class ByteCache(Generic[V]):
             if self._entries.get(key) is entry:
                 del self._entries[key]
 
-    def of_owner(self, owner: object) -> list[Entry[V]]:
+    def of_owner(self, owner: object) -> list[Cached[V]]:
         """What was read ahead for somebody and nobody had yet."""
         return [x for x in self._shelves[Shelf.UNREAD].values() if x.owner is owner]
 
-    def expire(self, now_s: float) -> list[Entry[V]]:
+    def expire(self, now_s: float) -> list[Cached[V]]:
         """Drop what has outlived its time; what of it nobody has read."""
         dropped = []
         for shelf, seconds in self.seconds.items():
@@ -196,18 +220,18 @@ class ByteCache(Generic[V]):
         for entry in list(self._entries.values()):
             self.drop(entry)
 
-    def _place(self, entry: Entry[V], shelf: Shelf, now_s: float) -> None:
+    def _place(self, entry: Cached[V], shelf: Shelf, now_s: float) -> None:
         entry.shelf, entry.used_s = shelf, now_s
         self._shelves[shelf][id(entry)] = entry
         self._spent_bytes += entry.size_bytes if shelf is Shelf.SPENT else 0
         self._unread_bytes += entry.size_bytes if shelf is Shelf.UNREAD else 0
 
-    def _take_off(self, entry: Entry[V]) -> None:
+    def _take_off(self, entry: Cached[V]) -> None:
         del self._shelves[entry.shelf][id(entry)]
         self._spent_bytes -= entry.size_bytes if entry.shelf is Shelf.SPENT else 0
         self._unread_bytes -= entry.size_bytes if entry.shelf is Shelf.UNREAD else 0
 
-    def _oldest(self) -> Entry[V] | None:
+    def _oldest(self) -> Cached[V] | None:
         if self._shelves[Shelf.SPENT]:
             return next(iter(self._shelves[Shelf.SPENT].values()))
         read = next(iter(self._shelves[Shelf.READ].values()), None)
@@ -215,3 +239,733 @@ class ByteCache(Generic[V]):
         if read is not None and index is not None:
             return min(read, index, key=lambda entry: entry.used_s)
         return read or index or next(iter(self._shelves[Shelf.UNREAD].values()), None)
+
+
+# -- claims
+
+INDEXES_MAX = 4
+"""Indexes that are asked for at once for one reader, before it is known where their records begin."""
+
+PARTS_MAX = 256
+"""Parts that one plan looks at, so that a plan over tiny ones is short."""
+
+
+class Known(Protocol):
+    """What is here."""
+
+    def layout(self, part: Part) -> PartLayout | None:
+        """A part's layout, if its index is here."""
+        ...
+
+    def is_known(self, key: Key) -> bool:
+        """Whether a thing is here or on its way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing to ask for.
+
+    Attributes:
+        part: Of which part.
+        keys: Under which it will be found.
+        size_bytes: Room that it will take.
+        blocks: Which blocks; empty for the index alone.
+        layout: The part's, if known; else its index is asked for, too.
+    """
+
+    part: Part
+    keys: tuple[Key, ...]
+    size_bytes: int
+    blocks: range
+    layout: PartLayout | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to ask for, in order, and the log offset up to which all is then here or on its way."""
+
+    claims: list[Claim]
+    asked: LogOffset
+
+
+def plan_claims(
+    view: LifeView, start: QueueOffset, window: int, known: Known, settings: FetchSettings
+) -> Plan:
+    """Plan what a reader needs.
+
+    Args:
+        view: The life that is read.
+        start: Where the reader stands.
+        window: Bytes wanted from there on (> 0): at least the block of ``start``.
+        known: What is here.
+        settings: Sizes of blocks and pieces.
+    """
+    claims: list[Claim] = []
+    asked = view.life.log_end
+    left = window
+    for part in islice(view.parts_from(start), PARTS_MAX):
+        layout = known.layout(part)
+        if layout is None:
+            if left <= 0 or not _fits(part, left, settings):
+                claims += _indexes_ahead(view, part, left, known, settings)
+                asked = part.log_offset
+                break
+            if not known.is_known(key_of(part, INDEX)):
+                claims.append(whole_claim(part, settings))
+            left -= max(part.log_bytes, PART_BYTES)
+        elif left <= 0:
+            asked = part.log_offset
+            break
+        else:
+            found, asked = _block_claims(layout, start, left, known, settings)
+            claims += found
+            left -= max(asked - layout.bounds[_first(layout, start)], PART_BYTES)
+            if asked < part.log_end:
+                break
+        asked = part.log_end
+    return Plan(claims, asked)
+
+
+def _indexes_ahead(
+    view: LifeView, part: Part, left: int, known: Known, settings: FetchSettings
+) -> list[Claim]:
+    """Claims for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
+    claims = []
+    for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
+        is_here = known.layout(one) is not None or known.is_known(key_of(one, INDEX))
+        if not is_here and not _is_small(one, settings):
+            claims.append(_index_claim(one, settings))
+        left -= max(one.log_bytes, PART_BYTES)
+        if left <= 0:
+            break
+    return claims
+
+
+def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
+    most = min(max(left, settings.block_bytes), settings.piece_bytes)
+    return part.log_bytes <= most or _is_small(part, settings)
+
+
+def _is_small(part: Part, settings: FetchSettings) -> bool:
+    """Whether its section is read at once whatever is wanted of it, and no more than can be kept comes out of it."""
+    is_short = part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
+    return is_short and part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
+
+
+def _index_claim(part: Part, settings: FetchSettings) -> Claim:
+    return Claim(part, (key_of(part, INDEX),), _layout_room(part, settings), range(0), None)
+
+
+def _layout_room(part: Part, settings: FetchSettings) -> int:
+    return (
+        layout_bytes(part.count, block_count(part, settings.block_bytes)) + part.count * ITEM_BYTES
+    )
+
+
+def whole_claim(part: Part, settings: FetchSettings) -> Claim:
+    """A claim for all of a part."""
+    blocks = range(block_count(part, settings.block_bytes))
+    keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
+    size_bytes = room_of(part.log_bytes, part.count) + _layout_room(part, settings)
+    return Claim(part, keys, size_bytes, blocks, None)
+
+
+def _first(layout: PartLayout, start: QueueOffset) -> int:
+    return layout.block_of(start) if start > layout.items.start else 0
+
+
+def _block_claims(
+    layout: PartLayout, start: QueueOffset, left: int, known: Known, settings: FetchSettings
+) -> tuple[list[Claim], LogOffset]:
+    """Claims for the blocks of a part from ``start`` on, and where they end."""
+    part, first = layout.part, _first(layout, start)
+    bounds = layout.bounds
+    end = bisect_left(bounds, bounds[first] + left)
+    end = min(max(end, first + 1), layout.blocks)
+    while end < layout.blocks and not layout.items_in(end):
+        end += 1  # steps that a large record covers hold nothing
+    keys = [key_of(part, block) for block in range(first, end)]
+    sizes = [bounds[block + 1] - bounds[block] for block in range(first, end)]
+    pieces = plan_pieces(
+        sizes,
+        [known.is_known(key) or not layout.items_in(key[-1]) for key in keys],
+        piece_bytes=settings.piece_bytes,
+        gap_bytes=settings.gap_bytes,
+    )
+    claims = []
+    for piece in pieces:
+        blocks = range(first + piece.start, first + piece.stop)
+        begin, span_end = layout.span(blocks)  # more than the blocks, where records overlap
+        size_bytes = room_of(span_end - begin, len(layout.items_of(blocks)))
+        claims.append(
+            Claim(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
+        )
+    return claims, LogOffset(bounds[end])
+
+
+# -- loading
+
+
+SECTIONS_MAX = 2048
+"""Sections that are read in pieces whose block tables are remembered. Each takes 12 bytes a block and half a KiB; a packed
+one, which has a dictionary, 100 KiB more."""
+
+
+@dataclass(slots=True, eq=False)
+class Load(Generic[V]):
+    """Something on its way.
+
+    Attributes:
+        stream: For whom it was asked first.
+        is_urgent: Somebody waits for it.
+        size_bytes: Room that is reserved for it.
+        future: Ends with the thing, or with why it cannot be had.
+        requests: What brings its bytes.
+        leader: What it comes along with, as its neighbour: it is asked for as that is.
+        is_over: It is here or will not come; set before the future ends, so that nobody waits for it once more.
+    """
+
+    stream: Hashable
+    is_urgent: bool
+    size_bytes: int
+    future: Future[V] = field(default_factory=Future)
+    requests: list[Future[Data]] = field(default_factory=list)
+    leader: Load[V] | None = None
+    is_over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[V]):
+    """What a load is to bring.
+
+    Attributes:
+        load: What is on its way from now on.
+        wanted: Ranges, all of one section, none empty; there may be none.
+        make: Gets the bytes of each; called once, in whatever thread brings the last of them.
+        end: Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for the
+            future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the future
+            would also keep the load: what has been read would stay in memory until the collector comes.)
+        plan: What is asked for.
+    """
+
+    load: Load[V]
+    wanted: Sequence[SectionRange]
+    make: Callable[[list[memoryview]], V]
+    end: Callable[[BaseException | None], None]
+    plan: SectionPlan | None = None
+
+
+class Loader:
+    """Asks for ranges of sections, and checks them. For any thread."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, transfers: Transfers, *, table_bytes: int
+    ) -> None:
+        self._store = store
+        self._table_bytes = table_bytes
+        self.prefix = prefix
+        self.transfers = transfers
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[str, int], OpenSection] = OrderedDict()
+        self._memory_bytes = 0
+
+    def begin(self, jobs: Sequence[Job[V]]) -> None:
+        """Ask for ranges of sections, neighbours together, and make something of their bytes.
+
+        Whatever goes wrong becomes the end of the futures of the loads.
+        """
+        sound = [job for job in jobs if self._plan_job(job)]
+        lanes: dict[bool, list[Job[V]]] = {True: [], False: []}
+        for job in sound:  # once: it may become urgent at any moment
+            lanes[_is_urgent(job.load)].append(job)
+        for urgent, some in lanes.items():
+            try:
+                self._ask_all([(job.load, job.plan) for job in some if job.plan], urgent=urgent)
+            except BaseException as error:
+                for job in some:
+                    _fail(job, error)
+                if not isinstance(error, Exception):
+                    raise
+                continue
+            for job in some:
+                _Gathering(self, job).begin()
+
+    def _plan_job(self, job: Job[V]) -> bool:
+        try:
+            job.plan = self.plan(job.wanted) if job.wanted else None
+        except DataError as error:
+            _fail(job, error)
+            return False
+        return True
+
+    def plan(self, wanted: Sequence[SectionRange], known: OpenSection | None = None) -> SectionPlan:
+        """What to ask for, given what is known of the section.
+
+        Raises:
+            DataError: The journal contradicts itself.
+        """
+        return plan_ranges(wanted, where=self.prefix, known=known or self._known(wanted[0]))
+
+    def ask(self, load: Load[V], plan: SectionPlan) -> None:
+        """Make the requests of a plan those of the load.
+
+        Raises:
+            TieredStoreError: The fetcher is closed, or too much is waiting.
+        """
+        self._ask_all([(load, plan)], urgent=_is_urgent(load))
+
+    def _ask_all(self, planned: Sequence[tuple[Load[V], SectionPlan]], *, urgent: bool) -> None:
+        ranges = [(number, one) for number, (_, plan) in enumerate(planned) for one in plan.ranges]
+        # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
+        order = sorted(range(len(ranges)), key=lambda at: ranges[at][1].size_bytes)
+        wanted = []
+        for at in order:
+            load, plan = planned[ranges[at][0]]
+            wanted.append((load.stream, self.prefix + plan.wants[0].key, ranges[at][1]))
+        found = dict(zip(order, self.transfers.ask_all(wanted, urgent=urgent), strict=True))
+        for load, _ in planned:
+            load.requests = []
+        for at, (number, _) in enumerate(ranges):
+            planned[number][0].requests.append(found[at])
+        for load, _ in planned:
+            if load.is_urgent and not urgent:  # since a moment ago
+                self.hurry(load)
+
+    def hurry(self, load: Load[V]) -> None:
+        """Somebody waits for it now."""
+        load.is_urgent = True
+        for request in list(load.requests):
+            self.transfers.hurry(request)
+
+    def cancel(self, load: Load[V]) -> None:
+        """Nobody wants it any more."""
+        for request in list(load.requests):
+            self.transfers.cancel(request)
+
+    def read(self, plan: SectionPlan) -> list[memoryview]:
+        """Read by itself, in this thread, what came to nothing the usual way."""
+        found = read_ranges(self._store, self.prefix, plan.wants)
+        return [
+            memoryview(bytes(data)) for data in found
+        ]  # not the whole section that it may be of
+
+    def check(self, plan: SectionPlan, pieces: Sequence[Data]) -> list[memoryview]:
+        """The ranges that were planned, checked; read anew where that cannot be done."""
+        try:
+            found, known = plan.check(pieces, where=self.prefix + plan.wants[0].key)
+        except DataError:
+            return self.read(plan)
+        if known is not None and plan.known is None:
+            self._remember(plan.wants[0], known)
+        return found
+
+    def plan_on(self, plan: SectionPlan, behind: Data) -> SectionPlan | None:
+        """The plan for the blocks, from the block table that had to come first; None when that is damaged."""
+        try:
+            known = plan.open([behind], where=self.prefix + plan.wants[0].key)
+        except DataError:
+            return None
+        self._remember(plan.wants[0], known)
+        return self.plan(plan.wants, known)
+
+    def _known(self, want: SectionRange) -> OpenSection | None:
+        name = want.key, want.place.start
+        with self._lock:
+            known = self._open.get(name)
+            if known is not None:
+                self._open.move_to_end(name)
+            return known
+
+    def _remember(self, want: SectionRange, known: OpenSection) -> None:
+        name = want.key, want.place.start
+        with self._lock:
+            old = self._open.pop(name, None)
+            self._open[name] = known
+            self._memory_bytes += known.memory_bytes - (old.memory_bytes if old else 0)
+            while len(self._open) > SECTIONS_MAX or self._memory_bytes > self._table_bytes:
+                self._memory_bytes -= self._open.popitem(last=False)[1].memory_bytes
+
+
+def _is_urgent(load: Load[V]) -> bool:
+    """Whether somebody waits for it, or for what it comes along with."""
+    return load.is_urgent or (load.leader is not None and load.leader.is_urgent)
+
+
+def _fail(job: Job[V], error: BaseException) -> None:
+    """It will not come, and nothing is on its way for it."""
+    job.load.is_over = True
+    job.end(error)
+    job.load.future.set_exception(error)
+
+
+class _Gathering(Generic[V]):
+    """Waits for the requests of a load, without a thread of its own; once more when a block table says what to ask for."""
+
+    def __init__(self, loader: Loader, job: Job[V]) -> None:
+        self._loader = loader
+        self._plan = job.plan
+        self._load = job.load
+        self._make = job.make
+        self._end = job.end
+        self._lock = threading.Lock()
+        self._missing = 0
+
+    def begin(self) -> None:
+        requests = list(self._load.requests)
+        self._missing = len(requests)
+        if not requests:
+            self._finish()
+        for request in requests:
+            request.add_done_callback(self._arrived)
+
+    def _arrived(self, _: Future[Data]) -> None:
+        with self._lock:
+            self._missing -= 1
+            if self._missing:
+                return
+        self._finish()
+
+    def _finish(self) -> None:
+        future = self._load.future
+        try:
+            found = [] if self._plan is None else self._take(self._plan)
+            if found is None:
+                self.begin()
+                return
+            made = self._make(found)
+            del found
+        except CancelledError as error:
+            self._over(error)
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        except BaseException as error:  # noqa: BLE001 (whoever waits for the future handles it)
+            if isinstance(error, (TieredStoreError, BackendError)):
+                error.__traceback__ = None  # its frames would hold the bytes
+            self._over(error)
+            future.set_exception(error)
+        else:
+            self._over(None)
+            future.set_result(made)
+
+    def _over(self, error: BaseException | None) -> None:
+        self._load.is_over = True
+        self._load.requests.clear()  # they hold the bytes, and their callbacks us
+        self._end(error)
+
+    def _take(self, plan: SectionPlan) -> list[memoryview] | None:
+        """Check what has come; None when that only says what to ask for, which is done."""
+        requests = list(self._load.requests)
+        if any(request.cancelled() for request in requests):
+            raise CancelledError
+        try:
+            pieces = [request.result() for request in requests]
+        except (InvalidRangeError, ShortReadError):
+            return self._loader.read(plan)
+        if not plan.is_first:
+            return self._loader.check(plan, pieces)
+        self._plan = self._loader.plan_on(plan, pieces[0])
+        if self._plan is None:  # the block table is damaged
+            return self._loader.read(plan)
+        self._load.requests.clear()
+        self._loader.ask(self._load, self._plan)
+        return None
+
+
+# -- stock
+
+PAUSE_SECONDS = 0.2
+"""How long nothing is read ahead for a reader after that has failed, lest each batch ask for the same again."""
+
+Thing = Run | PartLayout
+
+Begun = list[tuple[Claim, Load[Thing]]]
+
+NOTHING: Begun = []
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One read that finds nothing here.
+
+    Attributes:
+        has_waited: For whatever.
+        has_queued: It is in the row of those who wait for room.
+        may_fail: What was read ahead and failed has not been asked for again yet.
+    """
+
+    has_waited: bool = False
+    has_queued: bool = False
+    may_fail: bool = True
+
+
+class Stock:
+    """See the module's contract.
+
+    Attributes:
+        lock: Held by the caller wherever a method says so.
+        room: Notified when a load has ended.
+        cache: What is here; with the lock held.
+        unread_bytes: What was read ahead and dropped before anybody had it, so far.
+        hits: Reads that were served at once, so far.
+        waits: Reads that had to wait, so far.
+        is_closed: Nothing is asked for any more.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        memory: Memory,
+        clock: Clock,
+        settings: FetchSettings,
+        go_on: Callable[[Stream], Begun],
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            loader: Asks for bytes.
+            memory: For records that are copied.
+            clock: For times to live.
+            settings: Limits.
+            go_on: Called with the lock held when a part's index has come for a reader who is not waiting for it: what
+                to read ahead now.
+        """
+        self._loader = loader
+        self._memory = memory
+        self._clock = clock
+        self._settings = settings
+        self._go_on = go_on
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self._waiting: deque[Waiting] = deque()
+        self._loads: dict[Key, Load[Thing]] = {}
+        self.unread_bytes = self.hits = self.waits = 0
+        self.is_closed = False
+        self.cache: ByteCache[Thing] = ByteCache(
+            settings.cache_bytes,
+            {
+                Shelf.UNREAD: settings.unread_seconds,
+                Shelf.READ: settings.read_seconds,
+                Shelf.INDEX: settings.unread_seconds,
+                Shelf.SPENT: settings.read_seconds,
+            },
+            settings.spent_bytes,
+        )
+
+    # With the lock held
+
+    def layout(self, part: Part) -> PartLayout | None:
+        """See ``fetcher.cache.Known``."""
+        entry = self.cache.get(key_of(part, INDEX))
+        return cast("PartLayout", entry.value) if entry is not None else None
+
+    def is_known(self, key: Key) -> bool:
+        """See ``fetcher.cache.Known``."""
+        return self._load(key) is not None or self.cache.get(key) is not None
+
+    def find(self, part: Part, start: QueueOffset) -> Cached[Thing] | None:
+        """The run that holds a queue offset of a part, if it is here."""
+        layout = self.layout(part)
+        if layout is None:
+            return None
+        index = self.cache.get(key_of(part, INDEX))
+        if index is not None:
+            self.cache.use(index, self._clock.monotonic_s())
+        return self.cache.get(key_of(part, layout.block_of(start)))
+
+    def on_its_way(self, part: Part, start: QueueOffset) -> Load[Thing] | None:
+        """The load that a reader of a queue offset has to wait for next, if there is one."""
+        layout = self.layout(part)
+        block = INDEX if layout is None else layout.block_of(start)
+        return self._load(key_of(part, block))
+
+    def _load(self, key: Key) -> Load[Thing] | None:
+        load = self._loads.get(key)
+        return None if load is None or load.is_over else load
+
+    def claim(
+        self,
+        stream: Stream,
+        view: LifeView,
+        start: QueueOffset,
+        window: int,
+        *,
+        urgent: bool = False,
+    ) -> Begun:
+        """Plan what a reader needs next, and claim as much of it as there is room for; then ``begin`` it.
+
+        Args:
+            stream: The reader.
+            view: What it reads. (Another read of this stream may have gone on to a newer one.)
+            start: Where it stands.
+            window: Bytes from there on.
+            urgent: It waits for the first of it.
+        """
+        if self._waiting and not urgent:
+            return []
+        plan = plan_claims(view, start, window, self, self._settings)
+        begun: Begun = []
+        stream.asked = plan.asked
+        for claim in plan.claims:
+            if begun and claim.layout is None and self.is_known(key_of(claim.part, INDEX)):
+                continue  # it comes along with what was claimed a moment ago
+            has_room, dropped = self.cache.reserve(claim.size_bytes)
+            self._lose(dropped)
+            if not has_room:
+                stream.asked = min(stream.asked, claim.part.log_offset)
+                break
+            load: Load[Thing] = Load(stream, urgent and not begun, claim.size_bytes)
+            self._loads.update(dict.fromkeys(claim.keys, load))
+            begun.append((claim, load))
+            if stream.sweep is not None and claim.layout is None and claim.blocks:
+                begun += self._beside(stream.sweep, claim.part, load)
+        return begun
+
+    def _beside(self, sweep: Beside, part: Part, leader: Load[Thing]) -> Begun:
+        """Claim what lies beside a section and is wanted by the same reader, as far as there is room."""
+        begun: Begun = []
+        for stream, one in sweep.beside(part, self.is_known):
+            claim = whole_claim(one, self._settings)
+            if not self.cache.reserve_gently(claim.size_bytes):
+                break
+            load: Load[Thing] = Load(stream, False, claim.size_bytes, leader=leader)
+            self._loads.update(dict.fromkeys(claim.keys, load))
+            begun.append((claim, load))
+        return begun
+
+    # Who waits for room gets it in turn, or a large record would wait for ever behind small ones
+
+    def claim_urgently(
+        self, waiting: Waiting, stream: Stream, view: LifeView, start: QueueOffset, window: int
+    ) -> Begun:
+        """Claim what a reader waits for; nothing when others have waited longer, or there is no room: it is in the row."""
+        begun: Begun = []
+        if not self._waiting or self._waiting[0] is waiting:
+            begun = self.claim(stream, view, start, window, urgent=True)
+        if not begun and not waiting.has_queued:
+            waiting.has_queued = True
+            self._waiting.append(waiting)
+        return begun
+
+    def step_out(self, waiting: Waiting) -> None:
+        """It does not wait for room any more."""
+        waiting.has_queued = False
+        self._waiting.remove(waiting)
+        self.room.notify_all()
+
+    def expire(self, now_s: float) -> None:
+        """Drop what has outlived its time."""
+        self._lose(self.cache.expire(now_s))
+
+    def _lose(self, dropped: list[Cached[Thing]]) -> None:
+        for entry in dropped:
+            self.unread_bytes += entry.size_bytes
+            if isinstance(entry.owner, Stream) and isinstance(entry.value, Run):
+                entry.owner.lose(entry.value.batch.log_offset)
+
+    # Without it
+
+    def resize(self, bytes_max: int) -> None:
+        """Have another budget: what is too much is dropped, as for whatever comes."""
+        with self.lock:
+            self._lose(self.cache.resize(bytes_max))
+            self.room.notify_all()
+
+    def begin(self, begun: Begun) -> None:
+        """Ask for what was claimed."""
+        if begun:
+            self._loader.begin([self._job(claim, load) for claim, load in begun])
+
+    def hurry(self, load: Load[Thing]) -> None:
+        """Somebody waits for it now."""
+        self._loader.hurry(load)
+
+    def forsake(self, stream: Stream) -> None:
+        """A reader has gone elsewhere: drop what was read ahead for it, and do not send what was not sent."""
+        with self.lock:
+            for entry in self.cache.of_owner(stream):
+                self.unread_bytes += entry.size_bytes
+                self.cache.drop(entry)
+            loads = {id(x): x for x in self._loads.values() if x.stream is stream}.values()
+        for load in loads:
+            if not load.is_urgent:
+                self._loader.cancel(load)
+
+    def _job(self, claim: Claim, load: Load[Thing]) -> Job[Thing]:
+        part, layout = claim.part, claim.layout
+        wanted: list[SectionRange] = []
+        if layout is None:
+            wanted.append(part.index)
+            if claim.blocks and part.log_bytes:
+                wanted.append(part.log)
+        else:
+            begin, end = layout.span(claim.blocks)
+            if end > begin:
+                wanted.append(part.log.part_of(begin - part.log_offset, end - part.log_offset))
+        return Job(
+            load,
+            wanted,
+            lambda pieces: self._arrive(claim, load, pieces),
+            lambda error: self._end(claim, load, error),
+        )
+
+    def _arrive(self, claim: Claim, load: Load[Thing], pieces: list[memoryview]) -> Thing:
+        """Make of the bytes what was wanted, and put it into the cache."""
+        layout, run = claim.layout, None
+        if layout is None:
+            layout = self._lay_out(claim.part, pieces.pop(0))
+        if claim.blocks:
+            data = pieces[0] if pieces else memoryview(b"")
+            run = self._decode(cast("Stream", load.stream).queue, layout, claim, data)
+        now_s = self._clock.monotonic_s()
+        with self.lock:
+            self.cache.release(load.size_bytes)
+            load.size_bytes = 0
+            if self.is_closed:
+                return layout if run is None else run
+            if claim.layout is None:
+                key = key_of(claim.part, INDEX)
+                self.cache.put(Cached(layout, (key,), layout.size_bytes, shelf=Shelf.INDEX), now_s)
+            if run is not None:
+                keys = [key for key in claim.keys if key[-1] != INDEX]
+                entry: Cached[Thing] = Cached(run, keys, run.size_bytes, owner=load.stream)
+                self.cache.put(entry, now_s)
+        return layout if run is None else run
+
+    def _lay_out(self, part: Part, raw: memoryview) -> PartLayout:
+        assert len(raw) == part.count * ITEM_BYTES
+        items = decode_items(part, part.queue_offset, raw, where=self._loader.prefix)
+        return PartLayout.of(part, items, self._settings.block_bytes)
+
+    def _decode(
+        self, queue: MessageQueue, layout: PartLayout, claim: Claim, data: memoryview
+    ) -> Run:
+        part, where = layout.part, self._loader.prefix
+        begin = part.log_offset if claim.layout is None else layout.span(claim.blocks)[0]
+        items = layout.items_of(claim.blocks)
+        if claim.layout is not None:
+            items = (
+                items.copied()
+            )  # else the arrays of the whole index would stay as long as this run
+        return Run.of(
+            decode_records(queue, part, items, compact(data, self._memory), begin, where=where)
+        )
+
+    def _end(self, claim: Claim, load: Load[Thing], error: BaseException | None) -> None:
+        """It is here, or will not come."""
+        begun: Begun = []
+        stream = cast("Stream", load.stream)
+        now_s = self._clock.monotonic_s()
+        with self.lock:
+            self.cache.release(load.size_bytes)
+            for key in claim.keys:
+                if self._loads.get(key) is load:
+                    del self._loads[key]
+            self.room.notify_all()
+            if error is not None:
+                stream.asked = min(stream.asked, claim.part.log_offset)
+                if not isinstance(error, CancelledError) and not load.is_urgent:
+                    stream.paused_s = now_s + PAUSE_SECONDS
+            elif not claim.blocks and not load.is_urgent:
+                begun = self._go_on(stream)
+        self.begin(begun)

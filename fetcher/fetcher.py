@@ -4,7 +4,7 @@ Overview
     A reader is a group in a queue (a *stream*). What it is given are slices of *runs*: records that came with one
     request, were checked and decoded once, and are shared by all groups. While a reader goes through a queue in order, a
     window of bytes is kept ahead of it, cut into requests that are under way at once, across the borders of parts and
-    segments (``fetcher.window``, ``fetcher.claims``). A read that finds nothing here asks for it urgently, and waits.
+    segments (``fetcher.window``, ``fetcher.cache``). A read that finds nothing here asks for it urgently, and waits.
 
 Ordering
     ``read`` gives what follows its ``start``, whatever was read before; it is the caller's business to go on at the end
@@ -12,8 +12,8 @@ Ordering
 
 Retries
     What fails is not asked for again by itself: the store below retries, and a slow request is hedged
-    (``fetcher.hedging``). What was read ahead in vain is forgotten, and asked for again when it is wanted. An object that
-    is gone makes the journal be replayed (``tiered.log.cursor``).
+    (``fetcher.transfer_state``). What was read ahead in vain is forgotten, and asked for again when it is wanted. An
+    object that is gone makes the journal be replayed (``tiered.log.cursor``).
 
 Histories
     Who reads with a cursor stays on its history of the queue, whatever is refreshed meanwhile. Each read without one is of
@@ -23,35 +23,38 @@ Limits
     Everything cached, on its way or reserved stays within ``cache_bytes``; a read waits for room, read-ahead does
     without. Each read has a deadline. Batches that a caller holds are the caller's.
 
+    Whoever waits for room waits in a row (``fetcher.cache``). A wait ends with the run, with the deadline, or with the
+    error of what was waited for; what had been read ahead and failed is asked for once more.
+
 After a crash nothing is left: it holds no state of its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from fetcher.asking import CarefulReader
-from fetcher.loading import Loader
+from backends.errors import BackendError, ObjectNotFoundError
+from fetcher.cache import NOTHING, Begun, Loader, Stock, Thing, Waiting
 from fetcher.memory import Memory
-from fetcher.obtaining import Obtainer
 from fetcher.runs import Run
 from fetcher.settings import FREE_SHARE, FetchSettings
-from fetcher.stock import NOTHING, Begun, Stock
-from fetcher.streams import Readers
-from fetcher.sweeps import Member, Sweep
-from fetcher.transfers import Transfers
-from tiered.errors import DataError
+from fetcher.transfers import AskingStore, Transfers
+from fetcher.window import Member, Readers, Sweep
+from tiered.errors import ClosedError, DataError, StoreUnavailableError
 from tiered.log.parts import Gap
+from tiered.log.reader import QueueReader
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Hashable, Iterable
+    from concurrent.futures import Executor, Future
 
-    from fetcher.streams import Name, Stream
+    from backends.base import ObjectStore
+    from fetcher.window import Name, Stream
     from tiered.clock import Clock
     from tiered.log.cursor import Place, QueueCursor
     from tiered.log.decode import TierBatch
@@ -59,6 +62,9 @@ if TYPE_CHECKING:
     from tiered.log.reader import TierReader
     from tiered.log.view import LifeView
     from tiered.model import MessageQueue
+
+
+# -- fetcher
 
 
 def _sleep_on() -> None:
@@ -353,7 +359,7 @@ class TieredMessageFetcher:
     def expect(
         self, group: str, wanted: Iterable[tuple[QueueCursor, QueueOffset, QueueOffset]]
     ) -> None:
-        """A reader says what it will read: what lies side by side then comes with one request (``fetcher.sweeps``).
+        """A reader says what it will read: what lies side by side then comes with one request (``fetcher.window``).
 
         It changes nothing of what is read. Until the reader is forgotten, or says something else.
 
@@ -473,3 +479,166 @@ class TieredMessageFetcher:
             self._stock.cache.clear()
             self._readers.clear()
         self._memory.clear()
+
+
+# -- obtaining
+
+
+class Obtainer:
+    """See the module."""
+
+    def __init__(self, stock: Stock, clock: Clock, prefix: str) -> None:
+        """Wait for what comes into a stock; ``prefix`` of the broker is for messages."""
+        self._stock = stock
+        self._clock = clock
+        self._prefix = prefix
+
+    def __call__(  # noqa: PLR0917 (one caller, in this order)
+        self,
+        stream: Stream,
+        view: LifeView,
+        part: Part,
+        start: QueueOffset,
+        window: int,
+        deadline_s: float,
+    ) -> Run:
+        """The run that holds ``start``, asked for if it is not here, with so many bytes behind it.
+
+        Args:
+            stream: Who reads.
+            view: What.
+            part: The part of it that holds ``start``.
+            start: Queue offset.
+            window: Bytes to ask for from there on, if anything has to be asked for.
+            deadline_s: Monotonic.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+            DataError: It is damaged.
+            BackendError: It could not be read.
+        """
+        waiting = Waiting()
+        try:
+            while True:
+                run = self._try(waiting, stream, view, part, start, window, deadline_s)
+                if run is not None:
+                    return run
+        finally:
+            if waiting.has_queued:
+                with self._stock.lock:
+                    self._stock.step_out(waiting)
+
+    def _try(  # noqa: PLR0917 (one caller)
+        self,
+        waiting: Waiting,
+        stream: Stream,
+        view: LifeView,
+        part: Part,
+        start: QueueOffset,
+        window: int,
+        deadline_s: float,
+    ) -> Run | None:
+        """Take what is here; else wait for what has to come, for room, or for what brings us nearer (None)."""
+        stock, begun = self._stock, NOTHING
+        with stock.lock:
+            if stock.is_closed:
+                raise ClosedError("the fetcher has been closed")
+            entry = stock.find(part, start)
+            if entry is not None:
+                stock.waits += waiting.has_waited
+                stock.hits += not waiting.has_waited
+                return stream.serve(cast("Run", entry.value), entry)
+            waiting.has_waited = True
+            load = stock.on_its_way(part, start)
+            is_ahead = load is not None and not load.is_urgent
+            if load is None:
+                begun = stock.claim_urgently(waiting, stream, view, start, window)
+                if not begun:
+                    self._await_room(deadline_s)
+                    return None
+                load = begun[0][1]
+            if waiting.has_queued:
+                stock.step_out(waiting)
+        stock.begin(begun)
+        stock.hurry(load)
+        try:
+            thing = self._await(load.future, deadline_s)
+        except (BackendError, StoreUnavailableError) as error:
+            if isinstance(error, ObjectNotFoundError) or not (is_ahead and waiting.may_fail):
+                raise
+            waiting.may_fail = False  # it was read ahead: who wants it asks for it again, once
+            return None
+        finally:
+            del load, begun  # their error's frames would hold them, and all that our callers have
+        if not isinstance(thing, Run) or not thing.base <= start < thing.end:
+            return None
+        with stock.lock:
+            stock.waits += 1
+            return stream.serve(thing, stock.find(part, start))
+
+    def _await(self, future: Future[Thing], deadline_s: float) -> Thing | None:
+        try:
+            return future.result(max(deadline_s - self._clock.monotonic_s(), 0))
+        except CancelledError:
+            return None  # somebody forsook it: it is asked for again
+        except TimeoutError:
+            if not future.done():
+                raise self._late() from None
+            return None if future.cancelled() else future.result()  # it came at that very moment
+        finally:
+            del future  # as above
+
+    def _await_room(self, deadline_s: float) -> None:
+        left_s = deadline_s - self._clock.monotonic_s()
+        if left_s <= 0 or not self._stock.room.wait(left_s):
+            raise self._late()
+
+    def _late(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            "the tier did not answer before the read's deadline",
+            where=self._prefix,
+            do="try again, or look at the store with `tiered doctor`",
+        )
+
+
+# -- asking
+
+CAREFUL_BYTES = 64 * 1024
+"""How much is read at once where something is damaged."""
+
+
+class CarefulReader:
+    """Reads near damage, piece by piece: what is sound comes out, and what is damaged costs only itself.
+
+    It goes past the cache and its budget, by requests of its own, with the deadline of the read that it is for.
+    """
+
+    def __init__(self, transfers: Transfers, store: ObjectStore, prefix: str, clock: Clock) -> None:
+        self._transfers = transfers
+        self._store = store
+        self._prefix = prefix
+        self._clock = clock
+
+    def __call__(  # noqa: PLR0917 (one caller, in this order)
+        self,
+        stream: Hashable,
+        view: LifeView,
+        start: QueueOffset,
+        bytes_max: int,
+        count_max: int,
+        deadline_s: float,
+    ) -> TierBatch:
+        """Records from ``start`` on, which a part holds, up to what is damaged.
+
+        Raises:
+            DataError: The first of them is damaged.
+            StoreUnavailableError: They did not come before the deadline.
+            BackendError: They could not be read.
+        """
+        store = AskingStore(self._transfers, self._store, stream, self._clock, deadline_s)
+        reader = QueueReader.of_life(store, self._prefix, view.queue, view.life)
+        try:
+            found = reader.read(start, bytes_max=min(bytes_max, CAREFUL_BYTES), count_max=count_max)
+        except DataError:
+            found = reader.read(start, bytes_max=1, count_max=1)
+        return cast("TierBatch", found)

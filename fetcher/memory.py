@@ -29,14 +29,15 @@ import numpy as np
 
 STEP_BYTES = max(4 * 1024, mmap.PAGESIZE)
 """Sizes of buffers are multiples of this: a page."""
+
 BYTES_MIN = 64 * 1024
 """Smaller ones are better had from ``malloc``."""
+
 _LOOKED_AT_MAX = 128
 """Free extents that are tried, lowest first, before the upper end is cut from."""
 
 Extent = tuple[int, int]
 """Begin and end, in steps."""
-
 
 _Lent = np.ndarray[tuple[int], np.dtype[np.uint8]]
 """A buffer while somebody has it: views of it refer to it, and it can be referred to weakly.

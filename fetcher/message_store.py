@@ -1,7 +1,7 @@
 """TieredMessageStore: a broker's store and its tier as one, by read policy.
 
 Overview
-    Each read looks where its queue offset is now (``fetcher.policies``), reads there, and tells how it ended in
+    Each read looks where its queue offset is now (``fetcher.statuses``), reads there, and tells how it ended in
     RocketMQ's words (``fetcher.statuses``). A reader goes on at ``next_begin``; it may change sides with every read.
 
 No seams
@@ -16,31 +16,69 @@ When the tier is slow or gone
 
 Retries: none; the store below the fetcher has them. It keeps nothing but when the tier failed last; for any thread. The
 sides, their threads and their closing are the caller's.
+
+Deadlines: what goes over the wire ends with a ``StoreUnavailableError`` when its time is over; reads of the local disk
+are not interrupted.
+
+Times
+    The local side answers what it surely can: when its first message is earlier than the time that is asked for, the answer
+    is not below it. Else the tier is searched, below the local minimum only; so each message is looked for on one side.
+    Store times that are out of order just around the local minimum are taken as the local side has them.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from backends.errors import BackendError
-from fetcher import keys
-from fetcher.getting import Get
-from fetcher.policies import Both, Policy, is_shorter
-from fetcher.scanning import Scan, ScanLimits
-from fetcher.times import TimeLookup
-from tiered.errors import ClosedError, StoreUnavailableError, TieredStoreError
-from tiered.model import Boundary, MessageQueue, QueueOffset
+from fetcher.statuses import (
+    Both,
+    GetResult,
+    GetStatus,
+    KeyAnswer,
+    Policy,
+    Scan,
+    ScanLimits,
+    Side,
+    is_shorter,
+    judge_offset,
+    merge_answers,
+    plan_sides,
+)
+from fetcher.transfers import AskingStore
+from tiered.errors import (
+    ClosedError,
+    DataError,
+    ExpiredError,
+    InvalidError,
+    StoreUnavailableError,
+    TieredStoreError,
+)
+from tiered.log.by_time import StoreRanges, find_by_time
+from tiered.log.marks import mark_of_item
+from tiered.log.parts import Gap
+from tiered.model import Boundary, MessageQueue, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor, Future
 
+    from fetcher.fetcher import TieredMessageFetcher
     from fetcher.filters.face import Filter
-    from fetcher.keys import KeyAnswer, KeyLookup, KeyQuery
-    from fetcher.sides import LocalSide, TierSide
-    from fetcher.statuses import GetResult
+    from fetcher.statuses import KeyLookup, KeyQuery
     from tiered.clock import Clock
-    from tiered.model import QueueBounds
+    from tiered.local.face import LocalStore, RecordBatch
+    from tiered.log.cursor import Place
+    from tiered.log.decode import TierBatch
+    from tiered.log.reader import TierReader
+    from tiered.log.view import LifeView
+
+
+# -- message_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +236,7 @@ class TieredMessageStore:
         timeout_s: float | None = None,
         policy: Policy | None = None,
     ) -> QueueOffset:
-        """A queue offset by store time: what ``Boundary`` says. See ``fetcher.times``.
+        """A queue offset by store time: what ``Boundary`` says. See ``fetcher.message_store``.
 
         Raises:
             InvalidError: Neither side has the queue.
@@ -254,7 +292,7 @@ class TieredMessageStore:
             answers.append(_ask(self._local_keys, wanted, deadline_s, sides.tier_end))
         if self.tier is not None and policy is not Policy.DISABLE:
             answers.append(sides.check(_ask(self._tier_keys, wanted, deadline_s, sides.tier_end)))
-        return keys.merge(answers, wanted.count)
+        return merge_answers(answers, wanted.count)
 
     # -- for one read -----------------------------------------------------------------------------
 
@@ -351,8 +389,577 @@ def _ask(
     tier_end: Callable[[MessageQueue], int],
 ) -> KeyAnswer:
     if lookup is None:
-        return keys.KeyAnswer(is_complete=False)
+        return KeyAnswer(is_complete=False)
     try:
         return lookup(wanted, deadline_s, tier_end)
     except (TieredStoreError, BackendError) as error:
-        return keys.KeyAnswer(is_complete=False, errors=(error,))
+        return KeyAnswer(is_complete=False, errors=(error,))
+
+
+# -- sides
+
+_NEAR_ITEMS = 256
+"""How many items before a time are looked at for a message, at once."""
+
+_NEAR_BYTES = 1 << 20
+
+
+class LocalSide:
+    """The broker's own store."""
+
+    def __init__(
+        self,
+        store: LocalStore,
+        *,
+        bounds: Callable[[MessageQueue], QueueBounds | None] | None = None,
+        is_in_memory: Callable[[MessageQueue, int, int], bool] | None = None,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            store: Whose owner closes it.
+            bounds: Of one queue, if the store can tell that without listing all.
+            is_in_memory: Whether reading so many messages from a queue offset on needs no disk; without it everything is
+                taken to be in memory, and ``NOT_IN_MEM`` is ``NOT_IN_DISK``.
+        """
+        self._store = store
+        self._bounds = bounds
+        self._is_in_memory = is_in_memory
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds | None:
+        """As last seen; None: no such queue."""
+        return self._bounds(queue) if self._bounds else self._store.queues().get(queue)
+
+    def refresh(self) -> None:
+        """Look at the store anew."""
+        self._store.refresh()
+
+    def is_in_memory(self, queue: MessageQueue, start: int, count: int) -> bool:
+        """Whether reading ``count`` messages from ``start`` on needs no disk, as far as can be told."""
+        try:
+            return self._is_in_memory is None or self._is_in_memory(queue, start, count)
+        except InvalidError:  # its disk fails
+            return False
+
+    def read(
+        self, queue: MessageQueue, start: QueueOffset, bytes_max: int, count_max: int
+    ) -> RecordBatch | None:
+        """See ``LocalStore.read``."""
+        return self._store.read(queue, start, bytes_max=bytes_max, count_max=count_max)
+
+    def mark(self, queue: MessageQueue, offset: QueueOffset) -> int:
+        """Mark of a message; 0: it is not there."""
+        batch = self.read(queue, offset, 1, 1)
+        if batch is None or batch.base_offset != offset:
+            return 0
+        return mark_of_item(batch, 0)
+
+    def first_message(self, queue: MessageQueue) -> tuple[QueueOffset, int] | None:
+        """Queue offset and store time of the first message; None: there is none."""
+        bounds = self.bounds(queue)
+        at = bounds.min if bounds is not None else 0
+        while bounds is not None and at < bounds.end:
+            batch = self.read(queue, QueueOffset(at), 1, _NEAR_ITEMS if at > bounds.min else 1)
+            if batch is None:
+                return None
+            real = np.flatnonzero(batch.sizes > 0)
+            if len(real):
+                first = int(real[0])
+                return QueueOffset(batch.base_offset + first), int(batch.store_timestamps_ms[first])
+            at = batch.end_offset
+        return None
+
+    def offset_by_time(
+        self, queue: MessageQueue, time_ms: int, boundary: Boundary
+    ) -> tuple[QueueOffset, bool]:
+        """A queue offset by store time, and whether there is a message that it means.
+
+        Times are taken to be in order, as a broker's own search takes them.
+        """
+        if boundary is Boundary.LOWER:
+            found, bounds = self._store.offset_by_time(queue, time_ms), self.bounds(queue)
+            return found, bounds is not None and found < bounds.end
+        after, bounds = self._store.offset_by_time(queue, time_ms + 1), self.bounds(queue)
+        low, at, count = 0 if bounds is None else bounds.min, after, 1
+        while at > low:  # there are holes before it
+            start = max(at - count, low)
+            last = self._last_message(queue, start, at)
+            if last is not None:
+                return last, True
+            at, count = QueueOffset(start), min(2 * count, _NEAR_ITEMS)
+        return QueueOffset(low), False
+
+    def _last_message(self, queue: MessageQueue, start: int, end: int) -> QueueOffset | None:
+        """The last message in queue offsets ``[start, end)``."""
+        last = None
+        while start < end:
+            batch = self.read(queue, QueueOffset(start), _NEAR_BYTES, end - start)
+            if batch is None:
+                break
+            real = np.flatnonzero(batch.sizes > 0) + batch.base_offset
+            real = real[real < end]
+            last = QueueOffset(int(real[-1])) if len(real) else last
+            start = batch.end_offset
+        return last
+
+
+class TierSide:
+    """The tier."""
+
+    def __init__(
+        self,
+        reader: TierReader,
+        fetcher: TieredMessageFetcher,
+        executor: Executor,
+        clock: Clock,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            reader: The one that the fetcher has.
+            fetcher: Reads messages.
+            executor: Looks at the journal; one thread is enough, and it must not be the fetcher's.
+            clock: For deadlines.
+        """
+        self._reader = reader
+        self._store, self._prefix = reader.store, reader.prefix
+        self._fetcher = fetcher
+        self._executor = executor
+        self._clock = clock
+
+    def view(self, queue: MessageQueue) -> LifeView | None:
+        """The present life of a queue, as last seen."""
+        return self._reader.present(queue)
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds | None:
+        """As last seen; None: no such queue."""
+        life = self._reader.state.life(queue)
+        return None if life is None else QueueBounds(life.min_offset, life.commit_offset)
+
+    def last_mark(self, queue: MessageQueue, low: int, end: int) -> tuple[QueueOffset, int] | None:
+        """The last message of ``[low, end)`` of which the journal has a mark, and the mark."""
+        view = self.view(queue)
+        for part in reversed(view.parts if view is not None else []):
+            at = QueueOffset(part.queue_end - 1)
+            if low <= at < end and part.last:
+                return at, part.last
+        return None
+
+    def refresh(self, deadline_s: float) -> None:
+        """See what is new in the journal.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+            BackendError: It cannot be read.
+        """
+        self._await(self._executor.submit(self._fetcher.refresh), deadline_s)
+
+    def read(  # noqa: PLR0917 (one caller)
+        self,
+        group: str,
+        queue: MessageQueue,
+        start: QueueOffset,
+        bytes_max: int,
+        count_max: int,
+        deadline_s: float,
+    ) -> TierBatch | Gap | None:
+        """See ``TieredMessageFetcher.read``."""
+        timeout_s = max(deadline_s - self._clock.monotonic_s(), 1e-3)
+        return self._fetcher.read(
+            group, queue, start, bytes_max=bytes_max, count_max=count_max, timeout_s=timeout_s
+        )
+
+    def offset_by_time(
+        self,
+        queue: MessageQueue,
+        time_ms: int,
+        boundary: Boundary,
+        high: int,
+        deadline_s: float,
+    ) -> QueueOffset:
+        """A queue offset by store time among messages below ``high``; that if all there are earlier.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+            DataError: What has to be read is damaged.
+            BackendError: It cannot be read.
+        """
+
+        def find(place: Place) -> QueueOffset | None:
+            name = ("offset by time", queue)
+            asking = AskingStore(
+                self._fetcher.transfers, self._store, name, self._clock, deadline_s
+            )
+            ranges = StoreRanges(asking, self._prefix)
+            low, end = place.start, min(place.end, high)
+            view, where = place.view, self._prefix
+            return find_by_time(view, ranges, time_ms, boundary, low=low, high=end, where=where)
+
+        found = self._reader.cursor(queue).by_time(find, boundary)
+        return QueueOffset(min(found, high))
+
+    def first_time_ms(self, queue: MessageQueue, high: int) -> int | None:
+        """Smallest store time of the first part that has messages below ``high``; None: there are none. No request."""
+        view = self.view(queue)
+        if view is None:
+            return None
+        for part in view.parts_from(view.life.min_offset):
+            if part.store_min_ms >= 0 and part.queue_offset < high:
+                return part.store_min_ms
+        return None
+
+    def _await(self, future: Future[bool], deadline_s: float) -> None:
+        try:
+            future.result(max(deadline_s - self._clock.monotonic_s(), 0))
+        except (TimeoutError, CancelledError):
+            if future.done() and not future.cancelled():
+                future.result()  # it came at that very moment
+                return
+            future.cancel()
+            raise StoreUnavailableError(
+                "the tier did not answer before the deadline", where=self._prefix, do="try again"
+            ) from None
+
+
+# -- getting
+
+NOWHERE: Final = "neither in the tier nor in the local store"
+
+DAMAGED: Final = "damaged"
+
+_TRIES_MAX: Final = 64
+"""How often one read begins anew since retention moved under it."""
+
+_NO_BOUNDS: Final = QueueBounds(QueueOffset(-1), QueueOffset(-1))
+
+
+@dataclass(slots=True)
+class Get:
+    """One read.
+
+    Attributes:
+        means: What it works with.
+        group: Who reads.
+        queue: What.
+        policy: From where.
+        scan: What is wanted, and what was found so far.
+        deadline_s: Monotonic.
+    """
+
+    means: TieredMessageStore
+    group: str
+    queue: MessageQueue
+    policy: Policy
+    scan: Scan
+    deadline_s: float
+    _bounds: QueueBounds = _NO_BOUNDS
+    _start: QueueOffset = QueueOffset(-1)  # noqa: RUF009 (a NewType: the number itself)
+    _is_held: bool = False
+
+    def run(self) -> GetResult:
+        """Do it."""
+        self._start = self.scan.at
+        for _ in range(_TRIES_MAX):
+            try:
+                result = self._step()
+            except ClosedError:
+                raise
+            except ExpiredError:
+                return self._moved()
+            except DataError as error:
+                return self._damaged(error)
+            except (TieredStoreError, BackendError) as error:
+                return self._failed(error)
+            if result is not None:
+                return result
+            if self.scan.is_over:
+                break
+        if self.scan.at == self._start:
+            return self._end(GetStatus.TRY_AGAIN)
+        return self._end(GetStatus.NO_MATCHED_MESSAGE)
+
+    def _step(self) -> GetResult | None:
+        """Read once, or look anew; the result if that is all."""
+        both = self._look()
+        sides = self._plan(both)
+        if not sides and self.scan.at == self._start:
+            both = self._look_anew(both)
+            if self._plan(both):
+                return None
+        if sides:
+            self._read(self._ordered(sides), both)
+            return None
+        at, judged = self.scan.at, judge_offset(self.scan.at, both.bounds)
+        if judged is None and at == self._start:
+            self.scan.skip(both.next_known(at), NOWHERE)
+            return None
+        if judged is None or at != self._start:
+            return self._end(GetStatus.NO_MATCHED_MESSAGE)
+        status, self.scan.at = judged
+        return self._end(status)
+
+    def _look(self) -> Both:
+        return self.means.look(self.queue, self.policy, is_held=self._is_held)
+
+    def _plan(self, both: Both) -> tuple[Side, ...]:
+        """Where to read on; empty: nowhere."""
+        self._bounds = both.bounds or _NO_BOUNDS
+        return plan_sides(self.policy, both, self.scan.at, self._is_in_memory)
+
+    def _look_anew(self, both: Both) -> Both:
+        """See whether the offset has come meanwhile, before it is said that it is not there.
+
+        First the local store, then the journal: what was gone locally at the one moment, and is not in the tier at the
+        other, is nowhere.
+        """
+        means, at = self.means, self.scan.at
+        if means.local is not None:
+            means.local.refresh()
+            both = self._look()
+        bounds, tier = both.bounds, both.tier
+        is_ahead = bounds is not None and at >= bounds.end  # the journal is looked at now and then
+        has_expired = tier is not None and at < tier.min
+        if means.tier is None or self.policy is Policy.DISABLE or is_ahead or has_expired:
+            return both
+        try:
+            means.tier.refresh(self.deadline_s)
+        except (StoreUnavailableError, BackendError):
+            means.note_tier_failed()
+            raise
+        now = self._look()
+        if both.local is None or now.local is None:
+            return Both(None, now.tier)
+        return Both(QueueBounds(both.local.min, now.local.end), now.tier)
+
+    def _is_in_memory(self) -> bool:
+        local = self.means.local
+        return local is not None and local.is_in_memory(
+            self.queue, self.scan.at, self.scan.next_read()[1]
+        )
+
+    def _ordered(self, sides: tuple[Side, ...]) -> tuple[Side, ...]:
+        return (Side.LOCAL, Side.TIER) if len(sides) > 1 and self.means.is_tier_sick() else sides
+
+    def _read(self, sides: tuple[Side, ...], both: Both) -> None:
+        """Read from the first side that can; nothing, if both first have to be held against each other.
+
+        Args:
+            sides: In order.
+            both: What they have.
+
+        Raises:
+            TieredStoreError: None can (likewise ``BackendError``): damage only if no side might have it later.
+        """
+        failure: Exception | None = None
+        tier_end = both.tier.end if both.tier is not None and Side.TIER in sides else 0
+        if both.local is not None and self.scan.at < both.local.min and not self._is_held:
+            tier_end = min(tier_end, both.local.min)  # above it they have to be held first
+        for side in sides:
+            if side is Side.TIER and len(sides) > 1 and not self._is_held:
+                self._is_held = True
+                return
+            try:
+                if side is Side.LOCAL:
+                    self._read_local(tier_end)
+                else:
+                    self._read_tier(tier_end, has_local=side is not sides[-1])
+            except ClosedError:
+                raise
+            except (TieredStoreError, BackendError) as error:
+                if failure is None or isinstance(failure, DataError):
+                    failure = error
+            else:
+                return
+        assert failure is not None
+        raise failure
+
+    def _read_local(self, tier_end: int) -> None:
+        local, scan = self.means.local, self.scan
+        assert local is not None
+        batch = local.read(self.queue, scan.at, *scan.next_read())
+        if batch is not None and batch.base_offset == scan.at:
+            # Below the tier's end the tier may have what is damaged here.
+            scan.take(_before_hole(batch, tier_end), Side.LOCAL)
+        # else it has expired since, and is looked for again
+
+    def _read_tier(self, end: int, *, has_local: bool) -> None:
+        tier, scan = self.means.tier, self.scan
+        assert tier is not None
+        deadline_s = self.means.tier_deadline_s(self.deadline_s, has_local=has_local)
+        bytes_max, count_max = scan.next_read()
+        count_max = min(count_max, end - scan.at)
+        try:
+            found = tier.read(self.group, self.queue, scan.at, bytes_max, count_max, deadline_s)
+        except (StoreUnavailableError, BackendError):
+            self.means.note_tier_failed()
+            raise
+        if isinstance(found, Gap):
+            scan.skip(min(found.end, end), found.reason)
+        elif found is not None and found.base_offset == scan.at:
+            scan.take(found.records, Side.TIER)
+
+    # -- how it ends ------------------------------------------------------------------------------
+
+    def _end(self, status: GetStatus, error: Exception | None = None) -> GetResult:
+        scan = self.scan
+        return GetResult(
+            GetStatus.FOUND if scan.pieces else status,
+            scan.at,
+            self._bounds.min,
+            self._bounds.end,
+            tuple(scan.pieces),
+            tuple(scan.missing),
+            scan.size_bytes,
+            None if scan.pieces else error,
+        )
+
+    def _moved(self) -> GetResult:
+        """It expired while it was read."""
+        self._bounds = self._look().bounds or _NO_BOUNDS
+        self.scan.at = max(self.scan.at, self._bounds.min)
+        return self._end(GetStatus.MESSAGE_WAS_REMOVING)
+
+    def _damaged(self, error: DataError) -> GetResult:
+        """It will not come back: step over it, and say so."""
+        self.scan.skip(self.scan.at + 1, DAMAGED)
+        return self._end(GetStatus.OFFSET_FOUND_NULL, error)
+
+    def _failed(self, error: Exception) -> GetResult:
+        """Not now. What was looked at already need not be looked at again."""
+        has_moved = self.scan.at != self._start
+        return self._end(GetStatus.NO_MATCHED_MESSAGE if has_moved else GetStatus.TRY_AGAIN, error)
+
+
+def _before_hole(batch: RecordBatch, end: int) -> RecordBatch:
+    """What lies before the first hole below a queue offset.
+
+    Raises:
+        DataError: It begins with that hole.
+    """
+    holes = np.flatnonzero(batch.sizes[: max(end - batch.base_offset, 0)] <= 0)
+    if not len(holes):
+        return batch
+    count = int(holes[0])
+    if not count:
+        raise DataError(
+            f"the local store has no sound message at {batch.queue}, queue offset {batch.base_offset}"
+        )
+    return replace(
+        batch,
+        positions=batch.positions[:count],
+        sizes=batch.sizes[:count],
+        tag_codes=batch.tag_codes[:count],
+        store_timestamps_ms=batch.store_timestamps_ms[:count],
+        physical_offsets=batch.physical_offsets[:count],
+        quarantined=(),
+    )
+
+
+# -- times
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLookup:
+    """One lookup.
+
+    Attributes:
+        queue: Of which queue.
+        policy: Where to look.
+        time_ms: UTC.
+        boundary: What if it is not exact.
+        deadline_s: Monotonic.
+    """
+
+    queue: MessageQueue
+    policy: Policy
+    time_ms: int
+    boundary: Boundary
+    deadline_s: float
+
+    def find(
+        self, look: Callable[[], Both], local: LocalSide | None, tier: TierSide | None
+    ) -> QueueOffset:
+        """Search.
+
+        Args:
+            look: Tells the queue's bounds.
+            local: The local side, if there is one.
+            tier: The tier, if there is one.
+
+        Returns:
+            The queue offset; see ``Boundary``.
+
+        Raises:
+            InvalidError: Neither side has the queue.
+            StoreUnavailableError: The tier has to be asked, and did not answer.
+            DataError: What has to be read is damaged.
+        """
+        seen: tuple[QueueOffset, int] | None = None
+        while True:
+            first = None if local is None else local.first_message(self.queue)
+            both = look()
+            if tier is not None and self._is_behind(both, first) and first != seen:
+                tier.refresh(self.deadline_s)  # the journal must be newer than what has expired
+                seen, both = first, look()
+            if both.bounds is None:
+                raise InvalidError(
+                    f"neither the broker's store nor the tier has the queue {self.queue}"
+                )
+            if local is None or first is None:
+                return self._in_tier(both, tier, both.bounds.end)
+            found = self._find(both, local, tier, *first)
+            if local.first_message(self.queue) == first:
+                return found  # else retention has moved: the message may be in the tier only
+
+    def _is_behind(self, both: Both, first: tuple[QueueOffset, int] | None) -> bool:
+        """Whether the answer may be in what the tier is not known to have."""
+        if self.policy is Policy.DISABLE or (first is not None and self._is_local(first[1])):
+            return False
+        low = both.tier.end if both.tier is not None else 0
+        return both.bounds is None or (first is not None and low < first[0])
+
+    def _find(
+        self,
+        both: Both,
+        local: LocalSide,
+        tier: TierSide | None,
+        first: QueueOffset,
+        first_ms: int,
+    ) -> QueueOffset:
+        """Search, with the first local message at a queue offset and a time."""
+        if self.policy is Policy.FORCE and both.tier is not None:
+            try:
+                return self._forced(both, local, tier)
+            except (StoreUnavailableError, DataError, BackendError):
+                if not self._is_local(first_ms):
+                    raise
+        if self._is_local(first_ms):
+            return self._in_local(local)[0]
+        return self._in_tier(both, tier, first)
+
+    def _is_local(self, first_ms: int) -> bool:
+        """Whether the answer cannot be below the first local message."""
+        is_lower = self.boundary is Boundary.LOWER
+        return first_ms < self.time_ms if is_lower else first_ms <= self.time_ms
+
+    def _in_local(self, local: LocalSide) -> tuple[QueueOffset, bool]:
+        return local.offset_by_time(self.queue, self.time_ms, self.boundary)
+
+    def _in_tier(self, both: Both, tier: TierSide | None, high: QueueOffset) -> QueueOffset:
+        """Below ``high``; that if there is nothing."""
+        if tier is None or both.tier is None or both.tier.min >= min(both.tier.end, high):
+            return high
+        limit = min(both.tier.end, high)
+        found = tier.offset_by_time(self.queue, self.time_ms, self.boundary, limit, self.deadline_s)
+        return high if found >= limit else found
+
+    def _forced(self, both: Both, local: LocalSide, tier: TierSide | None) -> QueueOffset:
+        """All that the tier has; what is fresher from the local side."""
+        assert both.tier is not None
+        end = both.tier.end
+        found = self._in_tier(both, tier, end)
+        is_lower = self.boundary is Boundary.LOWER
+        if (is_lower and found < end) or both.local is None or both.local.end <= end:
+            return found
+        fresh, is_there = self._in_local(local)
+        return max(found, fresh) if is_lower or is_there else found

@@ -1,21 +1,43 @@
-"""What the request layer handles: plain data, to which ``fetcher.transfer_state`` gives meaning.
+"""What is wanted of a store, and in which order it goes. Pure: data, and queues of it; one thread at a time.
 
-A future that was asked for, the piece of an object it waits for, the request that brings pieces, and its attempts::
+Words. A future that was asked for, the range of an object it waits for, the request that brings ranges, and its attempts::
 
-    Asked  n..1  Piece  n..1  Request  1..2  Attempt
+    Asked  n..1  Range  n..1  Request  1..2  Attempt
+
+``fetcher.transfer_state`` gives them meaning. Equal wishes share a range. Ranges wait in two *lanes*, in fair order and by
+place, so that neighbours go with one request (``plan_merge``).
+
+Fairness. Streams take turns by bytes: start-time fair queueing. Each stream has a *tag*, the bytes it has been given on a
+common scale; the one with the smallest tag is next, and its tag grows by what it takes. A stream that comes (or comes back)
+begins at the tag of the one last served, so that it neither owes nor saves anything. Between two streams that both always
+wait, what they have been given never differs by more than the largest item of the one and the largest of the other, whatever
+their sizes and however many streams there are.
+
+A round robin with deficits would give the same in the long run. But its quantum has to be as large as the largest
+item, or many rounds pass until a large one may go; and then a stream of small ones sends dozens of them in its turn.
+Here there is no quantum. A decision costs O(log n) of the streams that wait, of which a queue has a stated limit.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tiered.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections import Counter
+    from collections.abc import Callable, Hashable, Sequence
 
+    from backends.base import ByteRange
+    from fetcher.settings import TransferLimits
+
+
+# -- requests
 
 Data = bytes | memoryview
 """What came: bytes of its own, or a view of memory that is lent (``fetcher.memory``)."""
@@ -41,7 +63,7 @@ class Asked(Future[Data]):
         """Make one; ``cancel`` decides whether it can still be cancelled, and if so ends it."""
         super().__init__()
         self._cancel = cancel
-        self.piece: Piece | None = None
+        self.piece: Range | None = None
         self.deadline = -1
 
     def cancel(self) -> bool:
@@ -55,7 +77,7 @@ class Asked(Future[Data]):
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class Range:
     """A range that somebody wants, or wanted when it was sent.
 
     Attributes:
@@ -103,7 +125,7 @@ class Request:
     key: str
     start: int
     end: int
-    pieces: list[Piece]
+    pieces: list[Range]
     running: int = 0
     is_done: bool = False
     error: BaseException | None = None
@@ -137,3 +159,403 @@ class Attempt:
     request: Request
     is_hedge: bool
     started_s: float | None = None
+
+
+# -- fairness
+
+T = TypeVar("T")
+
+
+class _Stream(Generic[T]):
+    __slots__ = ("items", "name", "tag")
+
+    def __init__(self, name: Hashable, tag: int) -> None:
+        self.name = name
+        self.tag = tag
+        self.items: OrderedDict[T, int] = OrderedDict()
+
+
+class FairQueue(Generic[T]):
+    """Items of many streams, first in first out within a stream. Not for several threads at once.
+
+    Items are told apart by equality, and none is in the queue twice.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[Hashable, _Stream[T]] = {}
+        # (tag, number, stream): one for each stream in the dictionary. The tag may be older than the stream's.
+        self._turns: list[tuple[int, int, _Stream[T]]] = []
+        self._number = 0
+        self._tag = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def streams(self) -> int:
+        """Streams that are remembered: those that wait, and some that have lately been served."""
+        return len(self._streams)
+
+    def push(self, stream: Hashable, item: T, cost: int) -> None:
+        """Add an item behind the others of its stream.
+
+        Args:
+            stream: Whose it is.
+            item: What waits.
+            cost: What ``stream`` pays when it is taken, usually bytes; at least 1.
+        """
+        found = self._streams.get(stream)
+        if found is None:
+            found = self._streams[stream] = _Stream(stream, self._tag)
+            heappush(self._turns, (found.tag, self._next_number(), found))
+        found.items[item] = cost
+        self._count += 1
+
+    def head(self) -> T | None:
+        """Whose turn it is, left in the queue; None: nothing waits."""
+        while self._turns:
+            tag, _, stream = self._turns[0]
+            if not stream.items:
+                heappop(self._turns)
+                del self._streams[stream.name]
+            elif stream.tag > tag:
+                heapreplace(self._turns, (stream.tag, self._next_number(), stream))
+            else:
+                return next(iter(stream.items))
+        return None
+
+    def take(self, stream: Hashable, item: T, *, extra_cost: int = 0) -> None:
+        """Remove an item, ``head`` or another; its stream pays for it (and ``extra_cost`` with it).
+
+        Raises:
+            KeyError: It is not here.
+        """
+        found = self._streams[stream]
+        cost = found.items.pop(item)
+        self._count -= 1
+        if found is self._turns[0][2]:
+            self._tag = max(self._tag, self._turns[0][0])
+        found.tag += cost + extra_cost
+
+    def remove(self, stream: Hashable, item: T) -> None:
+        """Remove an item that is not wanted any more; nobody pays.
+
+        Raises:
+            KeyError: It is not here.
+        """
+        del self._streams[stream].items[item]
+        self._count -= 1
+
+    def _next_number(self) -> int:
+        self._number += (
+            1  # streams with equal tags take turns in the order in which they came to that tag
+        )
+        return self._number
+
+
+# -- lanes
+
+_Place = tuple[int, int, int, "Range"]  # start, end, number, piece: the first three tell all apart
+
+
+class Merge(NamedTuple):
+    """Neighbours ``[low, high)`` of a list, and the bytes ``[start, end)`` that hold them all."""
+
+    low: int
+    high: int
+    start: int
+    end: int
+
+
+def plan_merge(
+    places: Sequence[tuple[int, int, object, object]], at: int, *, gap_bytes: int, bytes_max: int
+) -> Merge:
+    """Which neighbours of ``places[at]`` are asked for with it.
+
+    Args:
+        places: (start, end, ...) of ranges of one object, ordered by start; they may overlap.
+        at: The one that is to be asked for in any case.
+        gap_bytes: Most unwanted bytes between two neighbours. In all there are never more than wanted ones: at most half
+            of what is read is read in vain.
+        bytes_max: Most bytes of the whole, unless the one alone is larger.
+
+    Returns:
+        The row, behind first and then before, until a gap or the size ends it.
+    """
+    start, end = places[at][:2]
+    low, high = at, at + 1
+    balance = end - start  # bytes wanted, less those that are not
+    while high < len(places):
+        after = places[high]
+        gap, farther = max(after[0] - end, 0), max(end, after[1])
+        more = farther - end - 2 * gap
+        if gap > gap_bytes or balance + more < 0 or farther - start > bytes_max:
+            break
+        end, balance = farther, balance + more
+        high += 1
+    while low:
+        before = places[low - 1]
+        gap, nearer = max(start - before[1], 0), min(start, before[0])
+        more, farther = start - nearer - 2 * gap, max(end, before[1])
+        if gap > gap_bytes or balance + more < 0 or farther - nearer > bytes_max:
+            break
+        start, end, balance = nearer, farther, balance + more
+        low -= 1
+    return Merge(low, high, start, end)
+
+
+class Lane:
+    """Pieces of one class that wait. Not for several threads at once."""
+
+    def __init__(self, *, gap_bytes: int) -> None:
+        """Begin empty; see ``plan_merge`` for ``gap_bytes``."""
+        self._gap_bytes = gap_bytes
+        self._queue: FairQueue[Range] = FairQueue()
+        self._places: dict[str, list[_Place]] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, piece: Range) -> None:
+        """Let a piece wait for its stream's turn."""
+        self._queue.push(piece.stream, piece, piece.size_bytes)
+        if not piece.is_alone:
+            insort(self._places.setdefault(piece.key, []), _place(piece))
+
+    def remove(self, piece: Range) -> None:
+        """Forget a piece that waits."""
+        self._queue.remove(piece.stream, piece)
+        if not piece.is_alone:
+            places = self._places[piece.key]
+            at = bisect_left(places, _place(piece))
+            self._forget(piece.key, at, at + 1)
+
+    def head(self) -> Range | None:
+        """Whose turn it is."""
+        return self._queue.head()
+
+    def take(self, piece: Range, bytes_max: int) -> tuple[list[Range], int, int]:
+        """Remove the piece whose turn it is, and the neighbours that one request of ``bytes_max`` bytes brings too.
+
+        Each piece is paid for by its own stream; what lies between them by the stream whose turn it is.
+
+        Returns:
+            The pieces, and the range ``[start, end)``.
+        """
+        if piece.is_alone:
+            self._queue.take(piece.stream, piece)
+            return [piece], piece.start, piece.end
+        places = self._places[piece.key]
+        at = bisect_left(places, _place(piece))
+        merge = plan_merge(places, at, gap_bytes=self._gap_bytes, bytes_max=bytes_max)
+        pieces = [place[3] for place in places[merge.low : merge.high]]
+        self._forget(piece.key, merge.low, merge.high)
+        gaps = merge.end - merge.start - sum(one.size_bytes for one in pieces)
+        self._queue.take(piece.stream, piece, extra_cost=max(0, gaps))
+        for one in pieces:
+            if one is not piece:
+                self._queue.take(one.stream, one)
+        return pieces, merge.start, merge.end
+
+    def _forget(self, key: str, low: int, high: int) -> None:
+        places = self._places[key]
+        del places[low:high]
+        if not places:
+            del self._places[key]
+
+
+def _place(piece: Range) -> _Place:
+    return piece.start, piece.end, piece.number, piece
+
+
+# -- wishes
+
+
+_SMALL = 64
+
+
+class Deadlines(Generic[T]):
+    """Things with a moment, the earliest first. Not for several threads at once.
+
+    What has ended otherwise is dropped at once, and only its moment stays in the heap for a while: an answer that was
+    handed out long before its deadline must not be held in memory until then.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[int, T] = {}
+        self._heap: list[tuple[float, int]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, moment_s: float, thing: T) -> int:
+        """Note when ``thing`` has its end; its number, for ``drop``."""
+        self._number += 1
+        self._live[self._number] = thing
+        heappush(self._heap, (moment_s, self._number))
+        return self._number
+
+    def drop(self, number: int) -> None:
+        """It needs its deadline no more (harmless when it is gone)."""
+        self._live.pop(number, None)
+        if len(self._heap) > _SMALL + 2 * len(self._live):
+            self._heap = [entry for entry in self._heap if entry[1] in self._live]
+            heapify(self._heap)
+
+    def next_s(self) -> float | None:
+        """The earliest moment; None: there is none."""
+        while self._heap and self._heap[0][1] not in self._live:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_s: float) -> list[T]:
+        """All whose moment has come, earliest first; they are gone from here."""
+        found = []
+        while (next_s := self.next_s()) is not None and next_s <= now_s:
+            found.append(self._live.pop(heappop(self._heap)[1]))
+        return found
+
+
+class Wishes:
+    """All wishes that have not ended, and all pieces that wait to be sent.
+
+    A wish ends when it leaves its piece (``leave``, ``end_all``); whoever called that has to end its future.
+    """
+
+    def __init__(self, limits: TransferLimits, counts: Counter[str]) -> None:
+        """Begin with none; counted in ``counts``."""
+        self._limits = limits
+        self._counts = counts
+        self._live: dict[Asked, None] = {}
+        self._pieces: dict[tuple[str, int, int], Range] = {}  # those that may be joined
+        self._urgent = Lane(gap_bytes=limits.coalesce_gap_bytes)
+        self._ahead = Lane(gap_bytes=limits.coalesce_gap_bytes)
+        self._deadlines: Deadlines[Asked] = Deadlines()
+        self._number = 0
+
+    @property
+    def pending(self) -> int:
+        """Pieces that wait to be sent."""
+        return len(self._urgent) + len(self._ahead)
+
+    def add(
+        self,
+        asked: Asked,
+        stream: Hashable,
+        key: str,
+        byte_range: ByteRange,
+        *,
+        urgent: bool,
+        deadline_s: float | None,
+    ) -> Range:
+        """Take up a wish: it joins an equal piece, or a new one begins to wait.
+
+        Raises:
+            BusyError: The queue is full; nothing has changed.
+        """
+        piece = self._pieces.get((key, byte_range.start, byte_range.end))
+        if piece is None:
+            piece = self._new_piece(stream, key, byte_range, is_urgent=urgent)
+        else:
+            self._counts["joined"] += 1
+            if urgent:
+                self.hurry(piece, stream)
+        self._counts["asked"] += 1
+        self._live[asked] = None
+        piece.askers[asked] = None
+        asked.piece = piece
+        if deadline_s is not None:
+            asked.deadline = self._deadlines.add(deadline_s, asked)
+        return piece
+
+    def hurry(self, piece: Range, stream: Hashable) -> None:
+        """Somebody waits for it now: it goes before read-ahead, at the cost of ``stream``."""
+        if piece.is_urgent:
+            return
+        if piece.request is None:
+            self._ahead.remove(piece)
+        piece.is_urgent = True
+        piece.stream = stream
+        if piece.request is None:
+            self._urgent.push(piece)
+
+    def head(self) -> Range | None:
+        """Whose turn it is."""
+        return self._urgent.head() or self._ahead.head()
+
+    def take(self, piece: Range, bytes_max: int) -> tuple[list[Range], int, int]:
+        """See ``Lane.take``."""
+        return self._lane(piece).take(piece, bytes_max)
+
+    def put_back(self, piece: Range) -> None:
+        """A piece that was sent waits again, and goes alone; nobody wants it: it is forgotten."""
+        piece.request = None
+        if piece.askers:
+            piece.is_alone = True
+            self._lane(piece).push(piece)
+        else:
+            self.forget(piece)
+
+    def leave(self, asked: Asked) -> Range:
+        """Take a wish out of its piece, which decides its end; a piece that nobody wants is not sent."""
+        piece = asked.piece
+        assert piece is not None
+        del piece.askers[asked]
+        self._ended(asked)
+        if not piece.askers and piece.request is None:
+            self._lane(piece).remove(piece)
+            self.forget(piece)
+        return piece
+
+    def end_all(self, piece: Range) -> list[Asked]:
+        """Take all askers out of a piece that was answered; it cannot be joined any more."""
+        self.forget(piece)
+        askers = list(piece.askers)
+        piece.askers.clear()
+        for asked in askers:
+            self._ended(asked)
+        return askers
+
+    def forget(self, piece: Range) -> None:
+        """It cannot be joined any more."""
+        place = (piece.key, piece.start, piece.end)
+        if self._pieces.get(place) is piece:
+            del self._pieces[place]
+
+    def live(self) -> list[Asked]:
+        """All that have not ended."""
+        return list(self._live)
+
+    def overdue(self, now_s: float) -> list[Asked]:
+        """Those whose deadline has passed; each is told once."""
+        return self._deadlines.due(now_s)
+
+    def next_deadline_s(self) -> float | None:
+        """The earliest."""
+        return self._deadlines.next_s()
+
+    def _new_piece(
+        self, stream: Hashable, key: str, byte_range: ByteRange, *, is_urgent: bool
+    ) -> Range:
+        waiting = len(self._urgent) if is_urgent else self.pending
+        if waiting >= self._limits.pending_max:
+            self._counts["refused"] += 1
+            raise BusyError(
+                f"{waiting} reads wait for the object store", where=key, do="read again later"
+            )
+        self._number += 1
+        start, end = byte_range.start, byte_range.end
+        piece = Range(key, start, end, stream, is_urgent, self._number)
+        self._pieces[key, start, end] = piece
+        self._lane(piece).push(piece)
+        return piece
+
+    def _lane(self, piece: Range) -> Lane:
+        return self._urgent if piece.is_urgent else self._ahead
+
+    def _ended(self, asked: Asked) -> None:
+        asked.piece = None
+        del self._live[asked]
+        self._deadlines.drop(asked.deadline)

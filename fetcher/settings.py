@@ -4,18 +4,97 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fetcher.transfers import TransferLimits
-from fetcher.window import WindowLimits
 from tiered.errors import InvalidError
 
+# -- limits
+
+_KIB = 1 << 10
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    """How much may be under way, how fast, and how it is merged and asked again.
+
+    Attributes:
+        requests_in_flight_max: Calls to the store at once (slots). The executor should have as many threads.
+        bytes_in_flight_max: Bytes they ask for together. A single larger request passes alone.
+        bytes_per_s: Most bytes asked for in a second, on average; None: no limit.
+        requests_per_s: Most calls begun in a second, on average; None: no limit.
+        coalesce_gap_bytes: Waiting neighbours of one object become one request when at most this many unwanted bytes
+            lie between them.
+        coalesced_bytes_max: Most bytes of a request that was merged.
+        hedge_factor: A request is asked again after this many times the running median of its like,
+        hedge_floor_s: but not before this many seconds.
+        hedge_budget: Most hedges for each request; 0: no hedging.
+        pending_max: Pieces that may wait. Read-ahead is refused when so many wait in all; what is urgent, when so
+            many urgent ones wait.
+    """
+
+    requests_in_flight_max: int = 16
+    bytes_in_flight_max: int = 64 * _MIB
+    bytes_per_s: float | None = None
+    requests_per_s: float | None = None
+    coalesce_gap_bytes: int = 64 * _KIB
+    coalesced_bytes_max: int = 8 * _MIB
+    hedge_factor: float = 3.0
+    hedge_floor_s: float = 0.05
+    hedge_budget: float = 0.05
+    pending_max: int = 4096
+
+    def __post_init__(self) -> None:
+        least = min(self.requests_in_flight_max, self.bytes_in_flight_max, self.pending_max)
+        if least < 1 or self.coalesce_gap_bytes < 0 or self.coalesced_bytes_max < 1:
+            raise InvalidError(f"a limit is too small: {self}")
+        if not (0 <= self.hedge_budget <= 1 and self.hedge_factor >= 1 and self.hedge_floor_s > 0):
+            raise InvalidError(f"hedging is set out of range: {self}")
+
+
+# -- window
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLimits:
+    """Bounds of a window.
+
+    Attributes:
+        bytes_min: Where it begins, and what it never falls below (> 0).
+        bytes_max: What it never exceeds.
+        growth: Which share of each delivered batch it grows by (> 0).
+        refill: Read-ahead is asked for when less than this share of the window lies ahead, so that requests are large.
+    """
+
+    bytes_min: int = 256 * 1024
+    bytes_max: int = 32 * 1024 * 1024
+    growth: float = 0.5
+    refill: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_min <= self.bytes_max:
+            raise InvalidError(
+                f"a read-ahead window of {self.bytes_min} to {self.bytes_max} bytes",
+                do="make the minimum positive, and the maximum no less",
+            )
+        if self.growth <= 0 or not 0 < self.refill <= 1:
+            raise InvalidError("the read-ahead window needs growth > 0 and 0 < refill <= 1")
+
+
+# -- settings
+
 KIB = 1024
+
 MIB = 1024 * KIB
+
 BLOCK_ALIGNMENT = 64 * KIB
 """Blocks of the cache consist of whole blocks that have a checksum."""
+
 MEMORY_BYTES = 256 * MIB
 """What an opened tier may take, unless told otherwise."""
+
 MEMORY_BYTES_MIN = 1 * MIB
 """With less there is no room for the parts of one read."""
+
 FREE_SHARE = 8
 """Memory that is kept for what will be read next is an eighth of the cache, at most."""
 

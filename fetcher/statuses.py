@@ -1,27 +1,148 @@
-"""How a read ends, and where the reader goes on: RocketMQ's statuses, and one of our own.
+"""Where a read goes, what it has found, and how it ends: all that a message store decides. Pure.
 
-Pure. docs/reading.md has the table. What RocketMQ's tiered store gets wrong is not done here: a read that failed is never
-told as "no message matched", and what is skipped over is always named.
+Sides
+    The broker's store is the authority on what a queue's messages are. Their histories may have parted: a topic was deleted
+    and created again, or the broker lost its end and has grown since. The last message that both should have tells
+    (``is_one``): where the broker's store ends below what the tier has, they are one only if it is the same; else unless it
+    is another. Where they are not, the tier serves only what lies below the local minimum, until the journal says what
+    became of it.
+
+Statuses
+    RocketMQ's, and one of our own; docs/reading.md has the table. What RocketMQ's tiered store gets wrong is not done here:
+    a read that failed is never told as "no message matched", and what is skipped over is always named.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Final, Protocol
 
-from tiered.model import QueueOffset
+import numpy as np
+
+from tiered.errors import InvalidError
+from tiered.local.face import HoleReason
+from tiered.log.parts import Gap
+from tiered.model import QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
-    from fetcher.policies import Side
+    from fetcher.filters.face import Filter
+    from tiered.format.record import Record
     from tiered.local.face import RecordBatch
-    from tiered.log.parts import Gap
-    from tiered.model import QueueBounds
+    from tiered.model import MessageQueue
+
+
+# -- policies
+
+
+class Policy(IntEnum):
+    """When the tier is read; numbers as RocketMQ's ``tieredStorageLevel``."""
+
+    DISABLE = 0
+    """Never."""
+    NOT_IN_DISK = 1
+    """What the broker has no more."""
+    NOT_IN_MEM = 2
+    """That, and what the broker would have to read from its disk."""
+    FORCE = 3
+    """All that the tier has. What is not there yet comes from the broker."""
+
+
+class Side(Enum):
+    """Where a message is read."""
+
+    LOCAL = "local"
+    TIER = "tier"
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """A queue on both sides, as far as a policy looks at them.
+
+    Attributes:
+        local: Bounds in the broker's store; None: it has no such queue, or there is no store.
+        tier: Bounds in the tier that may be used; None: there is none.
+    """
+
+    local: QueueBounds | None
+    tier: QueueBounds | None
+
+    @classmethod
+    def of(
+        cls,
+        policy: Policy,
+        local: QueueBounds | None,
+        tier: QueueBounds | None,
+        *,
+        is_one: bool,
+    ) -> Both:
+        """Leave out what is not to be used of the tier.
+
+        Args:
+            policy: Which.
+            local: What the broker's store has.
+            tier: What the tier has.
+            is_one: They are one history.
+        """
+        if policy is Policy.DISABLE or tier is None:
+            return cls(local, None)
+        if local is not None and not is_one:
+            tier = QueueBounds(tier.min, max(tier.min, min(tier.end, local.min)))
+        return cls(local, tier)
+
+    @property
+    def bounds(self) -> QueueBounds | None:
+        """Of the queue over both sides; None: neither has it."""
+        known = [side for side in (self.local, self.tier) if side is not None]
+        if not known:
+            return None
+        end = max(side.end for side in known)
+        starts = [side.min for side in known if side.min < side.end]
+        return QueueBounds(min(starts, default=end), end)
+
+    def has(self, side: Side, offset: int) -> bool:
+        """Whether a side has a queue offset."""
+        bounds = self.local if side is Side.LOCAL else self.tier
+        return bounds is not None and bounds.min <= offset < bounds.end
+
+    def next_known(self, offset: int) -> QueueOffset:
+        """The first queue offset above one that no side has, which a side has; else the end."""
+        known = [side for side in (self.local, self.tier) if side is not None]
+        above = [side.min for side in known if offset < side.min < side.end]
+        return min(above, default=max(side.end for side in known))
+
+
+def is_shorter(local: QueueBounds | None, tier: QueueBounds | None) -> bool:
+    """Whether the tier has more than the broker: either has to be looked at anew, or their histories part."""
+    return local is not None and tier is not None and local.end < tier.end
+
+
+def plan_sides(
+    policy: Policy, both: Both, offset: int, is_in_memory: Callable[[], bool]
+) -> tuple[Side, ...]:
+    """Where to read a queue offset.
+
+    Args:
+        policy: Which.
+        both: What the sides have.
+        offset: First queue offset of the read.
+        is_in_memory: Whether the broker's store has it in memory; asked only if that decides.
+
+    Returns:
+        Sides to try, in order; empty when none has it.
+    """
+    sides = tuple(side for side in Side if both.has(side, offset))
+    if len(sides) < len(Side):
+        return sides
+    prefers_tier = policy is Policy.FORCE or (policy is Policy.NOT_IN_MEM and not is_in_memory())
+    return (Side.TIER, Side.LOCAL) if prefers_tier else (Side.LOCAL, Side.TIER)
+
+
+# -- statuses
 
 
 class GetStatus(Enum):
@@ -50,7 +171,7 @@ class GetStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Taken:
     """Messages that were found next to each other.
 
     Attributes:
@@ -91,7 +212,7 @@ class GetResult:
     next_begin: QueueOffset
     min_offset: QueueOffset
     max_offset: QueueOffset
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Taken, ...] = ()
     missing: tuple[Gap, ...] = ()
     size_bytes: int = 0
     error: Exception | None = None
@@ -130,3 +251,216 @@ def judge_offset(
     if start > bounds.end:
         return GetStatus.OFFSET_OVERFLOW_BADLY, bounds.end
     return None
+
+
+# -- scanning
+
+SCAN_STEP_BYTES: Final = 1 << 20
+"""How much is read at once where a filter decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """When a read is enough.
+
+    Attributes:
+        count_max: Messages.
+        bytes_max: Bytes of their records; the first is taken however large it is.
+        scan_items_max: Items looked at, wanted or not.
+        scan_bytes_max: Bytes looked at, about.
+    """
+
+    count_max: int = 32
+    bytes_max: int = 256 * 1024
+    scan_items_max: int = 16_000
+    scan_bytes_max: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if min(self.count_max, self.bytes_max, self.scan_items_max, self.scan_bytes_max) <= 0:
+            raise InvalidError("a read needs limits above 0")
+
+
+class Scan:
+    """One read. Not for several threads at once.
+
+    Attributes:
+        at: Where to go on: behind the last message taken when it is enough, else behind the last looked at.
+        pieces: What was taken.
+        missing: What was skipped since there is no message.
+        size_bytes: Of the records taken.
+        is_full: A limit on what is taken was reached.
+    """
+
+    def __init__(self, start: QueueOffset, limits: ScanLimits, wanted: Filter | None) -> None:
+        """Begin with nothing."""
+        self.at = start
+        self.pieces: list[Taken] = []
+        self.missing: list[Gap] = []
+        self.size_bytes = 0
+        self.is_full = False
+        self._limits = limits
+        self._wanted = wanted
+        self._count = 0
+        self._items_left = limits.scan_items_max
+        self._bytes_left = limits.scan_bytes_max
+
+    @property
+    def is_over(self) -> bool:
+        """Something was taken, or enough was looked at."""
+        return bool(self.pieces) or self.is_full or min(self._items_left, self._bytes_left) <= 0
+
+    def next_read(self) -> tuple[int, int]:
+        """Bytes and items to ask for next, at most."""
+        if self._wanted is None:
+            return self._limits.bytes_max, self._limits.count_max
+        return min(SCAN_STEP_BYTES, self._bytes_left), self._items_left
+
+    def skip(self, end: int, reason: str) -> None:
+        """There is nothing up to ``end``."""
+        self.missing.append(Gap(self.at, QueueOffset(end), reason))
+        self.at = QueueOffset(end)
+        self._items_left -= 1
+
+    def take(self, batch: RecordBatch, side: Side) -> None:
+        """Look at a batch that begins at ``at``.
+
+        Raises:
+            DataError: A record that the filter has to look into is damaged.
+        """
+        assert batch.base_offset == self.at
+        wanted = self._wanted
+        items = np.flatnonzero(batch.sizes > 0) if wanted is None else wanted.select(batch)
+        count = self._fitting(batch, items)
+        self.is_full = count < len(items) or self._count + count >= self._limits.count_max
+        end = batch.count
+        if self.is_full:
+            end = int(items[count - 1]) + 1 if count else int(items[0])
+        if count:
+            self.pieces.append(Taken(batch, items[:count], side))
+            self._count += count
+        self._note_holes(batch, end)
+        self._items_left -= end
+        self._bytes_left -= memoryview(batch.data).nbytes
+        self.at = QueueOffset(batch.base_offset + end)
+
+    def _fitting(self, batch: RecordBatch, items: npt.NDArray[np.int64]) -> int:
+        """How many items fit; at least one if nothing was taken yet."""
+        sizes, positions = batch.sizes[items].astype(np.int64), batch.positions[items]
+        sizes[1:][positions[1:] == positions[:-1]] = 0  # of an inner batch, once
+        totals = self.size_bytes + np.cumsum(sizes)
+        count = int(np.searchsorted(totals, self._limits.bytes_max, side="right"))
+        if not self._count and len(items):
+            count = max(count, 1)
+        count = min(count, self._limits.count_max - self._count)
+        if count:
+            self.size_bytes = int(totals[count - 1])
+        return count
+
+    def _note_holes(self, batch: RecordBatch, end: int) -> None:
+        for hole in np.flatnonzero(batch.sizes[:end] <= 0).tolist():
+            at = QueueOffset(batch.base_offset + hole)
+            reason = _reason(int(batch.tag_codes[hole]))
+            last = self.missing[-1] if self.missing else None
+            if last is not None and (last.end, last.reason) == (at, reason):
+                self.missing[-1] = Gap(last.start, QueueOffset(at + 1), reason)
+            else:
+                self.missing.append(Gap(at, QueueOffset(at + 1), reason))
+
+
+def _reason(code: int) -> str:
+    known = {int(reason) for reason in HoleReason}
+    return f"hole: {HoleReason(code).name.lower()}" if code in known else "hole"
+
+
+# -- keys
+
+TIME_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyQuery:
+    """What is looked for.
+
+    Attributes:
+        topic: Of the messages.
+        key: One of a message's keys, or its unique id.
+        from_ms: Stored at this time or later, UTC.
+        until_ms: Stored before this time.
+        count: So many, the newest (> 0, else ``InvalidError``).
+    """
+
+    topic: str
+    key: str
+    from_ms: int = 0
+    until_ms: int = TIME_MAX
+    count: int = 64
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise InvalidError(f"a lookup for {self.count} messages", do="ask for 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHit:
+    """A message that has the key.
+
+    Attributes:
+        queue: Where it is.
+        queue_offset: Likewise.
+        store_ms: Store time, UTC.
+        message: The message; an inner message as it is by itself.
+    """
+
+    queue: MessageQueue
+    queue_offset: QueueOffset
+    store_ms: int
+    message: Record = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAnswer:
+    """What was found.
+
+    Attributes:
+        hits: Newest first, no message twice.
+        is_complete: Nothing that was asked for can be missing.
+        errors: Why something may be.
+    """
+
+    hits: tuple[KeyHit, ...] = ()
+    is_complete: bool = True
+    errors: tuple[Exception, ...] = ()
+
+
+class KeyLookup(Protocol):
+    """Looks for messages on one side."""
+
+    def __call__(
+        self, wanted: KeyQuery, deadline_s: float, tier_end: Callable[[MessageQueue], int], /
+    ) -> KeyAnswer:
+        """Look.
+
+        Args:
+            wanted: What.
+            deadline_s: Until which moment of the monotonic clock.
+            tier_end: Up to which queue offset of a queue the tier is asked: the local side need look no further down.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+        """
+        ...
+
+
+def merge_answers(answers: Sequence[KeyAnswer], count: int) -> KeyAnswer:
+    """One answer of several; the first wins where two have the same message."""
+    found = {
+        (hit.queue, hit.queue_offset): hit for answer in reversed(answers) for hit in answer.hits
+    }
+    hits = sorted(
+        found.values(), key=lambda hit: (hit.store_ms, hit.queue_offset, hit.queue), reverse=True
+    )
+    return KeyAnswer(
+        tuple(hits[:count]),
+        all(answer.is_complete for answer in answers),
+        tuple(error for answer in answers for error in answer.errors),
+    )

@@ -1,6 +1,6 @@
 """Which requests are sent, when, and what becomes of those who asked: decisions only, no clock, no thread, no store.
 
-Overview. Each wish (``ask``) is for a *piece*; equal wishes share it. Pieces wait in two *lanes*, what is waited for
+Overview. Each wish (``ask``) is for a *range*; equal wishes share it. Ranges wait in two *lanes*, what is waited for
 now before read-ahead, streams in turn within each. When a slot, bytes and tokens are free the next one is sent as a
 *request*, with its neighbours of the same lane. A slow request is attempted a second time. Every method takes the
 moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does it.
@@ -8,33 +8,233 @@ moment and leaves what is to be done in ``effects``; ``fetcher.transfers`` does 
 Ordering. First come, first served within a stream and a lane. What does not fit (bytes, tokens) holds up all behind
 it, so that a large request is never starved by small ones; a single one larger than the limit passes alone.
 
-Ends. A wish ends exactly once: whoever takes it out of its piece (``Asked.piece`` becomes None) decides its end. A
+Ends. A wish ends exactly once: whoever takes it out of its range (``Asked.piece`` becomes None) decides its end. A
 slot is given back only when its call has returned, whatever has become of the askers.
 
 Retries. None, with two exceptions that are no retries of the same thing: the hedge; and when a merged request fails
-because some range reaches behind the object's end, its pieces are sent one by one, since the others may be right.
+because some range reaches behind the object's end, its ranges are sent one by one, since the others may be right.
+
+Hedging. How long a request takes depends on its size, so requests are compared with those of similar size: each *size class*
+spans a factor of four. A class that has too few of its own is judged by the next larger one that has enough, which is
+patient; or by the next smaller one, its median multiplied by how much larger the class is.
 
 Not for several threads at once. Nothing survives the process.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, insort
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from backends.errors import InvalidRangeError, ShortReadError
-from fetcher.hedging import Durations, HedgeBudget, Running, plan_hedges
-from fetcher.limits import TokenBucket
-from fetcher.requests import Asked, Attempt, Data, DeadlineError, Piece, Request
-from fetcher.wishes import Wishes
+from fetcher.requests import Asked, Attempt, Data, DeadlineError, Range, Request, Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
 
     from backends.base import ByteRange
-    from fetcher.limits import TransferLimits
+    from fetcher.settings import TransferLimits
 
+
+# -- limits
+
+_BURST_S = 0.1
+"""What may be taken at once after a pause: what the rate gives in this time, and at least one."""
+
+
+class TokenBucket:
+    """Spaces things out to ``rate`` units a second on average. Not for several threads at once.
+
+    Something larger than the bucket is not held up for ever: it passes as soon as any token is there, and leaves a
+    debt that delays what comes after it. So in any ``t`` seconds less than ``rate * t + burst`` units pass, and the
+    last thing taken.
+    """
+
+    def __init__(self, rate: float | None, now_s: float) -> None:
+        """Begin full.
+
+        Args:
+            rate: Units a second, above 0; None: no limit.
+            now_s: Monotonic seconds.
+        """
+        if rate is not None and not rate > 0:
+            raise ValueError(f"a rate must be above 0: {rate}")
+        self._rate = rate
+        self._burst = max(1.0, (rate or 0) * _BURST_S)
+        self._tokens = self._burst
+        self._at_s = now_s
+
+    @property
+    def burst(self) -> float:
+        """Units that a full bucket has."""
+        return self._burst
+
+    def ready_in_s(self, now_s: float) -> float:
+        """Seconds until something may be taken; 0: now."""
+        if self._rate is None:
+            return 0.0
+        self._fill(now_s)
+        return 0.0 if self._tokens > 0 else max(-self._tokens / self._rate, 1e-6)
+
+    def take(self, units: float, now_s: float) -> None:
+        """Count ``units`` as passed, whether there are as many or not."""
+        if self._rate is not None:
+            self._fill(now_s)
+            self._tokens -= units
+
+    def _fill(self, now_s: float) -> None:
+        assert self._rate is not None
+        gained = max(0.0, now_s - self._at_s) * self._rate
+        self._tokens = min(self._burst, self._tokens + gained)
+        self._at_s = max(self._at_s, now_s)
+
+
+# -- hedging
+
+SAMPLES = 101
+"""Requests of a class that its median is taken of."""
+
+SAMPLES_MIN = 8
+"""A class with fewer has no median."""
+
+_SMALLEST_BITS = 16
+
+_CLASSES = 8  # up to 64 KiB, 256 KiB, 1 MiB, ... 256 MiB, larger
+
+_BANK = 32.0
+"""Hedges that may be saved up. Without it a long calm would pay for doubling every request when the store has trouble."""
+
+_ROUNDING = 1e-6
+
+
+def size_class(size_bytes: int) -> int:
+    """Which class a size belongs to, from 0."""
+    bits = (size_bytes - 1).bit_length()
+    return min(_CLASSES - 1, max(0, (bits - _SMALLEST_BITS + 1) // 2))
+
+
+class _Median:
+    """Of the last ``SAMPLES`` values."""
+
+    __slots__ = ("_recent", "_sorted")
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, value: float) -> None:
+        if len(self._recent) == SAMPLES:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._recent.append(value)
+        insort(self._sorted, value)
+
+    def value(self) -> float | None:
+        count = len(self._sorted)
+        return self._sorted[count // 2] if count >= SAMPLES_MIN else None
+
+
+class Durations:
+    """How long requests have taken, by size. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._medians = [_Median() for _ in range(_CLASSES)]
+
+    def add(self, size_bytes: int, duration_s: float) -> None:
+        """A request for ``size_bytes`` was answered after ``duration_s`` seconds."""
+        self._medians[size_class(size_bytes)].add(duration_s)
+
+    def median_s(self, size_bytes: int) -> float | None:
+        """What a request of this size usually takes, in seconds; None: too few were seen."""
+        wanted = size_class(size_bytes)
+        for larger in range(wanted, _CLASSES):
+            if (value := self._medians[larger].value()) is not None:
+                return value
+        for smaller in range(wanted - 1, -1, -1):
+            if (value := self._medians[smaller].value()) is not None:
+                return value * float(4 ** (wanted - smaller))
+        return None
+
+
+AHEAD_PATIENCE = 4
+"""How much longer read-ahead may take than what is waited for, before it is asked for again."""
+
+
+class HedgeBudget:
+    """At most ``share`` hedges for each request that is not one, at every moment since the start."""
+
+    def __init__(self, share: float) -> None:
+        """Begin with nothing; ``share`` is at least 0, and 0.05 allows one in twenty."""
+        self._share = share
+        self._saved = 0.0
+
+    def earn(self) -> None:
+        """A request that is no hedge was sent."""
+        self._saved = min(_BANK, self._saved + self._share)
+
+    @property
+    def allows_one(self) -> bool:
+        """Whether one may be sent."""
+        return self._saved >= 1 - _ROUNDING
+
+    def spend(self) -> None:
+        """A hedge was sent."""
+        self._saved -= 1
+
+
+class Running(NamedTuple):
+    """A request under way, as the choice sees it.
+
+    Attributes:
+        started_s: When its call began, monotonic seconds.
+        median_s: What its like usually take; None: unknown.
+        is_urgent: Somebody waits for it now.
+        number: Which one it is.
+    """
+
+    started_s: float
+    median_s: float | None
+    is_urgent: bool
+    number: int
+
+
+class HedgePlan(NamedTuple):
+    """What to do.
+
+    Attributes:
+        due: Numbers of the requests to ask again, the most pressing first.
+        next_s: When to look again, monotonic seconds; None: nothing else runs.
+    """
+
+    due: list[int]
+    next_s: float | None
+
+
+def plan_hedges(
+    running: Iterable[Running], now_s: float, *, factor: float, floor_s: float
+) -> HedgePlan:
+    """Choose the requests that have run longer than ``factor`` times their median, and than ``floor_s``.
+
+    Those that nobody waits for yet get ``AHEAD_PATIENCE`` times as long: mostly the machine is busy, and bytes asked for
+    twice make it busier. One whose median is unknown is looked at again after ``floor_s``: by then there may be one.
+    """
+    due: list[Running] = []
+    next_s: float | None = None
+    for one in running:
+        patience = 1 if one.is_urgent else AHEAD_PATIENCE
+        at_s = one.started_s + patience * max(floor_s, factor * (one.median_s or 0.0))
+        if one.median_s is None:
+            at_s = now_s + floor_s
+        if at_s <= now_s:
+            due.append(one)
+        elif next_s is None or at_s < next_s:
+            next_s = at_s
+    due.sort(key=lambda one: (not one.is_urgent, one.started_s, one.number))
+    return HedgePlan([one.number for one in due], next_s)
+
+
+# -- transfer_state
 
 QUICK_SECONDS = 0.002
 """Calls that are made together take no longer as a rule, one after another."""
@@ -162,7 +362,7 @@ class TransferState:
             self.wishes.hurry(piece, piece.stream)
             self._hurry_hedge(piece, now_s)
 
-    def _hurry_hedge(self, piece: Piece, now_s: float) -> None:
+    def _hurry_hedge(self, piece: Range, now_s: float) -> None:
         """A request under way may be due for asking again, now that somebody waits for it."""
         request = piece.request
         attempt = None if request is None else self._running.get(request)
@@ -276,7 +476,7 @@ class TransferState:
         if self._has_overdue and self._budget.allows_one:
             self._hedge(now_s)
 
-    def _next(self, now_s: float) -> Piece | None:
+    def _next(self, now_s: float) -> Range | None:
         """Whose turn it is, if it may be sent now."""
         if self._is_closed or self.slots_used >= self._slots:
             return None
@@ -376,7 +576,7 @@ class TransferState:
             if askers := self.wishes.end_all(piece):
                 self._effects.failures.append(Failure(askers, first))
 
-    def _send_alone(self, piece: Piece) -> None:
+    def _send_alone(self, piece: Range) -> None:
         """One of the merged ranges is not there; find out which, for those who still want theirs."""
         self.wishes.put_back(piece)
         if self._is_closed:
@@ -392,7 +592,7 @@ class TransferState:
                 wanted_bytes += piece.size_bytes
         self.counts["lost_bytes"] += max(0, len(data) - wanted_bytes)
 
-    def _done(self, request: Request) -> list[Piece]:
+    def _done(self, request: Request) -> list[Range]:
         """End a request; its pieces."""
         request.is_done = True
         self._running.pop(request, None)

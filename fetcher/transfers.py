@@ -2,7 +2,7 @@
 
 Overview. ``Transfers`` puts a lock around ``fetcher.transfer_state``, which decides, and does what that says: calls
 ``store.get`` in the executor's threads, and ends futures. There is no thread of its own: who asks sends, who finishes
-sends the next, and a clock thread of the caller's calls ``tick``.
+sends the next, and a ``Ticker`` calls ``tick``. An ``AskingStore`` is a store whose reads are such requests.
 
 Limits. See ``TransferLimits``; calls under way, their bytes, the rates and the queue are bounded. A slot stays taken
 until its call has really returned, also when every asker has gone: the store's own deadline bounds that.
@@ -20,26 +20,76 @@ A crash leaves nothing: this only reads.
 
 from __future__ import annotations
 
+import logging
 import threading
-from typing import TYPE_CHECKING
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
 
 from backends.base import ByteRange, get_into, reads_into
 from backends.errors import ShortReadError
-from fetcher.limits import TransferLimits, TransferStats
+from backends.wrapping import WrappingStore
 from fetcher.memory import BYTES_MIN
 from fetcher.requests import Asked, BusyError, DeadlineError
+from fetcher.settings import TransferLimits
 from fetcher.transfer_state import TransferState
-from tiered.errors import ClosedError
+from tiered.errors import ClosedError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from concurrent.futures import Executor, Future
+    from types import TracebackType
 
     from backends.base import ObjectStore
     from fetcher.memory import Memory
     from fetcher.requests import Attempt, Data, Request
     from fetcher.transfer_state import Effects
     from tiered.clock import Clock
+
+
+# -- limits
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStats:
+    """What was counted since the start, and what is under way; consistent among each other.
+
+    Attributes:
+        asked: Wishes taken up.
+        joined: Those that found the same range waiting or under way.
+        refused: Those that met a full queue.
+        cancelled: Those taken back before their end.
+        expired: Those whose deadline passed.
+        requests: Calls to the store, hedges not among them.
+        coalesced: Ranges that came with another's request, so requests saved.
+        hedges: Second calls for slow requests.
+        hedge_wins: Those that answered first.
+        received_bytes: Bytes of all answers.
+        lost_bytes: Those that nobody got: losers of hedges, gaps between merged ranges, cancelled wishes.
+        errors: Failed calls, by class of the error.
+        pending: Ranges that wait to be sent.
+        running: Calls under way.
+        running_bytes: What they ask for.
+    """
+
+    asked: int
+    joined: int
+    refused: int
+    cancelled: int
+    expired: int
+    requests: int
+    coalesced: int
+    hedges: int
+    hedge_wins: int
+    received_bytes: int
+    lost_bytes: int
+    errors: Mapping[str, int]
+    pending: int
+    running: int
+    running_bytes: int
+
+
+# -- transfers
 
 __all__ = ["BusyError", "DeadlineError", "TransferLimits", "TransferStats", "Transfers"]
 
@@ -292,3 +342,151 @@ def _end(effects: Effects) -> None:
             asked.set_exception(error)
     for asked in effects.cancelled:
         asked.end_cancelled()
+
+
+# -- asking
+
+
+class AskingStore(WrappingStore):
+    """Reads ranges by asking for them, until one moment; everything else is the store's own. For one read of one reader."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        store: ObjectStore,
+        stream: Hashable,
+        clock: Clock,
+        deadline_s: float,
+    ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            transfers: Make the requests.
+            store: Theirs.
+            stream: Who takes turns with the others.
+            clock: For the deadline.
+            deadline_s: Monotonic.
+        """
+        super().__init__(store)
+        self._transfers = transfers
+        self._stream = stream
+        self._clock = clock
+        self._deadline_s = deadline_s
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
+        """See ``ObjectStore``.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+        """
+        if byte_range is None:
+            return super().get(key)
+        return bytes(self.ask(key, [byte_range])[0])
+
+    def get_ranges(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[bytes]:
+        """See ``ObjectStore``.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+        """
+        return [bytes(data) for data in self.ask(key, byte_ranges)]
+
+    def ask(self, key: str, byte_ranges: Sequence[ByteRange]) -> list[Data]:
+        """As ``get_ranges``, without a copy.
+
+        Raises:
+            StoreUnavailableError: Not before the deadline.
+        """
+        asked = [
+            self._transfers.ask(self._stream, key, one, urgent=True, deadline_s=self._deadline_s)
+            for one in byte_ranges
+        ]
+        found: list[Data] = []
+        try:
+            while asked:
+                found.append(self._await(asked.pop(0), key))
+        finally:
+            while asked:
+                asked.pop().cancel()
+        return found
+
+    def _await(self, future: Future[Data], key: str) -> Data:
+        try:
+            return future.result(max(self._deadline_s - self._clock.monotonic_s(), 0))
+        except (TimeoutError, CancelledError):
+            if future.done() and not future.cancelled():
+                return future.result()  # it came at that very moment
+            raise StoreUnavailableError(
+                "the tier did not answer before the deadline", where=key, do="try again"
+            ) from None
+        finally:
+            future.cancel()
+            del (
+                future
+            )  # it holds the error, whose frames would hold it and all that our callers have
+
+
+# -- ticker
+
+_LOG = logging.getLogger("tiered.fetcher")
+
+IDLE_SECONDS = 1.0
+"""How long it sleeps when nothing is due and nobody wakes it."""
+
+
+class Ticking(Protocol):
+    """What wants to be called."""
+
+    def tick(self) -> float | None:
+        """Do what is due; in how many seconds it wants to be called again, if at all."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when ``tick`` ought to be called sooner."""
+        ...
+
+
+class Ticker:
+    """Calls ``tick`` from its making until it is closed. It holds no lock.
+
+    A call that fails is logged and made again a second later: without it nothing would expire, and no read be given up.
+    """
+
+    def __init__(self, ticking: Ticking, clock: Clock) -> None:
+        self._ticking = ticking
+        self._clock = clock
+        self._is_closed = False
+        self._due = threading.Event()
+        ticking.listen(self._due.set)
+        self._thread = threading.Thread(target=self._run, name="fetcher-ticker", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            due_s = self._tick()
+            self._clock.wait(self._due, IDLE_SECONDS if due_s is None else min(due_s, IDLE_SECONDS))
+            self._due.clear()
+
+    def _tick(self) -> float | None:
+        try:
+            return self._ticking.tick()
+        except Exception:  # noqa: BLE001 (logged; the thread has to go on)
+            _LOG.exception("a defect of ours: the upkeep of read-ahead failed, and is tried again")
+            return None
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._is_closed = True
+        self._due.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -18,8 +18,8 @@ from support.transfers import HeldExecutor
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from fetcher.asking import AskingStore
-from fetcher.window import WindowLimits
+from fetcher.settings import WindowLimits
+from fetcher.transfers import AskingStore
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.log.by_time import StoreRanges, find_by_time

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.fairness import FairQueue
+from fetcher.requests import FairQueue
 
 SIZES = st.lists(st.integers(1, 1 << 20), min_size=1, max_size=4)
 

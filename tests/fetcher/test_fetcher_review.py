@@ -17,9 +17,9 @@ from support.transfers import HeldExecutor
 
 from backends.errors import UnavailableError
 from backends.wrapping import MeteredStore, WrappingStore
-from fetcher.claims import PARTS_MAX
+from fetcher.cache import PARTS_MAX
 from fetcher.runs import Run
-from fetcher.window import WindowLimits
+from fetcher.settings import WindowLimits
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError, StoreUnavailableError
 from tiered.log.decode import TierBatch

@@ -20,9 +20,8 @@ from support.tiers import QUEUE, TierBuilder, record_of
 
 from backends.errors import BackendError, ShortReadError, UnavailableError
 from backends.wrapping import WrappingStore
-from fetcher.limits import TransferLimits
-from fetcher.ticker import Ticker
-from fetcher.window import WindowLimits
+from fetcher.settings import TransferLimits, WindowLimits
+from fetcher.transfers import Ticker
 from tiered.clock import SystemClock
 from tiered.errors import ExpiredError, StoreUnavailableError
 from tiered.log.expiry import segment_end

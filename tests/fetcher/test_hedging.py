@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.hedging import (
+from fetcher.transfer_state import (
     SAMPLES,
     SAMPLES_MIN,
     Durations,

@@ -24,15 +24,12 @@ from backends.base import ByteRange
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from fetcher import memory as module
-from fetcher.asking import AskingStore
-from fetcher.claims import plan_claims
-from fetcher.layout import PartLayout
+from fetcher.cache import plan_claims
 from fetcher.memory import STEP_BYTES, Memory
-from fetcher.runs import run_bytes
-from fetcher.settings import FetchSettings
-from fetcher.ticker import Ticker
-from fetcher.transfers import DeadlineError, TransferLimits, Transfers
-from fetcher.window import WindowLimits
+from fetcher.requests import DeadlineError
+from fetcher.runs import PartLayout, run_bytes
+from fetcher.settings import FetchSettings, TransferLimits, WindowLimits
+from fetcher.transfers import AskingStore, Ticker, Transfers
 from tiered.api.reading import interleave, plan_span, read_span
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import StoreUnavailableError

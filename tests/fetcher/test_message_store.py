@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.both_sides import QUEUE, BothSides
 
-from fetcher.policies import Policy
 from fetcher.statuses import GetStatus as Is
+from fetcher.statuses import Policy
 from tiered.log.parts import Gap
 
 if TYPE_CHECKING:

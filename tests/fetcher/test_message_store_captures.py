@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from fetcher.filters import compile_filter
-from fetcher.keys import KeyQuery
-from fetcher.policies import Policy, Side
 from fetcher.settings import FetchSettings
 from fetcher.statuses import GetStatus as Is
+from fetcher.statuses import KeyQuery, Policy, Side
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.api.local_and_tier import OpenMessageStore, open_message_store

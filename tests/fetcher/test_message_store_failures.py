@@ -18,11 +18,9 @@ from support.journals import PREFIX
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from fetcher.keys import KeyAnswer, KeyHit, KeyQuery, merge
-from fetcher.policies import Policy, Side
-from fetcher.scanning import ScanLimits
 from fetcher.statuses import GetStatus as Is
-from fetcher.ticker import Ticker
+from fetcher.statuses import KeyAnswer, KeyHit, KeyQuery, Policy, ScanLimits, Side, merge_answers
+from fetcher.transfers import Ticker
 from tiered.clock import SystemClock
 from tiered.errors import DataError, InvalidError, StoreUnavailableError
 from tiered.local.face import HoleReason
@@ -361,7 +359,7 @@ def test_keys_of_both_sides_are_merged_newest_first_and_a_side_that_fails_costs_
     query = KeyQuery(topic="t", key="k", count=3)
     local = KeyAnswer((hit(3, 103), hit(2, 102)))
     tier = KeyAnswer((hit(2, 102), hit(1, 101), hit(0, 100)))
-    assert [found.queue_offset for found in merge([local, tier], 3).hits] == [3, 2, 1]
+    assert [found.queue_offset for found in merge_answers([local, tier], 3).hits] == [3, 2, 1]
 
     def gone(*_: Any) -> KeyAnswer:
         raise StoreUnavailableError("gone")

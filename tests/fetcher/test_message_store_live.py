@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fetcher.policies import Policy, Side
 from fetcher.settings import FetchSettings
 from fetcher.statuses import GetStatus as Is
+from fetcher.statuses import Policy, Side
 from tests.e2e import harness
 from tests.e2e.growing import LOG_FILE_BYTES, Growing, first_ms
 from tests.e2e.harness import here

@@ -11,8 +11,7 @@ from support.opening import opened_over
 
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
-from fetcher.keys import KeyQuery
-from fetcher.policies import Policy
+from fetcher.statuses import KeyQuery, Policy
 from tiered.api.keys import LocalKeys, TierKeys
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError

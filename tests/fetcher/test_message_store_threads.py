@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from support.both_sides import QUEUE, BothSides
 
-from fetcher.policies import Policy
 from fetcher.statuses import GetStatus as Is
-from fetcher.ticker import Ticker
+from fetcher.statuses import Policy
+from fetcher.transfers import Ticker
 from tiered.clock import SystemClock
 
 MESSAGES = 1500

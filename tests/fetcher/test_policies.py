@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.both_sides import QUEUE, BothSides
 
-from fetcher.policies import Both, Policy, Side, plan_sides
-from fetcher.scanning import ScanLimits
+from fetcher.statuses import Both, Policy, ScanLimits, Side, plan_sides
 from tiered.errors import InvalidError
 from tiered.model import Boundary, QueueBounds, QueueOffset
 

@@ -6,8 +6,9 @@ from support.fetching import batches, fetcher_of, read_all
 from support.tiers import QUEUE, TierBuilder
 
 from backends.wrapping import MeteredStore
-from fetcher.cache import ByteCache, Entry, Shelf
-from fetcher.window import WindowLimits
+from fetcher.cache import ByteCache
+from fetcher.runs import Cached, Shelf
+from fetcher.settings import WindowLimits
 from tiered.model import QueueOffset
 
 KIB = 1024
@@ -57,8 +58,8 @@ def test_what_was_left_behind_last_is_there_for_who_asks_again():
     assert store.snapshot().requests == asked
 
 
-def entry(name: str, size_bytes: int = 10) -> Entry[str]:
-    return Entry(name, [name], size_bytes)
+def entry(name: str, size_bytes: int = 10) -> Cached[str]:
+    return Cached(name, [name], size_bytes)
 
 
 def test_spent_things_go_first_and_the_oldest_of_them_when_they_are_many():

@@ -12,7 +12,7 @@ from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import TierBuilder, batch_of
 
 from backends.wrapping import MeteredStore
-from fetcher.loading import Job, Load
+from fetcher.cache import Job, Load
 from tiered.errors import DataError
 from tiered.log.decode import TierBatch
 from tiered.model import MessageQueue, QueueOffset

@@ -7,9 +7,8 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from fetcher.asking import AskingStore
-from fetcher.sides import TierSide
-from fetcher.ticker import Ticker
+from fetcher.message_store import TierSide
+from fetcher.transfers import AskingStore, Ticker
 from tiered.clock import SystemClock
 
 if TYPE_CHECKING:

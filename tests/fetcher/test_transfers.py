@@ -9,7 +9,7 @@ from support.transfers import OBJECT, Rig
 
 from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError, UnavailableError
-from fetcher.transfers import BusyError, DeadlineError
+from fetcher.requests import BusyError, DeadlineError
 from tiered.errors import ClosedError, StoreUnavailableError
 
 HERE = ByteRange(10, 20)

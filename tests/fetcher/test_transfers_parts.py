@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetcher.lanes import Lane, plan_merge
-from fetcher.limits import TokenBucket, TransferLimits
-from fetcher.requests import Piece
-from fetcher.wishes import Deadlines
+from fetcher.requests import Deadlines, Lane, Range, plan_merge
+from fetcher.settings import TransferLimits
+from fetcher.transfer_state import TokenBucket
 from tiered.errors import InvalidError
 
 STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0.1, 500)), max_size=60)
@@ -112,11 +111,11 @@ def test_lane_pays_by_stream():
     """A stream whose piece came with another's request waits longer for its next one."""
     lane = Lane(gap_bytes=0)
     pieces = [
-        Piece("k", 0, 10, "a", False, 1),
-        Piece("k", 10, 40, "b", False, 2),
-        Piece("x", 0, 10, "b", False, 3),
-        Piece("y", 0, 10, "a", False, 4),
-        Piece("z", 0, 10, "a", False, 5),
+        Range("k", 0, 10, "a", False, 1),
+        Range("k", 10, 40, "b", False, 2),
+        Range("x", 0, 10, "b", False, 3),
+        Range("y", 0, 10, "a", False, 4),
+        Range("z", 0, 10, "a", False, 5),
     ]
     for piece in pieces:
         lane.push(piece)
@@ -132,7 +131,7 @@ def test_lane_pays_by_stream():
 
 def test_lane_forgets():
     lane = Lane(gap_bytes=0)
-    pieces = [Piece("k", number, number + 1, "a", False, number) for number in range(3)]
+    pieces = [Range("k", number, number + 1, "a", False, number) for number in range(3)]
     for piece in pieces:
         lane.push(piece)
     lane.remove(pieces[1])

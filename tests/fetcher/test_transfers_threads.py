@@ -14,7 +14,9 @@ from backends.base import ByteRange
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from fetcher.transfers import BusyError, DeadlineError, TransferLimits, Transfers
+from fetcher.requests import BusyError, DeadlineError
+from fetcher.settings import TransferLimits
+from fetcher.transfers import Transfers
 from tiered.clock import SystemClock
 
 if TYPE_CHECKING:

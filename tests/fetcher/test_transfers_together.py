@@ -6,7 +6,7 @@ import pytest
 from support.transfers import OBJECT, Rig
 
 from backends.base import ByteRange
-from fetcher.transfers import BusyError
+from fetcher.requests import BusyError
 from tiered.errors import ClosedError
 
 RANGES = [("s", "a", ByteRange(0, 5)), ("s", "b", ByteRange(7, 9)), ("s", "c", ByteRange(1, 2))]

@@ -12,7 +12,7 @@ from support.tiers import QUEUE, TierBuilder
 from support.transfers import HeldExecutor
 
 from backends.wrapping import MeteredStore
-from fetcher.window import WindowLimits
+from fetcher.settings import WindowLimits
 from tiered.errors import StoreUnavailableError
 from tiered.log.decode import TierBatch
 from tiered.log.state import Gap

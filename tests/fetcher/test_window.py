@@ -25,8 +25,8 @@ from support.window_simulation import (
     to_the_end,
 )
 
-from fetcher.settings import FetchSettings
-from fetcher.window import WindowLimits, grown, halved, plan_pieces, wants_more
+from fetcher.settings import FetchSettings, WindowLimits
+from fetcher.window import grown, halved, plan_pieces, wants_more
 from tiered.errors import InvalidError
 
 NOW = FetchSettings().window

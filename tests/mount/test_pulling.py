@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fetcher.policies import Side
-from fetcher.statuses import GetResult, GetStatus, Piece
+from fetcher.statuses import GetResult, GetStatus, Side, Taken
 from tests.e2e.harness import here
 from tests.mount.harness import mounted, records
 from tiered.errors import StoreUnavailableError
@@ -152,15 +151,15 @@ def batch(positions: list[int], sizes: list[int], data: bytes, first_place: int 
 def test_neighbours_go_in_one_piece_and_records_once():
     data = bytes(range(60))
     records = batch([0, 10, 10, 20, 40], [10, 10, 10, 10, 20], data)
-    everything = Piece(records, np.arange(5), Side.TIER)
+    everything = Taken(records, np.arange(5), Side.TIER)
     assert [bytes(part) for part in gather((everything,))] == [data[:30], data[40:]]
-    some = Piece(records, np.array([0, 3, 4]), Side.TIER)
+    some = Taken(records, np.array([0, 3, 4]), Side.TIER)
     assert [bytes(part) for part in gather((some,))] == [data[:10], data[20:30], data[40:]]
 
 
 def test_a_record_whose_items_came_in_two_pieces_goes_once():
-    one = Piece(batch([0, 10], [10, 10], bytes(range(20))), np.arange(2), Side.TIER)
-    other = Piece(
+    one = Taken(batch([0, 10], [10, 10], bytes(range(20))), np.arange(2), Side.TIER)
+    other = Taken(
         batch([0, 0, 10], [10, 10, 10], bytes(range(10, 30)), 10), np.arange(3), Side.TIER
     )
     assert b"".join(gather((one, other))) == bytes(range(30))

@@ -10,10 +10,9 @@ from support.synthetic import SyntheticStore
 from support.tiers import TierBuilder
 
 from fetcher.fetcher import TieredMessageFetcher
-from fetcher.message_store import MessageStoreSettings, TieredMessageStore
-from fetcher.policies import Policy
+from fetcher.message_store import LocalSide, MessageStoreSettings, TieredMessageStore, TierSide
 from fetcher.settings import FetchSettings
-from fetcher.sides import LocalSide, TierSide
+from fetcher.statuses import Policy
 from tiered.clock import Clock, ManualClock
 from tiered.log.reader import TierReader
 from tiered.model import MessageQueue, QueueOffset

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
-from fetcher.transfers import TransferLimits, Transfers
+from fetcher.settings import TransferLimits
+from fetcher.transfers import Transfers
 from tiered.clock import ManualClock
 
 if TYPE_CHECKING:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from fetcher.cache import ByteCache, Entry, Shelf
-from fetcher.window import WindowLimits, grown, halved, plan_pieces, wants_more
+from fetcher.cache import ByteCache
+from fetcher.runs import Cached, Shelf
+from fetcher.settings import WindowLimits  # noqa: TC001
+from fetcher.window import grown, halved, plan_pieces, wants_more
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +58,7 @@ class Policy:
 
 
 AS_IT_IS = Policy()
-"""That of ``fetcher.streams``."""
+"""That of ``fetcher.window``."""
 
 
 @dataclass
@@ -93,7 +95,7 @@ class Reader:
     paused_s: float = 0.0
     pause_ends_s: float = 0.0
     ended_s: float = -1.0
-    here: list[Entry[Piece]] = field(default_factory=list)
+    here: list[Cached[Piece]] = field(default_factory=list)
     curve: list[tuple[float, int, int, int]] = field(default_factory=list)
 
 
@@ -195,7 +197,7 @@ class Simulation:
         waiting = self._loads.get(key, self._starved)
         waiting.append(lambda: self._read(reader, size))
 
-    def _deliver(self, reader: Reader, entry: Entry[Piece], size: int) -> None:
+    def _deliver(self, reader: Reader, entry: Cached[Piece], size: int) -> None:
         given = min(size, entry.value.end - reader.place)
         if entry.shelf is Shelf.UNREAD:
             reader.unread -= entry.size_bytes
@@ -259,7 +261,7 @@ class Simulation:
     def _arrive(self, piece: Piece, keys: list[tuple[int, int]]) -> None:
         size = piece.end - piece.start
         self.cache.release(size)
-        entry = Entry(piece, keys, size, owner=piece.reader)
+        entry = Cached(piece, keys, size, owner=piece.reader)
         self.cache.put(entry, self.now_s)
         piece.reader.here = [one for one in piece.reader.here if one.is_here] + [entry]
         piece.reader.unread += size
@@ -275,7 +277,7 @@ class Simulation:
                 self.cache.drop(entry)
         reader.here.clear()
 
-    def _lose(self, entry: Entry[Piece]) -> None:
+    def _lose(self, entry: Cached[Piece]) -> None:
         reader = entry.value.reader
         reader.unread -= entry.size_bytes
         reader.window = halved(reader.window, self.limits)

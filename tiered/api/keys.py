@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fetcher.keys import KeyAnswer, KeyHit, merge
+from fetcher.statuses import KeyAnswer, KeyHit, merge_answers
 from tiered.errors import StoreUnavailableError
 from tiered.format.message import split_batch
 from tiered.format.record import decode_record
@@ -23,7 +23,7 @@ from tiered.model import QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fetcher.keys import KeyQuery
+    from fetcher.statuses import KeyQuery
     from tiered.clock import Clock
     from tiered.index.asked import Lookup
     from tiered.index.candidates import Hit
@@ -59,7 +59,7 @@ class TierKeys:
         deadline_s: float,
         tier_end: Callable[[MessageQueue], int],
     ) -> KeyAnswer:
-        """See ``fetcher.keys.KeyLookup``. What is not indexed yet is scanned, up to 256 MiB.
+        """See ``fetcher.statuses.KeyLookup``. What is not indexed yet is scanned, up to 256 MiB.
 
         Raises:
             StoreUnavailableError: Not before the deadline; what was begun ends by itself.
@@ -114,7 +114,7 @@ class LocalKeys:
         deadline_s: float,
         tier_end: Callable[[MessageQueue], int],
     ) -> KeyAnswer:
-        """See ``fetcher.keys.KeyLookup``."""
+        """See ``fetcher.statuses.KeyLookup``."""
         hits: list[KeyHit] = []
         left = self._scan_bytes_max
         is_complete = True
@@ -131,7 +131,7 @@ class LocalKeys:
                 hits += found
                 left -= size_bytes
                 at = start
-        return merge([KeyAnswer(tuple(hits), is_complete)], wanted.count)
+        return merge_answers([KeyAnswer(tuple(hits), is_complete)], wanted.count)
 
     def _look_at(
         self, queue: MessageQueue, start: int, end: int, wanted: KeyQuery

@@ -19,9 +19,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from backends.s3_settings import S3Options
-from fetcher.message_store import MessageStoreSettings, TieredMessageStore
+from fetcher.message_store import LocalSide, MessageStoreSettings, TieredMessageStore, TierSide
 from fetcher.settings import MEMORY_BYTES, FetchSettings
-from fetcher.sides import LocalSide, TierSide
 from tiered.api.broker_place import choose_place
 from tiered.api.ends import require_same_store, store_document
 from tiered.api.keys import LocalKeys, TierKeys
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from backends.base import ObjectStore
-    from fetcher.policies import Policy
+    from fetcher.statuses import Policy
     from tiered.api.broker_place import Place
     from tiered.log.handover import Handover
     from tiered.model import MessageQueue

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self
 from backends.errors import BackendError
 from fetcher.fetcher import TieredMessageFetcher
 from fetcher.settings import MEMORY_BYTES, FetchSettings
-from fetcher.ticker import Ticker
+from fetcher.transfers import Ticker
 from tiered.api.stores import OpenStore, backend_errors
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from backends.s3_settings import S3Options
-from fetcher.limits import TransferLimits
-from fetcher.settings import MEMORY_BYTES, FetchSettings
+from fetcher.settings import MEMORY_BYTES, FetchSettings, TransferLimits
 from tiered.api.broker_place import choose_place
 from tiered.api.stores import backend_errors, open_for_reading
 from tiered.api.tier_reader import Tier

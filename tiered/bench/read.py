@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ByteRange
-from fetcher.limits import TransferLimits
-from fetcher.settings import FetchSettings
+from fetcher.settings import FetchSettings, TransferLimits
 from tiered.api.tier import Tier
 from tiered.bench.dispatch import Cost, Measured, Stopwatch, peak_rss_bytes
 from tiered.bench.patterns import PATTERNS, Load, Run, percentile

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from fetcher.filters import Filter
     from fetcher.message_store import TieredMessageStore
-    from fetcher.statuses import Piece
+    from fetcher.statuses import Taken
     from tiered.clock import Clock
     from tiered.mount.consumers import Consumers
     from tiered.mount.offsets import ConsumerOffsets
@@ -349,7 +349,7 @@ def answer(result: GetResult, asked: int) -> Command:
     return Command(code, remark=result.status.name, fields=told, body=gather(result.pieces))
 
 
-def gather(pieces: tuple[Piece, ...]) -> list[memoryview]:
+def gather(pieces: tuple[Taken, ...]) -> list[memoryview]:
     """The stored bytes of what was found, neighbours in one piece, each record once."""
     found: list[memoryview] = []
     last = -1
@@ -384,7 +384,7 @@ def _rows(
             yield view[int(starts[first]) : int(ends[last])]
 
 
-def _end_of_record(piece: Piece) -> int:
+def _end_of_record(piece: Taken) -> int:
     """One past the last message of the last record: clients are given inner batches whole.
 
     Raises:

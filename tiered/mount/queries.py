@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fetcher.keys import TIME_MAX, KeyQuery
+from fetcher.statuses import TIME_MAX, KeyQuery
 from tiered.format.record import body_crc, encode_record, record_bytes
 from tiered.format.remoting import Command
 from tiered.model import MessageQueue
