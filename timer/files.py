@@ -18,6 +18,7 @@ import numpy as np
 
 from tiered.errors import DataError
 from tiered.format.block import bytes_at
+from tiered.format.record import QUEUE_ID_AT, QUEUE_OFFSET_AT
 from tiered.local.batches import cut_records
 from tiered.local.face import RecordBatch
 from tiered.log.composite import AppendResult, CommitPolicy, CompositeFlatFile
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from tiered.log.parts import TierState
     from timer.records import Longs, TimerRows
 
-_QUEUE_ID_AT: Final = 12
-_QUEUE_OFFSET_AT: Final = 20
 _NAME: Final = TIMER_TOPIC.encode()
 _NO_LIFE: Final = QueueLife(0, QueueOffset(0), QueueOffset(0))
 
@@ -125,8 +124,8 @@ def place_records(
         raise DataError(f"a record of {rows.batch.queue} is of another topic")
     cut, starts = cut_records(block, indices)
     data = bytearray(cut)
-    bytes_at(data, ">i4")[starts + _QUEUE_ID_AT] = hour
-    bytes_at(data, ">i8")[starts + _QUEUE_OFFSET_AT] = base_offset + np.arange(len(indices))
+    bytes_at(data, ">i4")[starts + QUEUE_ID_AT] = hour
+    bytes_at(data, ">i8")[starts + QUEUE_OFFSET_AT] = base_offset + np.arange(len(indices))
     at = starts + (block.topic_positions - block.positions)[indices]
     bytes_at(data, f"S{len(_NAME)}")[at] = _NAME
     return RecordBatch(

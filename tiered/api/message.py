@@ -13,7 +13,7 @@ from tiered.format.block import bytes_at
 from tiered.format.hosts import offset_msg_id
 from tiered.format.message import decompress_body, message_json
 from tiered.format.properties import CLIENT_ONLY, KEYS, TAGS, UNIQ_KEY
-from tiered.format.record import Record, RecordError, decode_record
+from tiered.format.record import SYS_FLAG_AT, Record, RecordError, decode_record
 from tiered.format.sysflag import COMPRESSED, INNER_BATCH
 from tiered.log.messages import items
 from tiered.model import MessageQueue, QueueOffset
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tiered.local.face import RecordBatch
     from tiered.log.decode import TierBatch
 
-_SYS_FLAG_AT = 36
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -258,7 +257,7 @@ def has_inner(records: RecordBatch, numbers: npt.NDArray[np.int64]) -> bool:
     """Whether one of these items is of an inner batch."""
     if not len(numbers):
         return False
-    flags = bytes_at(records.data, ">i4")[records.positions[numbers] + _SYS_FLAG_AT]
+    flags = bytes_at(records.data, ">i4")[records.positions[numbers] + SYS_FLAG_AT]
     return bool((flags & INNER_BATCH).any())
 
 

@@ -20,6 +20,7 @@ from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys
+from tiered.format.record import CRC_AT, SYS_FLAG_AT
 from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import HoleReason
 from tiered.log.messages import items, raw_bytes
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from tiered.archive.model import Archived, Lane
     from tiered.log.decode import TierBatch
 
-_CRC_AT, _SYS_FLAG_AT = 8, 36
 """Places in a record (``tiered.format.record``)."""
 BODY_REASON = "body: "
 """What reasons begin with in a side file when the message is a row all the same."""
@@ -332,8 +332,8 @@ def _crcs(batch: TierBatch, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     """The CRC that each message says of its body as stored."""
     records = batch.records
     starts = records.positions[numbers]
-    if not (bytes_at(records.data, ">i4")[starts + _SYS_FLAG_AT] & INNER_BATCH).any():
-        crcs: npt.NDArray[np.int64] = bytes_at(records.data, ">u4")[starts + _CRC_AT]
+    if not (bytes_at(records.data, ">i4")[starts + SYS_FLAG_AT] & INNER_BATCH).any():
+        crcs: npt.NDArray[np.int64] = bytes_at(records.data, ">u4")[starts + CRC_AT]
         return crcs.astype(np.int64)
     found = (item.record.body_crc for item in items(records, numbers))
     return np.fromiter(found, np.int64, len(numbers))

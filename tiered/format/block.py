@@ -27,13 +27,19 @@ from tiered.format.properties import tag_hash
 from tiered.format.record import (
     BODY_AT,
     BODY_SIZE_AT,
+    CRC_AT,
     CRC_MASK,
+    MAGIC_AT,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
     RECORD_BYTES_MIN,
     SIZE_AND_MAGIC,
     STORE_TIME_AT,
+    SYS_FLAG_AT,
     RecordFault,
 )
 from tiered.format.sysflag import BORN_HOST_V6, STORE_HOST_V6, V6_EXTRA_BYTES
@@ -67,7 +73,17 @@ HEADER_DTYPE = np.dtype(
             "body_size",
         ],
         "formats": [">i4", ">u4", ">u4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i4"],
-        "offsets": [0, 4, 8, 12, 20, 28, 36, STORE_TIME_AT, BODY_SIZE_AT],
+        "offsets": [
+            0,
+            MAGIC_AT,
+            CRC_AT,
+            QUEUE_ID_AT,
+            QUEUE_OFFSET_AT,
+            PHYSICAL_OFFSET_AT,
+            SYS_FLAG_AT,
+            STORE_TIME_AT,
+            BODY_SIZE_AT,
+        ],
         "itemsize": BODY_AT,
     }
 )

@@ -60,11 +60,19 @@ CRC_MASK: Final = 0x7FFF_FFFF
 HEADER: Final = Struct(">iIIiiqqiq")
 """Bytes 0 to 48 (exclusive): size to born timestamp."""
 SIZE_AND_MAGIC: Final = Struct(">iI")
+# Where fields begin, as the table above has it. Up to the born host that holds for every record, behind it for one whose
+# hosts are IPv4; whoever looks at many records adds ``extra_of`` or ``V6_EXTRA_BYTES``.
+MAGIC_AT: Final = 4
+CRC_AT: Final = 8
+QUEUE_ID_AT: Final = 12
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+SYS_FLAG_AT: Final = 36
+BORN_TIME_AT: Final = 40
+BORN_HOST_AT: Final = 48
 STORE_TIME_AT: Final = 56
-"""Offset of the store timestamp in a record whose born host is IPv4."""
 BODY_SIZE_AT: Final = 84
 BODY_AT: Final = 88
-"""Offset of the body in a record whose hosts are IPv4."""
 _LONG: Final = Struct(">q")
 _TAIL: Final = Struct(">iqi")
 """reconsume_times, prepared_transaction_offset, body size."""
@@ -232,7 +240,7 @@ def _decode(view: memoryview) -> Record:
         physical_offset=physical,
         sys_flag=sys_flag,
         born_timestamp_ms=born,
-        born_host=format_host(bytes(view[48:store_at])),
+        born_host=format_host(bytes(view[BORN_HOST_AT:store_at])),
         store_timestamp_ms=_LONG.unpack_from(view, store_at)[0],
         store_host=format_host(bytes(view[store_at + 8 : BODY_SIZE_AT - 12 + extra])),
         reconsume_times=reconsume,

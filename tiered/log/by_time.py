@@ -20,7 +20,7 @@ import numpy as np
 
 from backends.errors import InvalidRangeError, ShortReadError
 from tiered.errors import DataError
-from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT
+from tiered.format.record import RECORD_BYTES_MIN, STORE_TIME_AT, SYS_FLAG_AT
 from tiered.format.sysflag import BORN_HOST_V6, V6_EXTRA_BYTES
 from tiered.log.decode import PartItems, decode_items
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_planned, read_range, read_section
@@ -38,7 +38,6 @@ UNIT_BYTES: Final = 128 * 1024
 """How much of a commit log one read tells of; and how far apart messages may be out of order."""
 _UNITS_BACK: Final = 2
 """With disorder of at most a unit, the first late message is in the unit found or in one of these before it."""
-_SYS_FLAG_AT: Final = 36
 _HEAD_BYTES: Final = STORE_TIME_AT + V6_EXTRA_BYTES + 8
 """Size, magic, ids and times stand in the first bytes of a record, however large it is."""
 
@@ -252,7 +251,7 @@ class PartTimes:
         positions = begins - start
         if (_gather(heads, positions, 4) != self._items.sizes[self._real[low:high]]).any():
             raise self._damaged("an item points at something that is no record of this queue")
-        is_v6 = _gather(heads, positions + _SYS_FLAG_AT, 4) & BORN_HOST_V6 != 0
+        is_v6 = _gather(heads, positions + SYS_FLAG_AT, 4) & BORN_HOST_V6 != 0
         return _gather(heads, positions + STORE_TIME_AT + np.where(is_v6, V6_EXTRA_BYTES, 0), 8)
 
     def _damaged(self, what: str) -> DataError:

@@ -28,7 +28,7 @@ from fetcher.filters import FilterError, TagFilter, compile_filter
 from fetcher.statuses import GetResult, GetStatus, judge_offset
 from tiered.errors import DataError
 from tiered.format import properties
-from tiered.format.record import RecordError, decode_record
+from tiered.format.record import SYS_FLAG_AT, RecordError, decode_record
 from tiered.format.remoting import Command
 from tiered.format.sysflag import INNER_BATCH, NEED_UNWRAP
 from tiered.model import MessageQueue, QueueBounds, QueueOffset
@@ -54,7 +54,6 @@ COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
 """Bits of a pull request's ``sysFlag``."""
 FILTERS_MAX: Final = 1024
 """Compiled filters that are kept."""
-_SYS_FLAG_AT: Final = 36
 _CODES: Final = {
     GetStatus.FOUND: Code.SUCCESS,
     GetStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
@@ -393,7 +392,7 @@ def _end_of_record(piece: Taken) -> int:
     item = int(piece.items[-1])
     data, begin = piece.records.data, int(piece.records.positions[item])
     view = memoryview(data).cast("B")
-    flags = int.from_bytes(view[begin + _SYS_FLAG_AT : begin + _SYS_FLAG_AT + 4], "big")
+    flags = int.from_bytes(view[begin + SYS_FLAG_AT : begin + SYS_FLAG_AT + 4], "big")
     end = int(piece.records.base_offset) + item + 1
     if not flags & (INNER_BATCH | NEED_UNWRAP):
         return end

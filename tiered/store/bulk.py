@@ -23,8 +23,13 @@ from tiered.format.properties import CLUSTER, KEYS, TAGS, UNIQ_KEY, join_propert
 from tiered.format.record import (
     BLANK_BYTES_MIN,
     BODY_AT,
+    BORN_TIME_AT,
+    CRC_AT,
     CRC_MASK,
     MAGIC_BLANK,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
     SIZE_AND_MAGIC,
     STORE_TIME_AT,
     Record,
@@ -222,11 +227,6 @@ def _words(rng: np.random.Generator, size: int) -> Text:
 TAG_CODES: Final = np.array([tag_hash(event) for event in EVENTS], np.int64)
 """By number of the event: the event is the tag."""
 ORIGIN: Final = "origin"
-_CRC_AT: Final = 8
-_QUEUE_ID_AT: Final = 12
-_QUEUE_OFFSET_AT: Final = 20
-_PHYSICAL_AT: Final = 28
-_BORN_TIME_AT: Final = 40
 _KEY: Final = "order-"
 _KEY_DIGITS: Final = 12
 _UNIQUE_DIGITS: Final = 32
@@ -292,11 +292,11 @@ class RecordRows:
         rows = self._templates[topics]
         self._bodies.fill(rows[:, BODY_AT : BODY_AT + self._bodies.size], numbers, times_ms)
         for at, values, kind in (
-            (_CRC_AT, self._crcs(rows), ">i4"),
-            (_QUEUE_ID_AT, queue_ids, ">i4"),
-            (_QUEUE_OFFSET_AT, queue_offsets, ">i8"),
-            (_PHYSICAL_AT, physical_offsets, ">i8"),
-            (_BORN_TIME_AT, times_ms, ">i8"),
+            (CRC_AT, self._crcs(rows), ">i4"),
+            (QUEUE_ID_AT, queue_ids, ">i4"),
+            (QUEUE_OFFSET_AT, queue_offsets, ">i8"),
+            (PHYSICAL_OFFSET_AT, physical_offsets, ">i8"),
+            (BORN_TIME_AT, times_ms, ">i8"),
             (STORE_TIME_AT, times_ms, ">i8"),
         ):
             _put(rows, at, _bytes_of(values, kind))
