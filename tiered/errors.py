@@ -14,7 +14,10 @@ internal     report it: a defect of ours                          70
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class TieredStoreError(Exception):
@@ -101,3 +104,10 @@ class JournalLostError(DataError):
 
 class InternalError(TieredStoreError):
     """A defect of ours."""
+
+
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """The known word that was most likely meant, for advice; "" when none is as like as that (1: the same)."""
+    import difflib  # noqa: PLC0415 (start-up loads only what is needed)
+
+    return next(iter(difflib.get_close_matches(word, sorted(known), 1, likeness)), "")

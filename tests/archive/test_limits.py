@@ -27,7 +27,7 @@ from tiered.archive.machine import ArchiveState
 from tiered.archive.packing import Pack, plan_packs
 from tiered.archive.plan import Plan, plan_archive
 from tiered.archive.progress import Watch, spark_ahead
-from tiered.cli.archive_shown import progressed
+from tiered.cli.archive import progressed
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError
 from tiered.journal.lease import Holder, Lease

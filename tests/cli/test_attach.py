@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiered.attach.writer import Attachment, AttachSettings
-from tiered.cli.attach import selector
+from tiered.cli.values import topic_filter
 
 if TYPE_CHECKING:
     import subprocess
@@ -67,10 +67,10 @@ def test_topics_and_exclude_are_globs_on_the_topic(
 
 
 def test_selector():
-    assert selector([], [])("any")
-    assert selector(["a*"], ["ab"])("abc")
-    assert not selector(["a*"], ["ab"])("ab")
-    assert not selector(["A"], [])("a")
+    assert topic_filter([], [])("any")
+    assert topic_filter(["a*"], ["ab"])("abc")
+    assert not topic_filter(["a*"], ["ab"])("ab")
+    assert not topic_filter(["A"], [])("a")
 
 
 def test_start_latest_and_start_at_a_time(

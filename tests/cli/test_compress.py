@@ -84,9 +84,14 @@ def test_compression_is_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ):
     seen: list[AttachSettings] = []
-    monkeypatch.setattr(Attachment, "open", lambda _store, _url, told, **_more: seen.append(told))
+
+    def refuse(_store: str, _url: str, told: AttachSettings, **_more: object) -> None:
+        seen.append(told)
+        raise AssertionError("what it was told is all that is wanted")
+
+    monkeypatch.setattr(Attachment, "open", refuse)
     ran = tiered("attach", tmp_path, "--to", tmp_path.as_uri(), "--once", *words)
-    assert ran.code == 70  # there is nothing to go on with
+    assert ran.code == 70
     assert [told.dispatch.compression for told in seen] == [expected]
 
 

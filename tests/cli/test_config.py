@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cli.program import CommandLine, Ran
 
-from tiered.cli.settings import all_settings
+from tiered.cli.frame import all_settings
 
 
 def setting(ran: Ran, key: str) -> dict:

@@ -9,7 +9,7 @@ import pytest
 from cli.program import CommandLine
 
 from tiered import __version__
-from tiered.cli.frame import COMMANDS, Program, program
+from tiered.cli.frame import Program, program
 
 HEAVY = {"numpy", "rich", "boto3", "botocore", "obstore", "fsspec", "s3fs", "lz4"}
 
@@ -36,7 +36,7 @@ def test_version(tiered: CommandLine):
 
 def test_help_names_every_command_in_one_line(tiered: CommandLine):
     text = tiered.good("--help").text
-    for name, entry in COMMANDS.items():
+    for name, entry in program().entries.items():
         assert any(
             line.split()[:1] == [name] and entry.summary in line for line in text.split("\n")
         )

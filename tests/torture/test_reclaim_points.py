@@ -21,7 +21,7 @@ from tests.torture.reclaiming import (
     named,
     tiered_store,
 )
-from tiered.cli.gc import THREADS
+from tiered.cli.planned import GC_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_i11_gc(
         at = number or left - last
         crash(f"object-deleted:{at}", *apply)
         before, left = left, len(keys_in(url, every=True) & all_due)
-        assert at <= before - left < at + THREADS
+        assert at <= before - left < at + GC_THREADS
     assert left <= kinds["checkpoint"] + kinds["entry"]
     crash("ledger-ended", *apply)
     assert keys_in(url) == named(url)

@@ -50,8 +50,7 @@ from tiered.archive.source.readers import (
 )
 from tiered.archive.source.streaming import TierStreamReader
 from tiered.archive.tables import read_archive
-from tiered.config import nearest
-from tiered.errors import InvalidError
+from tiered.errors import InvalidError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,29 +1,56 @@
-"""``tiered archive``: sealed segments to Parquet."""
+"""``tiered archive``: sealed segments to Parquet; and the files of an archive merged, cleaned, indexed and verified."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from backends.local_files import is_full
+from backends.local_files import is_full, read_regular
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import OneOf, flag, option, required, several
 from tiered.cli.output import Output
-from tiered.cli.values import counted, format_size
-from tiered.errors import InvalidError
+from tiered.cli.planned import (
+    HOUR_MS,
+    Document,
+    PlanOptions,
+    ending_code,
+    get_plan,
+    open_workplace,
+    show_result,
+)
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import (
+    Moment,
+    counted,
+    destination,
+    format_count,
+    format_duration,
+    format_size,
+    pair,
+    parse_duration,
+    parse_size,
+    topic_filter,
+    whole,
+)
+from tiered.errors import InvalidError, TieredStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Iterator
 
+    from tiered.archive.body.wishes import Wishes
     from tiered.archive.engines import Engine
-    from tiered.archive.job import Result, Workshop
+    from tiered.archive.job import Result
     from tiered.archive.limits import Limits
+    from tiered.archive.merging import Merged
+    from tiered.archive.model import Lane
+    from tiered.archive.plan import Plan, Task
     from tiered.archive.progress import Watch
+    from tiered.archive.query.key_index import Built
+    from tiered.archive.workshop import Workshop
     from tiered.cli.call import Call
 
 _COLUMNS = [
@@ -41,26 +68,158 @@ _TASK = ["topic", "queue_id", "incarnation", "start", "end", "size_bytes"]
 _FOUND = ["lane", "key", "what"]
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class SparkOptions:
+    """Where and how Spark runs."""
+
+    master: str | None = option(
+        "where Spark runs, as local[2] or spark://host:7077",
+        "MASTER",
+        str,
+        default_text="as spark-submit says, else this machine's processors",
+    )
+    spark_conf: tuple[str, ...] = several(
+        "a setting of Spark; may be repeated (in a variable: one a line)",
+        "NAME=VALUE",
+        pair,
+        separator="\n",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveOptions(PlanOptions, SparkOptions):
+    """What ``tiered archive`` can be told."""
+
+    to: str = required("URL of the archive", "URL", str)
+    engine: str = option(
+        "what does the work: this process, or Spark",
+        "ENGINE",
+        OneOf("local", "spark"),
+        default="local",
+    )
+    jobs: int | None = option(
+        "with the local engine: segments at once",
+        "N",
+        whole(1),
+        default_text="one for each processor",
+    )
+    topics: tuple[str, ...] = several(
+        "topics to archive, as globs", "GLOB,...", str, default_text="all"
+    )
+    exclude: tuple[str, ...] = several(
+        "topics to leave out, as globs", "GLOB,...", str, default_text="none"
+    )
+    from_: Moment | None = option(
+        "leave out segments whose messages were all stored before this time",
+        "TIME",
+        Moment,
+        default_text="none",
+    )
+    until: Moment | None = option(
+        "leave out segments whose messages were all stored at this time or later",
+        "TIME",
+        Moment,
+        default_text="none",
+    )
+    max_bytes: int | None = option(
+        "commit log to archive in one run, at most, but one segment at least; the oldest first",
+        "SIZE",
+        parse_size,
+        name="max-bytes",
+        default_text="all",
+    )
+    max_runtime_ms: int | None = option(
+        "begin no segment after so long, as 50m; what is under way is finished. With Spark: two tasks a core",
+        "DURATION",
+        parse_duration,
+        default_text="none",
+    )
+    pack_below_bytes: int = option(
+        "segments of less commit log than this share files, one for each topic and day; 0: none does",
+        "SIZE",
+        parse_size,
+        default=4 << 20,
+        default_text="4MiB",
+    )
+    seal: bool = flag(
+        "first seal the open segments; while a writer is attached it says so and seals none"
+    )
+    dry_run: bool = flag("say what would be archived, and do nothing")
+    publish: str | None = option(
+        "then bring a table for each topic up to date, in an Iceberg catalog by URI or by its name in .pyiceberg.yaml",
+        "iceberg:CATALOG#NAMESPACE",
+        destination,
+        default_text="none",
+    )
+    merge: bool = flag("archive nothing: make large files of small ones, of each topic and day")
+    merge_below_bytes: int = option(
+        "with --merge: files of less are merged",
+        "SIZE",
+        parse_size,
+        default=32 << 20,
+        default_text="32MiB",
+    )
+    clean: bool = flag("archive nothing: delete files that others have replaced; plan, then apply")
+    grace_ms: int = option(
+        "with --clean: leave what was replaced within it; longer than the longest read",
+        "DURATION",
+        parse_duration,
+        default=24 * HOUR_MS,
+        default_text="24h",
+    )
+    max_deletions: int = option(
+        "with --clean: files deleted in one run, at most", "N", whole(1), default=10_000
+    )
+    metrics_file: str | None = option(
+        "write the run's figures to this file after each entry of the log, for Prometheus",
+        "FILE",
+        str,
+        default_text="none",
+    )
+    body: tuple[str, ...] = several(
+        "format of message bodies, whose fields become columns: json, avro, protobuf, text, or raw (bytes only);"
+        " for some topics as TOPIC=FORMAT, where TOPIC may be a glob",
+        "[TOPIC=]FORMAT,...",
+        str,
+        default_text="as the archive's log has fixed it for the topic, else raw",
+    )
+    body_schema: tuple[str, ...] = several(
+        "what bodies are made of: for json columns as in SQL or a JSON Schema, for avro an .avsc file, for protobuf"
+        " a descriptor set",
+        "[TOPIC=]FILE,...",
+        str,
+        default_text="inferred from the topic's first messages, with json",
+    )
+    body_message: tuple[str, ...] = several(
+        "with protobuf: full name of the message", "[TOPIC=]NAME,...", str
+    )
+    raw_records: bool = flag("add a column with the bytes of each stored record")
+    key_index: bool = flag(
+        "archive nothing: make an index of the keys, so that `tiered query` of the archive reads less"
+    )
+    verify: bool = flag(
+        "archive nothing: read every file of the archive and hold it against its log and the tier"
+    )
+
+
+def run(call: Call, options: ArchiveOptions) -> int:
     """Archive, or verify an archive."""
     from tiered.api.arrow import load_pyarrow
     from tiered.api.stores import backend_errors
 
     load_pyarrow()
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workshop(call, stack)
-        if call.flag("verify"):
+        at = open_workshop(call, options, stack)
+        if options.verify:
             return _verify(call, at)
-        if call.flag("key-index"):
-            from tiered.cli.archive_keys import run_key_index
-
+        if options.key_index:
             return run_key_index(call, at)
-        if call.flag("merge") or call.flag("clean"):
-            return _files(call, at)
-        return _plan(call, at) if call.flag("dry-run") else _archive(call, at)
+        if options.merge or options.clean:
+            return _files(call, options, at)
+        return _plan(call, options, at) if options.dry_run else _archive(call, options, at)
 
 
-def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
+def open_workshop(call: Call, options: ArchiveOptions, stack: contextlib.ExitStack) -> Workshop:
     """Tier and archive as the options name them; the stack closes them.
 
     Raises:
@@ -68,60 +227,44 @@ def open_workshop(call: Call, stack: contextlib.ExitStack) -> Workshop:
     """
     from tiered.api.broker_place import choose_place
     from tiered.archive.job import Workshop
-    from tiered.cli.archive_bodies import read_options
     from tiered.cli.tiers import open_both, open_objects
 
-    rng, give_up_s = random.SystemRandom(), call.number("give-up-seconds")
-    tier = open_objects(call, call.argument("url"), stack, give_up_s=give_up_s)
-    place = choose_place(tier, call.text("cluster"), call.text("broker"))
-    bare, archive = open_both(call, call.words("to"), stack, give_up_s=give_up_s)
-    takes, wishes = wanted_topics(call), read_options(call)
+    rng, give_up_s = random.SystemRandom(), options.give_up_s
+    tier = open_objects(call, options.url, stack, give_up_s=give_up_s)
+    place = choose_place(tier, call.common.cluster, call.common.broker)
+    bare, archive = open_both(call, options.to, stack, give_up_s=give_up_s)
+    takes, wishes = topic_filter(options.topics, options.exclude), read_wishes_of(options)
     return Workshop(tier, place, archive, bare, call.clock, rng, takes, wishes, give_up_s)
 
 
-def wanted_topics(call: Call) -> Callable[[str], bool]:
-    """Whether a topic is wanted, by ``--topics`` and ``--exclude``."""
-    globs, excluded = call.texts("topics"), call.texts("exclude")
-
-    def takes(topic: str) -> bool:
-        wanted = not globs or any(fnmatchcase(topic, glob) for glob in globs)
-        return wanted and not any(fnmatchcase(topic, glob) for glob in excluded)
-
-    return takes
-
-
-def _files(call: Call, at: Workshop) -> int:
+def _files(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     """What is done to files alone.
 
     Raises:
         InvalidError: Both are asked for.
     """
-    from tiered.cli.archive_files import run_clean, run_merge
-    from tiered.errors import InvalidError
-
-    if call.flag("merge") and call.flag("clean"):
+    if options.merge and options.clean:
         raise InvalidError(
             "--merge and --clean contradict each other",
             where=call.path,
             do="merge first, and clean when the grace is over",
         )
-    return run_merge(call, at) if call.flag("merge") else run_clean(call, at)
+    return run_merge(call, options, at) if options.merge else run_clean(call, options, at)
 
 
-def _limits(call: Call) -> Limits:
+def _limits(call: Call, options: ArchiveOptions) -> Limits:
     from tiered.archive.limits import Limits
 
-    bounds = call.time_ms("from"), call.time_ms("until")
-    return Limits(*bounds, call.whole_or_none("max-bytes"), call.whole_or_none("max-runtime"))
+    bounds = call.ms(options.from_), call.ms(options.until)
+    return Limits(*bounds, options.max_bytes, options.max_runtime_ms)
 
 
-def _plan(call: Call, at: Workshop) -> int:
+def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     from tiered.archive.job import plan_job
     from tiered.archive.limits import limited
     from tiered.archive.verify import read_log
-    from tiered.cli.archive_shown import plan_document
 
-    plan = limited(plan_job(at, read_log(at)), _limits(call))
+    plan = limited(plan_job(at, read_log(at)), _limits(call, options))
     document = plan_document(at, plan)
     Output(call).emit(document, document["tasks"], _TASK)
     call.say(
@@ -131,15 +274,12 @@ def _plan(call: Call, at: Workshop) -> int:
     return DONE
 
 
-def _archive(call: Call, at: Workshop) -> int:
+def _archive(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     from tiered.archive.job import first_error, run_job
     from tiered.archive.progress import Watch, write_metrics
-    from tiered.cli.archive_bodies import say_bodies
-    from tiered.cli.archive_files import publish_tables
-    from tiered.cli.archive_shown import progressed, result_document, say_left
 
-    sealed = _seal(call) if call.flag("seal") else 0
-    watch, metrics, kind = Watch(call.clock), call.text("metrics-file"), call.words("engine")
+    sealed = _seal(call, options) if options.seal else 0
+    watch, metrics, kind = Watch(call.clock), options.metrics_file, options.engine
 
     def told(result: Result) -> None:
         watch.segments_all, watch.bytes_all = len(result.plan.tasks), result.plan.size_bytes
@@ -158,16 +298,16 @@ def _archive(call: Call, at: Workshop) -> int:
         return None
 
     with contextlib.ExitStack() as stack:
-        engine = watch.over(_engine(call, at, watch, stack))
+        engine = watch.over(_engine(call, options, at, watch, stack))
         stack.enter_context(call.progress("archive", lambda: progressed(watch)))
-        small_bytes = call.whole("pack-below")
-        limits = _limits(call)
+        small_bytes = options.pack_below_bytes
+        limits = _limits(call, options)
         result = run_job(at, engine, told=told, limits=limits, small_bytes=small_bytes, kind=kind)
     unwritten = write(result)
-    published, refused = publish_tables(call, at)
+    published, refused = publish_tables(call, options, at)
     document = {**result_document(at, result, sealed=sealed), **published}
     Output(call).emit(document, [document], _COLUMNS)
-    say_left(call, result)
+    say_left(call, options, result)
     say_bodies(call, result)
     error = first_error(result) or refused or unwritten
     if error is not None:
@@ -175,16 +315,15 @@ def _archive(call: Call, at: Workshop) -> int:
     return NEEDS_A_PERSON if result.bad or result.misfits or result.plan.strange else DONE
 
 
-def _seal(call: Call) -> int:
+def _seal(call: Call, options: ArchiveOptions) -> int:
     """Seal what is open, unless a writer is at work, whose business it is."""
     from tiered.archive.sealing import seal_open
-    from tiered.cli.planned import open_workplace
     from tiered.errors import FencedError
 
     with contextlib.ExitStack() as stack:
         try:
-            workplace = open_workplace(call, call.argument("url"), stack)
-            count = seal_open(workplace, wanted_topics(call))
+            workplace = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+            count = seal_open(workplace, topic_filter(options.topics, options.exclude))
         except FencedError as error:
             call.say(f"tiered: nothing is sealed: {error.what}; it seals segments when they roll")
             return 0
@@ -192,21 +331,23 @@ def _seal(call: Call) -> int:
     return count
 
 
-def _engine(call: Call, at: Workshop, watch: Watch, stack: contextlib.ExitStack) -> Engine:
-    if call.words("engine") == "local":
+def _engine(
+    call: Call, options: ArchiveOptions, at: Workshop, watch: Watch, stack: contextlib.ExitStack
+) -> Engine:
+    if options.engine == "local":
         from tiered.archive.job import local_engine
 
-        return local_engine(at, call.whole_or_none("jobs") or os.cpu_count() or 1)
+        return local_engine(at, options.jobs or os.cpu_count() or 1)
     from tiered.archive.progress import spark_ahead
     from tiered.archive.spark import WAVE, Order, open_session, spark_engine
 
-    conf = dict(text.split("=", 1) for text in call.texts("spark-conf"))
-    session = open_session(call.text("master"), conf)
+    conf = dict(text.split("=", 1) for text in options.spark_conf)
+    session = open_session(options.master, conf)
     stack.callback(session.stop)
     watch.ahead = spark_ahead(session)
-    urls = call.argument("url"), call.words("to")
+    urls = options.url, options.to
     order = Order(urls[0], at.place.prefix, urls[1], call.s3_options())
-    is_timed = call.whole_or_none("max-runtime") is not None
+    is_timed = options.max_runtime_ms is not None
     wave = min(WAVE, 2 * session.sparkContext.defaultParallelism) if is_timed else WAVE
     return spark_engine(session, order, wave=wave)
 
@@ -232,11 +373,327 @@ def _verify(call: Call, at: Workshop) -> int:
     return NEEDS_A_PERSON if rows else DONE
 
 
+def read_wishes_of(options: ArchiveOptions) -> Wishes:
+    """What the options wish.
+
+    Raises:
+        InvalidError: They make no sense, or name no file.
+    """
+    from tiered.archive.body.wishes import read_wishes
+
+    return read_wishes(
+        options.body,
+        options.body_schema,
+        options.body_message,
+        has_records=options.raw_records,
+        read=_read,
+    )
+
+
+def say_bodies(call: Call, result: Result) -> None:
+    """Tell what did not become columns."""
+    if result.misfits:
+        call.say(
+            f"tiered: the bodies of {counted(result.misfits, 'message')} did not fit their topic's columns, which are"
+            " null there; column body_error says so, and _bad/ has the records with reasons"
+        )
+    if result.unknown:
+        call.say(
+            f"tiered: no columns can be inferred for {', '.join(result.unknown)}: no JSON object among the first messages;"
+            " give --body-schema"
+        )
+
+
+def _read(name: str) -> bytes:
+    try:
+        return read_regular(name)
+    except OSError as error:
+        raise InvalidError(
+            f"a schema of bodies cannot be read: {error.strerror}", where=name
+        ) from None
+
+
+_MERGED = ["planned", "new_files", "old_files", "rows", "old_bytes", "new_bytes", "entries"]
+_SHOWN = 8
+_NEW = ["key", "old_files", "rows", "old_bytes"]
+
+
+def publish_tables(
+    call: Call, options: ArchiveOptions, at: Workshop
+) -> tuple[dict[str, Any], TieredStoreError | None]:
+    """Publish the archive if that is asked for; what became of it, for output, and why it ended early."""
+    if options.publish is None:
+        return {}, None
+    from tiered.archive.publish import Destination, publish
+
+    place = Destination.of(options.publish)
+    now = Progressed("opening the catalog")
+    tables = []
+    with call.progress("publish", lambda: now):
+        try:
+            for one in publish(at.archive, place, call.s3_options()):
+                tables.append(asdict(one))
+                now = Progressed(
+                    f"{counted(len(tables), 'table')}, the last of {one.topic}", len(tables)
+                )
+        except TieredStoreError as error:
+            return {"published": tables}, error
+    return {"published": tables}, None
+
+
+def run_merge(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+    """Make large files of small ones."""
+    from tiered.archive.job import log_writer
+    from tiered.archive.merging import merge, plan_merge
+
+    def takes(lane: Lane) -> bool:
+        is_ours = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
+        return is_ours and at.takes(lane.topic)
+
+    log = log_writer(at)
+    plan = plan_merge(log.state, takes=takes, small_bytes=options.merge_below_bytes)
+    if options.dry_run:
+        rows = [
+            {
+                "key": one.key,
+                "old_files": len({piece.file.key for piece in one.pieces}),
+                "rows": sum(piece.file.rows for piece in one.pieces),
+                "old_bytes": sum({p.file.key: p.file.size_bytes for p in one.pieces}.values()),
+            }
+            for one in plan
+        ]
+        Output(call).emit({"format": 1, "archive": at.archive.url, "merges": rows}, rows, _NEW)
+        return DONE
+    now = Progressed(f"0 of {counted(len(plan), 'file')}")
+
+    def told(result: Merged) -> None:
+        nonlocal now
+        text = f"{result.new_files} of {counted(result.planned, 'file')}, {format_size(result.new_bytes)}"
+        now = Progressed(text, result.new_files, result.planned)
+
+    with call.progress("merge", lambda: now):
+        jobs = options.jobs or os.cpu_count() or 1
+        result = merge(at, log, plan, jobs=jobs, told=told)
+    published, refused = publish_tables(call, options, at)
+    document = {
+        "format": 1,
+        "archive": at.archive.url,
+        **{name: getattr(result, name) for name in _MERGED},
+        "overtaken": result.overtaken,
+        "replaced_files": len(log.state.replaced),
+        "replaced_bytes": sum(one.size_bytes for one in log.state.replaced),
+        **published,
+    }
+    Output(call).emit(document, [document], _MERGED)
+    if log.state.replaced:
+        call.say(
+            f"tiered: {counted(document['replaced_files'], 'replaced file')}, {format_size(document['replaced_bytes'])},"
+            " still there; `tiered archive --clean` deletes them after a grace"
+        )
+    if refused is not None:
+        raise refused
+    return DONE
+
+
+def run_clean(call: Call, options: ArchiveOptions, at: Workshop) -> int:
+    """Delete files that others have replaced: plan, then apply."""
+    from tiered.archive.clean import WHAT, apply_clean, plan_clean
+    from tiered.archive.job import log_writer
+
+    log = log_writer(at)
+    grace_ms, limit = options.grace_ms, options.max_deletions
+    plan = get_plan(
+        options, WHAT, at, lambda: plan_clean(at, log.state, grace_ms=grace_ms, limit=limit)
+    )
+    applied = None
+    if options.apply and plan["deletions"]:
+        applied = apply_clean(at, log, plan)
+    document = {**plan, "applied": applied}
+    rows = [
+        {"key": key, "size_bytes": size, "replaced_ms": at_ms}
+        for key, size, at_ms in plan["deletions"]
+    ]
+    shown = {**document, "deletions": rows}
+    columns = ["key", "size_bytes", "replaced_ms"]
+    show_result(call, shown, rows="deletions", columns=columns, lines=_lines)
+    return ending_code(options, document, has_work=bool(plan["deletions"]))
+
+
+def _lines(document: Document) -> Iterator[str]:
+    size = format_size(document["deletion_bytes"])
+    yield f"plan      {counted(document['deletion_count'], 'replaced file')}, {size}"
+    yield f"grace     {format_duration(document['grace_ms'])}"
+    for refusal in document.get("refusals", ())[:_SHOWN]:
+        yield f"harmed    {refusal}"
+    if document["young"]:
+        yield f"left      {format_count(document['young'])} replaced within the grace"
+    if document["unnamed_count"]:
+        yield (
+            f"left      {counted(document['unnamed_count'], 'file')}, {format_size(document['unnamed_bytes'])}, that"
+            " no entry names: of jobs that were killed, or of one at work (-o json lists them)"
+        )
+    if document["is_cut"]:
+        yield "limit     there is more than --max-deletions allows in one run"
+    applied = document["applied"]
+    if applied is not None:
+        yield (
+            f"deleted   {counted(applied['deleted'], 'file')}, {format_size(applied['deleted_bytes'])}"
+            f" (already gone: {applied['already_gone']})"
+        )
+    elif document["deletion_count"]:
+        yield "nothing is changed; --apply - does it"
+
+
+def run_key_index(call: Call, at: Workshop) -> int:
+    """Cover the files that no object of the index covers yet."""
+    from tiered.archive.query.key_index import build
+    from tiered.archive.tables import read_archive
+
+    now = Progressed("0 files")
+
+    def told(built: Built) -> None:
+        nonlocal now
+        now = Progressed(f"{counted(built.files, 'file')}, {format_size(built.size_bytes)}")
+
+    with call.progress("key index", lambda: now):
+        built = build(at.archive, read_archive(at.archive), told=told)
+    document = {
+        "format": 1,
+        "archive": at.archive.url,
+        "objects": built.objects,
+        "files": built.files,
+        "size_bytes": built.size_bytes,
+    }
+    Output(call).emit(document, [document], ["objects", "files", "size_bytes"])
+    return DONE
+
+
+def progressed(watch: Watch) -> Progressed:
+    """How far a job is."""
+    if not watch.segments_all:
+        return Progressed("reading the logs")
+    ahead = watch.ahead()
+    left_s = watch.seconds_left
+    left = "" if left_s is None else f", {format_duration(1000 * round(left_s))} left"
+    more = f" (and {counted(ahead, 'task')} under way)" if ahead else ""
+    text = (
+        f"{format_count(watch.segments)} of {counted(watch.segments_all, 'segment')}{more},"
+        f" {counted(watch.rows, 'message')},"
+        f" {format_size(watch.size_bytes)} of {format_size(watch.bytes_all)}{left}"
+    )
+    return Progressed(text, watch.size_bytes, watch.bytes_all)
+
+
+def say_left(call: Call, options: ArchiveOptions, result: Result) -> None:
+    """What was not archived, and why."""
+    plan = result.plan
+    known = plan.tasks or plan.opened or plan.archived_segments or plan.outside or plan.postponed
+    if options.topics and not known:
+        call.say("tiered: the tier has nothing of the topics that --topics and --exclude leave")
+    if plan.opened:
+        messages = sum(one.end - one.start for one in plan.opened)
+        call.say(
+            f"tiered: {counted(messages, 'message')} of {counted(len(plan.opened), 'queue')}, not sealed, so not archived;"
+            " segments are sealed when full or old, by `tiered attach --once --seal`, or by --seal here while"
+            " nothing is attached"
+        )
+    if plan.strange:
+        lane, start = plan.strange[0]
+        call.say(
+            f"tiered: {counted(len(plan.strange), 'segment counts', 'segments count')} as archived, but"
+            f" the archive has messages of other times there, the first of {lane} at {start}: it has another"
+            " broker's of the same name, so this one needs"
+            " an archive of its own"
+        )
+    if plan.outside:
+        call.say(
+            f"tiered: {counted(plan.outside, 'segment lies', 'segments lie')} outside of --from and --until"
+        )
+    later = plan.postponed + result.not_begun
+    if later:
+        call.say(f"tiered: {counted(later, 'segment is', 'segments are')} left to the next run")
+
+
+def result_document(at: Workshop, result: Result, *, sealed: int) -> dict[str, Any]:
+    """What a run did."""
+    return {
+        **_head(at, result.plan),
+        "run": result.run,
+        "sealed": sealed,
+        "segments": result.segments,
+        "by_others": result.overtaken,
+        "files": result.files,
+        "rows": result.rows,
+        "holes": result.holes,
+        "bad": result.bad,
+        "misfits": result.misfits,
+        "columns_unknown": result.unknown,
+        "source_bytes": result.source_bytes,
+        "size_bytes": result.size_bytes,
+        "entries": result.entries,
+        "postponed": result.plan.postponed + result.not_begun,
+        "open": _open_rows(result.plan),
+        "failed": [
+            {"lane": str(task.lane), "start": task.start, "end": task.end, "why": str(error)}
+            for task, error in result.failed
+        ],
+    }
+
+
+def plan_document(at: Workshop, plan: Plan) -> dict[str, Any]:
+    """What a run would do."""
+    return {
+        **_head(at, plan),
+        "postponed": plan.postponed,
+        "open": _open_rows(plan),
+        "tasks": list(task_rows(plan.tasks)),
+    }
+
+
+def task_rows(tasks: Iterable[Task]) -> Iterable[dict[str, Any]]:
+    """Segments that are to be archived."""
+    for task in tasks:
+        yield {
+            "topic": task.lane.topic,
+            "queue_id": task.lane.queue_id,
+            "incarnation": task.lane.incarnation,
+            "start": task.start,
+            "end": task.end,
+            "size_bytes": task.size_bytes,
+        }
+
+
+def _head(at: Workshop, plan: Plan) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "archive": at.archive.url,
+        "cluster": at.place.cluster,
+        "broker": at.place.broker,
+        "planned": len(plan.tasks),
+        "planned_bytes": plan.size_bytes,
+        "archived_before": plan.archived_segments,
+        "outside": plan.outside,
+        "strange": len(plan.strange),
+    }
+
+
+def _open_rows(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": one.lane.topic,
+            "queue_id": one.lane.queue_id,
+            "start": one.start,
+            "end": one.end,
+            "size_bytes": one.size_bytes,
+        }
+        for one in plan.opened
+    ]
+
+
 COMMAND = make_command(
     "archive",
+    ArchiveOptions,
     run,
-    summary=COMMANDS["archive"].summary,
-    arguments=[click.Argument(["url"])],
     examples=[
         "tiered archive s3://bucket/prefix --to s3://bucket2/parquet",
         "tiered archive file:///tmp/tier --to file:///tmp/parquet --verify",

@@ -6,33 +6,184 @@ import contextlib
 import threading
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, option, required, several
 from tiered.cli.output import Output
+from tiered.cli.serve import announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
 from tiered.cli.stderr import Progressed
-from tiered.cli.values import compression_level, counted, format_size, split_address
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.cli.values import (
+    Address,
+    Moment,
+    above_zero,
+    address,
+    compression,
+    compression_level,
+    counted,
+    format_size,
+    not_below_zero,
+    parse_size,
+    start,
+    topic_filter,
+    whole,
+)
+from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tiered.attach.decommission import Decommissioned
     from tiered.attach.index_settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
     from tiered.dispatch.packing import Compression
-    from tiered.journal.lease import LeaseState
     from tiered.local.face import StoreReport
     from tiered.model import MessageQueue
 
 SYSTEM_TOPIC = "system topic"
 """The reason of ``LeftOut`` that even ``--strict`` does not count: such topics are never tiered."""
 _MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachOptions:
+    """What ``tiered attach`` can be told."""
+
+    store: str = argument(click.Path())
+    to: str = required("URL of the tier", "URL", str)
+    once: bool = flag("end when the present end is durable")
+    seal: bool = flag("with --once: then seal every open segment")
+    topics: tuple[str, ...] = several(
+        "topics to tier, as globs", "GLOB,...", str, default_text="all"
+    )
+    exclude: tuple[str, ...] = several(
+        "topics not to tier, as globs", "GLOB,...", str, default_text="none"
+    )
+    start: str | Moment = option(
+        "where a queue begins that is not in the tier yet: earliest, latest, or a time",
+        "WHERE",
+        start,
+        default=start("earliest"),
+    )
+    freshness_s: float = option(
+        "a message is durable at most so many seconds after it is seen",
+        "SECONDS",
+        above_zero,
+        default=2.0,
+    )
+    lease_s: float = option(
+        "how long the lease lasts, seconds",
+        "SECONDS",
+        above_zero,
+        name="lease-seconds",
+        default=10.0,
+    )
+    decommission: bool = flag(
+        "tier all that a stopped broker left, as --once --seal, keep its tables of topics, groups and"
+        " offsets in the tier, and mark it as decommissioned, for `tiered mount`; does not when"
+        " something is not done yet, and says what"
+    )
+    accept_pending: bool = flag(
+        "with --decommission: give up what only the broker would have done, such as delayed messages that are not due"
+    )
+    recommission: bool = flag("go on with a tier whose broker was decommissioned, and is back")
+    no_wait: bool = flag("end with code 4 when another writer holds the lease, instead of waiting")
+    drain_s: float = option(
+        "when told to stop: how long to upload what is in hand, seconds",
+        "SECONDS",
+        not_below_zero,
+        name="drain-seconds",
+        default=10.0,
+    )
+    nice: int = option(
+        "how far to step back behind the broker when the processors are busy: niceness, 0 to 19",
+        "N",
+        whole(0),
+        default=10,
+    )
+    give_up_s: float = option(
+        "with --once: end with code 3 when nothing could be uploaded for so long, seconds",
+        "SECONDS",
+        above_zero,
+        name="give-up-seconds",
+        default=60.0,
+    )
+    broker_addr: Address | None = option(
+        "the running broker, asked for the end of its log where replicas may truncate it",
+        "HOST:PORT",
+        address,
+        default_text="not asked",
+    )
+    max_upload_rate_bytes_s: int = option(
+        "bytes uploaded in a second, at most; 0: no limit", "SIZE", parse_size, default=0
+    )
+    max_read_rate_bytes_s: int = option(
+        "bytes of the local store read in a second, at most; 0: no limit",
+        "SIZE",
+        parse_size,
+        default=0,
+    )
+    metrics_listen: Address | None = option(
+        "serve Prometheus metrics (/metrics) and /healthz at this address",
+        "HOST:PORT",
+        address,
+        default_text="not served",
+    )
+    bundle_size_bytes: int = option(
+        "bytes at which a round of uploads is due, and of which each of its objects has about so many",
+        "SIZE",
+        parse_size,
+        default=16 * _MIB,
+    )
+    segment_size_bytes: int = option(
+        "bytes at which a segment is rolled", "SIZE", parse_size, default=1024 * _MIB
+    )
+    buffer_size_bytes: int = option(
+        "bytes of records held in memory, at most", "SIZE", parse_size, default=128 * _MIB
+    )
+    uploads: int = option("uploads at once", "N", whole(1), default=8)
+    compress: str = option(
+        "compress what merging is done with: zstd, zstd:LEVEL with a level from 1 to 19, or none",
+        "zstd[:LEVEL]|none",
+        compression,
+        default="zstd",
+        default_text="zstd, which is level 3",
+    )
+    strict: bool = flag(
+        "end with code 1 also for what is explained and recorded (gaps, torn tails, left-out queues)"
+    )
+    no_index: bool = flag("make no key index; `tiered query` then reads")
+    index_items: int = option(
+        "keys in one index object; it takes 34 bytes each", "N", whole(1), default=1 << 20
+    )
+    index_age_s: float = option(
+        "an index object is made at the latest so many seconds after its first key",
+        "SECONDS",
+        above_zero,
+        default=3600.0,
+    )
+    index_dir: str | None = option(
+        "where the key index's work file goes (40 bytes a key; never into the store)",
+        "DIR",
+        str,
+        default_text="the system's directory for temporary files",
+    )
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether it is done when the present end is durable."""
+        return self.once or self.decommission
+
+    @property
+    def seals(self) -> bool:
+        """Whether open segments are sealed at the end."""
+        return self.seal or self.decommission
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +207,37 @@ class Ending:
     handover: Decommissioned | None
 
 
-def run(call: Call) -> int:
+def run(call: Call, options: AttachOptions) -> int:
     """Attach, and stay until we are stopped (or, with ``--once``, done)."""
     from tiered.attach.writer import Attachment
 
-    settings = read_settings(call)
-    behave(call.whole("nice"))
+    settings = read_settings(call, options)
+    behave(options.nice)
     output = Output(call)
     stopping = threading.Event()
     stopper = Stopper(call.watch, stopping.set, seconds=settings.drain_s)
     with stopper:
-        try:
-            attachment = Attachment.open(
-                call.argument("store"),
-                call.words("to"),
+        attachment = open_unless_stopped(
+            stopper,
+            lambda: Attachment.open(
+                options.store,
+                options.to,
                 settings,
                 options=call.s3_options(),
                 clock=call.clock,
-                announce=lambda lease: announce(call, lease),
+                announce=partial(announce_lease, call, "lease"),
                 stopping=stopping,
-            )
-        except TieredStoreError:
-            if stopper.received is None:
-                raise
-            return stopper.exit_code if ends_by_itself(call) else DONE  # nothing was in hand
-        ending = follow(call, attachment)
-    document = summary(call, attachment, ending)
+            ),
+        )
+        if attachment is None:
+            return stopper.exit_code if options.ends_by_itself else DONE
+        ending = follow(call, options, attachment)
+    document = summary(options, attachment, ending)
     for line in lines(document):
         call.say(line)
     if output.form != "table":
         output.emit(document, [document], list(document))
-    return exit_code(call, ending, document, stopper)
+    return exit_code(options, ending, document, stopper)
 
 
 def behave(niceness: int) -> None:
@@ -103,33 +254,32 @@ def behave(niceness: int) -> None:
     bound_malloc()
 
 
-def follow(call: Call, attachment: Attachment) -> Ending:
+def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending:
     """Run until the end, then drain; the attachment is closed in any case.
 
     Raises:
         TieredStoreError: See ``Attachment.run``.
     """
     began_s = call.clock.monotonic_s()
-    is_once = ends_by_itself(call)
+    is_once = options.ends_by_itself
     progress = call.progress(
         "tiering",
         lambda: progressed(attachment, call.clock.monotonic_s() - began_s if is_once else None),
     )
     if not is_once:
         call.say(
-            f"tiered: tiering {call.argument('store')} to {attachment.meter.url} as"
+            f"tiered: tiering {options.store} to {attachment.meter.url} as"
             f" {attachment.place.cluster}/{attachment.place.broker},"
             f" generation {attachment.generation}"
         )
-        for glob in unmatched(call.texts("topics"), attachment.local.queues()):
+        for glob in unmatched(options.topics, attachment.local.queues()):
             call.say(f"tiered: no topic matches --topics {glob} yet")
     try:
-        with metrics_served(call, attachment), progress:
-            seals = call.flag("seal") or call.flag("decommission")
-            result = attachment.run(once=is_once, seal=seals)
-            handover = hand_over(call, attachment, result)
+        with observed(call, options, attachment), progress:
+            result = attachment.run(once=is_once, seal=options.seals)
+            handover = hand_over(options, attachment, result)
         report = attachment.local.report()
-        missed = unmatched(call.texts("topics"), attachment.local.queues())
+        missed = unmatched(options.topics, attachment.local.queues())
     except BaseException:
         attachment.close()
         raise
@@ -138,22 +288,36 @@ def follow(call: Call, attachment: Attachment) -> Ending:
     return Ending(result, report, missed, is_drained, seconds, handover)
 
 
-def ends_by_itself(call: Call) -> bool:
-    """Whether it is done when the present end is durable."""
-    return call.flag("once") or call.flag("decommission")
-
-
-def hand_over(call: Call, attachment: Attachment, result: AttachResult) -> Decommissioned | None:
+def hand_over(
+    options: AttachOptions, attachment: Attachment, result: AttachResult
+) -> Decommissioned | None:
     """Decommission the broker, if that is asked for."""
-    if not call.flag("decommission"):
+    if not options.decommission:
         return None
     from tiered.attach.decommission import decommission
 
-    directory, accepts = call.argument("store"), call.flag("accept-pending")
-    return decommission(attachment, directory, result, accepts_pending=accepts)
+    accepts = options.accept_pending
+    return decommission(attachment, options.store, result, accepts_pending=accepts)
 
 
-def read_settings(call: Call) -> AttachSettings:
+def observed(
+    call: Call, options: AttachOptions, attachment: Attachment
+) -> contextlib.AbstractContextManager[None]:
+    """Serves metrics, where that is asked for."""
+    if options.metrics_listen is None:
+        return contextlib.nullcontext()
+    from tiered.attach.observe import collect, is_well
+    from tiered.metrics import render
+
+    return metrics_served(
+        call,
+        options.metrics_listen,
+        metrics=lambda: render(collect(attachment, call.clock)),
+        health=lambda: is_well(attachment),
+    )
+
+
+def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
     """What the options say.
 
     Raises:
@@ -162,51 +326,51 @@ def read_settings(call: Call) -> AttachSettings:
     from tiered.attach.writer import AttachSettings
     from tiered.dispatch.settings import DispatchSettings
 
-    if call.flag("seal") and not ends_by_itself(call):
+    if options.seal and not options.ends_by_itself:
         raise InvalidError("--seal goes with --once", do="add --once")
-    if call.flag("accept-pending") and not call.flag("decommission"):
+    if options.accept_pending and not options.decommission:
         raise InvalidError("--accept-pending goes with --decommission", do="add --decommission")
-    start = call.words("start")
+    start = options.start
     return AttachSettings(
-        cluster=call.text("cluster"),
-        broker=call.text("broker"),
-        lease_s=call.number("lease-seconds"),
-        wait=not call.flag("no-wait"),
-        waits_for_names=not ends_by_itself(call),
-        drain_s=call.number("drain-seconds"),
-        give_up_s=call.number("give-up-seconds"),
-        start=start if start in {"earliest", "latest"} else cast("int", call.time_ms("start")),
-        selects=selector(call.texts("topics"), call.texts("exclude")),
-        after_handover=after_handover(call),
-        broker_max_offset=broker_asked(call),
+        cluster=call.common.cluster,
+        broker=call.common.broker,
+        lease_s=options.lease_s,
+        wait=not options.no_wait,
+        waits_for_names=not options.ends_by_itself,
+        drain_s=options.drain_s,
+        give_up_s=options.give_up_s,
+        start=start.ms(call.clock.now_ms()) if isinstance(start, Moment) else start,
+        selects=topic_filter(options.topics, options.exclude),
+        after_handover=after_handover(options),
+        broker_max_offset=broker_asked(call, options),
         dispatch=DispatchSettings(
-            freshness_s=call.number("freshness"),
-            bundle_bytes=call.whole("bundle-size"),
-            buffer_bytes_max=call.whole("buffer-size"),
-            uploads_max=call.whole("uploads"),
-            segment_bytes_max=call.whole("segment-size"),
-            read_rate_bytes_s=call.whole("max-read-rate"),
-            upload_rate_bytes_s=call.whole("max-upload-rate"),
-            compression=compression(call),
+            freshness_s=options.freshness_s,
+            bundle_bytes=options.bundle_size_bytes,
+            buffer_bytes_max=options.buffer_size_bytes,
+            uploads_max=options.uploads,
+            segment_bytes_max=options.segment_size_bytes,
+            read_rate_bytes_s=options.max_read_rate_bytes_s,
+            upload_rate_bytes_s=options.max_upload_rate_bytes_s,
+            compression=merge_compression(options),
         ),
-        index=index_settings(call),
+        index=index_settings(options),
     )
 
 
-def after_handover(call: Call) -> Literal["refuse", "again", "recommission"]:
+def after_handover(options: AttachOptions) -> Literal["refuse", "again", "recommission"]:
     """What becomes of a tier whose broker was decommissioned.
 
     Raises:
         InvalidError: Both were asked for.
     """
-    if not call.flag("recommission"):
-        return "again" if call.flag("decommission") else "refuse"
-    if call.flag("decommission"):
+    if not options.recommission:
+        return "again" if options.decommission else "refuse"
+    if options.decommission:
         raise InvalidError("--recommission and --decommission exclude each other", do="choose one")
     return "recommission"
 
 
-def compression(call: Call) -> Compression | None:
+def merge_compression(options: AttachOptions) -> Compression | None:
     """How merging compresses; None: not at all.
 
     Raises:
@@ -214,14 +378,14 @@ def compression(call: Call) -> Compression | None:
     """
     from tiered.dispatch.packing import Compression
 
-    asked = call.words("compress")
+    asked = options.compress
     if asked == "none":
         return None
     level = compression_level(asked)
     return Compression() if level is None else Compression(level)
 
 
-def index_settings(call: Call) -> IndexSettings | None:
+def index_settings(options: AttachOptions) -> IndexSettings | None:
     """Of the key index; None: none is wanted.
 
     Raises:
@@ -231,12 +395,12 @@ def index_settings(call: Call) -> IndexSettings | None:
 
     from tiered.attach.index_settings import IndexSettings
 
-    if call.flag("no-index"):
+    if options.no_index:
         return None
-    directory = call.text("index-dir")
+    directory = options.index_dir
     if directory is not None:
         place = Path(directory).resolve()
-        if place.is_relative_to(Path(call.argument("store")).resolve()):
+        if place.is_relative_to(Path(options.store).resolve()):
             raise InvalidError(
                 "--index-dir lies in the broker's store, into which nothing is ever written",
                 where=directory,
@@ -245,65 +409,21 @@ def index_settings(call: Call) -> IndexSettings | None:
         if not place.is_dir():
             raise InvalidError("--index-dir is no directory", where=directory, do="make it")
     return IndexSettings(
-        items_max=call.whole("index-items"),
-        age_s=call.number("index-age"),
+        items_max=options.index_items,
+        age_s=options.index_age_s,
         directory=directory,
-        upload_rate_bytes_s=call.whole("max-upload-rate"),
+        upload_rate_bytes_s=options.max_upload_rate_bytes_s,
     )
 
 
-def selector(topics: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a topic fits one of the globs (all, without any) and none of the excluding ones."""
-
-    def selects(topic: str) -> bool:
-        wanted = not topics or any(fnmatchcase(topic, glob) for glob in topics)
-        return wanted and not any(fnmatchcase(topic, glob) for glob in exclude)
-
-    return selects
-
-
-def broker_asked(call: Call) -> Callable[[], int] | None:
+def broker_asked(call: Call, options: AttachOptions) -> Callable[[], int] | None:
     """Asks the broker at ``--broker-addr``."""
-    address = call.text("broker-addr")
+    address = options.broker_addr
     if address is None:
         return None
     from tiered.attach.broker import BrokerOffsets
 
-    return BrokerOffsets(*split_address(address), call.clock).max_offset
-
-
-@contextlib.contextmanager
-def metrics_served(call: Call, attachment: Attachment) -> Iterator[None]:
-    """Serve metrics at ``--metrics-listen``, if it is given."""
-    address = call.text("metrics-listen")
-    if address is None:
-        yield
-        return
-    from tiered.attach.metrics_server import MetricsServer
-    from tiered.attach.observe import collect, is_well
-    from tiered.metrics import render
-
-    host, port = split_address(address)
-    server = MetricsServer(
-        host,
-        port,
-        metrics=lambda: render(collect(attachment, call.clock)),
-        health=lambda: is_well(attachment),
-    )
-    call.say(f"tiered: metrics at http://{host or '0.0.0.0'}:{server.port}/metrics")  # noqa: S104 (said, not bound)
-    try:
-        yield
-    finally:
-        server.close()
-
-
-def announce(call: Call, lease: LeaseState) -> None:
-    """Say whom we wait for."""
-    left_s = max(0.0, (lease.expires_ms - call.clock.now_ms()) / 1000)
-    call.say(
-        f"tiered: waiting for the lease of process {lease.holder.pid} on {lease.holder.host}"
-        f" (it lasts {left_s:.0f} s more unless it is renewed; --no-wait ends at once)"
-    )
+    return BrokerOffsets(*address, call.clock).max_offset
 
 
 def progressed(attachment: Attachment, seconds: float | None) -> Progressed:
@@ -316,14 +436,14 @@ def progressed(attachment: Attachment, seconds: float | None) -> Progressed:
     return Progressed(text)
 
 
-def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any]:
+def summary(options: AttachOptions, attachment: Attachment, ending: Ending) -> dict[str, Any]:
     """The document of ``tiered attach --json``."""
     assert attachment.dispatcher is not None
     counters, requests = attachment.dispatcher.counters, attachment.meter.snapshot()
     result, report = ending.result, ending.report
     return {
         "format": 1,
-        "store": call.argument("store"),
+        "store": options.store,
         "url": attachment.meter.url,
         "cluster": attachment.place.cluster,
         "broker": attachment.place.broker,
@@ -350,9 +470,7 @@ def summary(call: Call, attachment: Attachment, ending: Ending) -> dict[str, Any
         "begun_anew": counters.begun_anew,
         "ahead_queues": attachment.dispatcher.continuity.lagging,
         "switches": counters.switches,
-        "sealed_segments": (
-            attachment.sealed if call.flag("seal") or call.flag("decommission") else None
-        ),
+        "sealed_segments": attachment.sealed if options.seals else None,
         "decommission": None if ending.handover is None else decommissioned(ending.handover),
         "unmatched_topics": list(ending.unmatched),
         "torn_bytes": report.torn_bytes,
@@ -488,19 +606,21 @@ def few(names: Sequence[str], count_max: int = 5) -> str:
     return ", ".join(names[:count_max]) + (f" and {more} more" if more > 0 else "")
 
 
-def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Stopper) -> int:
+def exit_code(
+    options: AttachOptions, ending: Ending, document: dict[str, Any], stopper: Stopper
+) -> int:
     """By the contract: what waits with ``--once``, was quarantined, or is missing in the store, needs a person."""
-    cut_short = ends_by_itself(call) and not ending.result.is_complete
+    cut_short = options.ends_by_itself and not ending.result.is_complete
     if not ending.is_drained or (cut_short and stopper.received):
         return stopper.exit_code or NEEDS_A_PERSON
-    globs = call.texts("topics")
+    globs = options.topics
     matches_nothing = globs and len(document["unmatched_topics"]) == len(globs)
     is_short = not ending.result.is_complete or matches_nothing
     is_damaged = document["quarantined"] > 0 or document["missing"] > 0
     is_damaged = is_damaged or ending.result.waiting.is_behind_damage
-    needs = is_damaged or (ends_by_itself(call) and is_short)
+    needs = is_damaged or (options.ends_by_itself and is_short)
     needs = needs or (ending.handover is not None and not ending.handover.key)
-    if call.flag("strict"):
+    if options.strict:
         recorded = (
             *("gaps", "taken_back", "begun_anew", "ahead_queues"),
             *("torn_bytes", "foreign_entries", "below_min_entries", "wrong_tag_codes"),
@@ -512,12 +632,10 @@ def exit_code(call: Call, ending: Ending, document: dict[str, Any], stopper: Sto
 
 COMMAND = make_command(
     "attach",
+    AttachOptions,
     run,
-    summary=COMMANDS["attach"].summary,
-    arguments=[click.Argument(["store"], type=click.Path())],
     examples=[
         "tiered attach /data/rocketmq/store --to s3://bucket/prefix --metrics-listen :9400",
         "tiered attach /data/rocketmq/store --to file:///tmp/tier --once --seal",
-        "tiered attach /data/rocketmq/store --to s3://bucket/prefix --decommission",
     ],
 )

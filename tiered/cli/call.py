@@ -1,4 +1,4 @@
-"""One call of a command: its arguments, its settings with their origin, and what it writes to."""
+"""One call of a command: what it was told, where it writes, and the time it has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from tiered.cli.options import OneOf, Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import Watch
+from tiered.cli.values import Moment, above_zero, pair
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
 
@@ -15,8 +17,86 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from backends.s3_settings import S3Options
+    from tiered.cli.options import Chosen
     from tiered.cli.stderr import Progress, Progressed
-    from tiered.config import Chosen
+
+OUTPUTS = OneOf("table", "wide", "json", "jsonl", "csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """What every command can be told, before its name or behind it."""
+
+    cluster: str | None = option(
+        "cluster whose broker is meant",
+        "NAME",
+        str,
+        default_text="the only one there; for attach, as the store says, else DefaultCluster",
+    )
+    broker: str | None = option(
+        "broker that is meant",
+        "NAME",
+        str,
+        default_text="the only one there; for attach, as the store says, else broker",
+    )
+    endpoint_url: str | None = option(
+        "S3 endpoint",
+        "URL",
+        str,
+        default_text="AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS profile, else AWS",
+    )
+    region: str | None = option("S3 region", "NAME", str, default_text="from AWS settings")
+    profile: str | None = option(
+        "AWS profile to take credentials and settings from",
+        "NAME",
+        str,
+        default_text="AWS_PROFILE",
+    )
+    path_style: bool | None = custom(
+        Setting(
+            help="put the bucket into the path, or into the host name",
+            shape=Shape.FLAG,
+            default_text="path with an endpoint of one's own",
+            spellings=("--path-style/--virtual-host",),
+        )
+    )
+    s3_header: tuple[str, ...] = several(
+        "header added to each S3 request; may be repeated (in a variable: one a line)",
+        "NAME=VALUE",
+        pair,
+        separator="\n",
+        is_masked=True,
+    )
+    sse_kms_key_id: str | None = option(
+        "key with which the S3 server encrypts each object",
+        "ID",
+        str,
+        default_text="the bucket's own rule",
+    )
+    ca_bundle: str | None = option(
+        "PEM file of authorities to trust beside the system's, for an https endpoint",
+        "FILE",
+        str,
+        default_text="AWS_CA_BUNDLE, else that of the AWS profile",
+    )
+    request_timeout_s: float = option(
+        "deadline of each request, seconds", "SECONDS", above_zero, default=30.0
+    )
+    output: str = custom(
+        Setting(
+            help="form of the result; a table fits the terminal, and wide is one of which nothing is cut",
+            metavar="FORM",
+            parse=OUTPUTS,
+            default="table",
+            spellings=("--output", "-o"),
+        )
+    )
+    json: bool = flag("the result as exactly one JSON document, as -o json")
+    quiet: bool = flag("no progress and no summary on stderr")
+    log_format: str = option(
+        "form of every line on stderr", "FORM", OneOf("text", "json"), default="text"
+    )
+    debug: bool = flag("log everything, and show tracebacks")
 
 
 @dataclass(slots=True)
@@ -40,82 +120,70 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a command is given.
+    """What a command is given beside its own options.
 
     Attributes:
         path: The command as typed, as ``tiered bench read``.
-        section: Section of its settings.
-        arguments: Positional arguments.
-        chosen: Every setting's value, by key.
+        section: Of its settings, as ``bench.read``.
+        common: What every command can be told.
+        chosen: The value of each setting that was looked at and where it came from, by key.
         clock: Time.
         watch: Takes signals over.
     """
 
     path: str
     section: str
-    arguments: Mapping[str, str | None]
+    common: CommonOptions
     chosen: Mapping[str, Chosen]
     clock: Clock
     watch: Watch = field(default_factory=Watch)
+    arguments: Mapping[str, str | None] = field(default_factory=dict)
 
     def argument(self, name: str) -> str:
         """A positional argument that must be there."""
-        value = self.arguments[name]
-        assert value is not None
-        return value
+        return cast("str", self.arguments[name])
 
     def find(self, name: str) -> Chosen:
         """A setting of this command, else a common one."""
         found = self.chosen.get(f"{self.section}.{name}")
         return self.chosen[name] if found is None else found
 
-    def get(self, name: str) -> object:
-        """A setting's value.
-
-        Raises:
-            InvalidError: There is none, and there must be one.
-        """
-        found = self.find(name)
-        if found.value is None and found.setting.is_required:
-            raise InvalidError(
-                f"no --{name} is given", where=self.path, do=f"see `{self.path} --help`"
-            )
-        return found.value
-
     def text(self, name: str) -> str | None:
         """A text, or None."""
-        return cast("str | None", self.get(name))
+        value = self.find(name).value
+        return None if value is None else str(value)
 
     def words(self, name: str) -> str:
         """A text that is always there."""
-        return cast("str", self.get(name))
+        return cast("str", self.find(name).value)
 
     def flag(self, name: str) -> bool:
         """Yes or no."""
-        return bool(self.get(name))
-
-    def number(self, name: str) -> float:
-        """A number that is always there."""
-        return cast("float", self.get(name))
+        return bool(self.find(name).value)
 
     def whole(self, name: str) -> int:
         """A whole number or a size in bytes that is always there."""
-        return cast("int", self.get(name))
+        return cast("int", self.find(name).value)
 
     def whole_or_none(self, name: str) -> int | None:
         """A whole number, or None."""
-        return cast("int | None", self.get(name))
+        return cast("int | None", self.find(name).value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """The values of a list."""
-        return cast("tuple[str, ...]", self.get(name))
+        return cast("tuple[str, ...]", self.find(name).value)
 
     def time_ms(self, name: str) -> int | None:
         """A time in UTC milliseconds, or None; ``now`` is now."""
-        from tiered.cli.values import parse_time
+        return self.ms(cast("Moment | None", self.find(name).value))
 
-        text = self.text(name)
-        return None if text is None else parse_time(text, self.clock.now_ms())
+    def is_given(self, key: str) -> bool:
+        """Whether the command line itself says it, by the key of the setting."""
+        return self.chosen[key].source == "command line"
+
+    def ms(self, moment: Moment | None) -> int | None:
+        """A time in UTC milliseconds, or None; ``now`` is now."""
+        return None if moment is None else moment.ms(self.clock.now_ms())
 
     @property
     def form(self) -> str:
@@ -124,12 +192,12 @@ class Call:
         Raises:
             InvalidError: Both are given and contradict each other.
         """
-        output = self.find("output")
-        if not self.flag("json"):
-            return cast("str", output.value)
-        if output.source == "command line" and output.value != "json":
+        output = self.common.output
+        if not self.common.json:
+            return output
+        if self.is_given("output") and output != "json":
             raise InvalidError(
-                f"--json and -o {output.value} contradict each other", do="give one of them"
+                f"--json and -o {output} contradict each other", do="give one of them"
             )
         return "json"
 
@@ -138,37 +206,33 @@ class Call:
         """Where results go."""
         return sys.stdout.buffer
 
-    @property
-    def is_quiet(self) -> bool:
-        """No progress and no summary."""
-        return self.flag("quiet")
-
     def say(self, text: str, *, level: str = "info") -> None:
         """A line for people on stderr, unless ``--quiet``."""
         from tiered.cli.stderr import write_line
 
-        if not self.is_quiet:
-            write_line(self.words("log-format"), self.clock.now_ms(), level, text)
+        if not self.common.quiet:
+            write_line(self.common.log_format, self.clock.now_ms(), level, text)
 
     def progress(self, what: str, ask: Callable[[], Progressed]) -> Progress:
         """Shows how far ``what`` is while a ``with`` block runs, unless ``--quiet``; ``ask`` comes from another thread."""
         from tiered.cli.stderr import Progress
 
-        form = self.words("log-format")
-        return Progress(what, ask, clock=self.clock, is_quiet=self.is_quiet, form=form)
+        quiet, form = self.common.quiet, self.common.log_format
+        return Progress(what, ask, clock=self.clock, is_quiet=quiet, form=form)
 
     def s3_options(self) -> S3Options:
         """How to reach S3."""
         from backends.s3_settings import S3Options
 
-        pairs = (text.partition("=") for text in self.texts("s3-header"))
+        common = self.common
+        pairs = (text.partition("=") for text in common.s3_header)
         return S3Options(
-            endpoint_url=self.text("endpoint-url"),
-            region=self.text("region"),
-            profile=self.text("profile"),
-            path_style=cast("bool | None", self.get("path-style")),
+            endpoint_url=common.endpoint_url,
+            region=common.region,
+            profile=common.profile,
+            path_style=common.path_style,
             headers={name.strip(): value for name, _, value in pairs},
-            sse_kms_key_id=self.text("sse-kms-key-id"),
-            ca_bundle=self.text("ca-bundle"),
-            timeout_s=self.number("request-timeout"),
+            sse_kms_key_id=common.sse_kms_key_id,
+            ca_bundle=common.ca_bundle,
+            timeout_s=common.request_timeout_s,
         )

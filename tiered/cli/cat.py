@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import OneOf, argument, flag, option
 from tiered.cli.printer import DOCUMENT, GROUP, Printer, Wish
+from tiered.cli.values import Moment, incarnation, whole
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
@@ -204,11 +205,64 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{low}-{high}" if low != high else f"{low}" for low, high in rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CatOptions:
+    """What ``tiered cat`` can be told."""
+
+    url: str = argument()
+    topic: str = argument()
+    queue: int | None = option(
+        "only this queue", "N", whole(0), default_text="all, one after another"
+    )
+    offset: int | None = option(
+        "first queue offset in each queue", "N", whole(0), default_text="the first there is"
+    )
+    from_: Moment | None = option(
+        "begin with the first message stored at or after this time",
+        "TIME",
+        Moment,
+        default_text="the first there is",
+    )
+    until: Moment | None = option(
+        "end before the first message stored at or after this time",
+        "TIME",
+        Moment,
+        default_text="the last there is",
+    )
+    incarnation: str | None = option(
+        "print this incarnation of each queue, or all, oldest first, with what the broker took back;"
+        " messages then say which they are of",
+        "N|all",
+        incarnation,
+        default_text="the present one",
+    )
+    count: int | None = option("messages in all, at most", "N", whole(0), default_text="no limit")
+    tag: str | None = option(
+        "only messages with one of these tags: A||B, or * for all",
+        "EXPR",
+        str,
+        default_text="*",
+    )
+    sql: str | None = option(
+        "only messages whose properties meet this SQL92 expression (docs/filters.md)",
+        "EXPR",
+        str,
+        default_text="all messages",
+    )
+    follow: bool = flag("go on with messages as they are tiered")
+    format: str = option(
+        "json: a line each; raw: the records; body: the bodies, nothing between; text: for eyes",
+        "FORMAT",
+        OneOf("json", "raw", "body", "text"),
+        default="json",
+    )
+    raw_body: bool = flag("bodies as stored, perhaps compressed")
+
+
 COMMAND = make_command(
     "cat",
-    run,
-    summary=COMMANDS["cat"].summary,
-    arguments=[click.Argument(["url"]), click.Argument(["topic"])],
+    CatOptions,
+    lambda call, _options: run(call),
     examples=[
         "tiered cat file:///tmp/tier orders --count 10",
         "tiered cat s3://bucket/prefix orders --from now-2h --tag 'paid||sent' --format text",

@@ -1,18 +1,83 @@
-"""``tiered config``: the settings in force."""
+"""``tiered config`` and ``tiered completion``: what the program says of itself."""
 
 from __future__ import annotations
 
-from tiered.cli.frame import COMMANDS, Entry, make_program
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-ENTRIES = {
-    "show": Entry(
-        "tiered.cli.config_show", "Prints every setting, its value and where it came from."
-    )
-}
+import click
+
+from tiered.cli.frame import COMPLETION_VARIABLE, make_command, make_program, program
+from tiered.cli.options import argument
+from tiered.cli.output import Output
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tiered.cli.call import Call
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """``tiered config show`` has none of its own."""
+
+
+def show(call: Call, _options: ShowOptions) -> int:
+    """Print every setting, its value and where it came from."""
+    rows = [
+        {
+            "key": key,
+            "value": chosen.setting.shown(chosen.value),
+            "source": chosen.source,
+            "variable": chosen.setting.variable,
+        }
+        for key, chosen in call.chosen.items()
+    ]
+    output = Output(call)
+    if output.form == "table":
+        for row, chosen in zip(rows, call.chosen.values(), strict=True):
+            if chosen.source == "default" and chosen.value in {None, ()}:
+                row["value"] = f"({chosen.setting.default_shown or 'none'})"
+    output.emit({"format": 1, "settings": rows}, rows, ["key", "value", "source"])
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """What ``tiered completion`` can be told."""
+
+    shell: str = argument(click.Choice(SHELLS))
+
+
+def complete(call: Call, options: CompletionOptions) -> int:
+    """Print the script of a shell."""
+    from click.shell_completion import get_completion_class
+
+    shell = get_completion_class(options.shell)
+    if shell is None:
+        raise InvalidError(f"no completion for {options.shell}")
+    text = shell(program(), {}, "tiered", COMPLETION_VARIABLE).source()
+    call.stdout.write(text.encode() + b"\n")
+    return 0
+
 
 COMMAND = make_program(
     "config",
-    ENTRIES,
-    COMMANDS["config"].summary,
-    ["tiered config show", "TIERED_ATTACH_FRESHNESS=5 tiered config show --json"],
+    examples=["tiered config show", "TIERED_ATTACH_FRESHNESS=5 tiered config show --json"],
+)
+SHOW = make_command(
+    "config.show",
+    ShowOptions,
+    show,
+    examples=["tiered config show", "tiered --config tiered.toml config show --json"],
+)
+COMPLETION = make_command(
+    "completion",
+    CompletionOptions,
+    complete,
+    examples=[
+        'eval "$(tiered completion bash)"',
+        "tiered completion fish > ~/.config/fish/completions/tiered.fish",
+    ],
 )

@@ -10,14 +10,16 @@ import shlex
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import option
 from tiered.cli.output import Output
 from tiered.cli.stderr import Progressed
-from tiered.cli.values import counted, format_size
+from tiered.cli.values import counted, format_size, whole
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -34,15 +36,28 @@ _MADE = ("store", "tier")
 _BATCH = 1000
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What ``tiered demo`` can be told."""
+
+    dir: str | None = option(
+        "directory to work in, emptied of earlier demos first",
+        "DIR",
+        str,
+        default_text="a new temporary one",
+    )
+    messages: int = option("messages to store", "N", whole(1), default=10_000)
+
+
+def run(call: Call, options: DemoOptions) -> int:
     """Make, tier, read back, verify; say what was done and what to try next."""
     output = Output(call)
-    folder = prepare(call.text("dir"))
+    folder = prepare(options.dir)
     store, tier = folder / "store", folder / "tier"
     url = tier.as_uri()
     step = "making a store"
     with call.progress("demo", lambda: Progressed(step)):
-        made = make(call, store)
+        made = make(call, store, options.messages)
         step = "tiering it"
         tiered = tier_all(call, store, url)
         step = "reading it back"
@@ -93,7 +108,7 @@ def prepare(asked: str | None) -> Path:
     return folder
 
 
-def make(call: Call, store: Path) -> dict[str, Any]:
+def make(call: Call, store: Path, count: int) -> dict[str, Any]:
     """Store messages whose bodies can be read, without a broker."""
     import random
 
@@ -102,7 +117,7 @@ def make(call: Call, store: Path) -> dict[str, Any]:
     from tiered.store.options import StoreOptions
 
     rng = random.Random(1)  # noqa: S311 (content, no secret)
-    count, size = call.whole("messages"), 0
+    size = 0
     options = StoreOptions(
         LOG_FILE_BYTES, index_slots=INDEX_SLOTS, index_items=4 * INDEX_SLOTS, topic_queues=QUEUES
     )
@@ -133,7 +148,7 @@ def tier_all(call: Call, store: Path, url: str) -> dict[str, Any]:
     """As ``attach --once --seal``."""
     from tiered.attach.writer import Attachment, AttachSettings
 
-    settings = AttachSettings(cluster=call.text("cluster"), broker=call.text("broker"))
+    settings = AttachSettings(cluster=call.common.cluster, broker=call.common.broker)
     attachment = Attachment.open(str(store), url, settings, clock=call.clock)
     try:
         result = attachment.run(once=True, seal=True)
@@ -182,7 +197,7 @@ def verify(call: Call, url: str, store: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         objects = open_objects(call, url, stack)
         local = open_local(call, str(store), stack)
-        place = choose_place(objects, call.text("cluster"), call.text("broker"))
+        place = choose_place(objects, call.common.cluster, call.common.broker)
         report = verify_tier(objects, place.prefix, deep=True, local=local)
     return {
         "is_clean": report.is_clean,
@@ -253,7 +268,7 @@ def started_as() -> str:
 
 COMMAND = make_command(
     "demo",
+    DemoOptions,
     run,
-    summary=COMMANDS["demo"].summary,
     examples=["tiered demo", "tiered demo --dir /tmp/tiered-demo --messages 1000 --json"],
 )

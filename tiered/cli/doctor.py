@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from tiered.cli.errors import DONE, NEEDS_A_PERSON, UNREACHABLE
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, option
 from tiered.cli.output import Output
 
 if TYPE_CHECKING:
@@ -18,7 +17,21 @@ if TYPE_CHECKING:
     from tiered.local.face import LocalStore
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What ``tiered doctor`` can be told."""
+
+    url: str = argument()
+    new: bool = flag(
+        "a tier is to be made here: look also at a folder that is not there yet (the one above it must be),"
+        " or that has other things in it; without it that is an error, and an empty one is looked at"
+    )
+    store: str | None = option(
+        "local store directory to look at as well", "DIR", str, default_text="none"
+    )
+
+
+def run(call: Call, options: DoctorOptions) -> int:
     """Look and print."""
     from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_objects
@@ -26,7 +39,7 @@ def run(call: Call) -> int:
     from tiered.upkeep.doctor_place import trial_store
 
     probe_id = f"{random.SystemRandom().getrandbits(64):016x}"
-    output, url, directory = Output(call), call.argument("url"), call.text("store")
+    output, url, directory = Output(call), options.url, options.store
 
     def open_local() -> LocalStore:
         from tiered.local.rocketmq import RocketMQStore
@@ -35,7 +48,7 @@ def run(call: Call) -> int:
 
     with contextlib.ExitStack() as stack, backend_errors():
         store = open_objects(call, url, stack)
-        trial = stack.enter_context(trial_store(url, store, probe_id, is_new=call.flag("new")))
+        trial = stack.enter_context(trial_store(url, store, probe_id, is_new=options.new))
         checks = list(
             examine(
                 url,
@@ -59,9 +72,8 @@ def run(call: Call) -> int:
 
 COMMAND = make_command(
     "doctor",
+    DoctorOptions,
     run,
-    summary=COMMANDS["doctor"].summary,
-    arguments=[click.Argument(["url"])],
     examples=[
         "tiered doctor s3://bucket/prefix",
         "tiered doctor file:///tmp/tier --store /data/rocketmq/store --json",

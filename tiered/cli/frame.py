@@ -1,169 +1,112 @@
-"""The frame of the command line: groups that load a command when it is called, and options made of settings.
+"""The frame of the command line: groups that load a command when it is called, and commands made of dataclasses.
 
-A command is a module of ``tiered.cli`` with a ``COMMAND``. Common options may stand before or after the command's name.
+A command is a click command in a module of ``tiered.cli``. Common options may stand before or after its name; what stands
+further right rules.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from tiered.cli.call import Call, Surroundings
-from tiered.cli.settings import COMMON, all_settings, settings_of
-from tiered.config import ENVIRONMENT_PREFIX, Setting, Shape, nearest, read_file, resolve
+from tiered.cli.call import Call, CommonOptions, Surroundings
+from tiered.cli.options import (
+    ENVIRONMENT_PREFIX,
+    Setting,
+    Shape,
+    arguments_of,
+    build,
+    misspelled,
+    read_file,
+    resolve,
+    settings_of,
+)
+from tiered.errors import nearest
 
-Run = Callable[[Call], int]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
 WIDTH = 100
 HELP_OPTIONS = ["--help", "-h"]
 COMPLETION_VARIABLE = "_TIERED_COMPLETE"
+COMMON = settings_of(CommonOptions, "")
+_VERBOSE = frozenset({"attach", "mount"})
+"""Commands that run for long, whose log says what they do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command that a group knows of without loading it."""
+    """A command that a group knows of without loading it.
 
-    module: str
+    Attributes:
+        place: Its module in ``tiered.cli``, and its name there where that is not ``COMMAND``.
+        summary: One sentence.
+    """
+
+    place: str
     summary: str
 
 
 COMMANDS: Mapping[str, Entry] = {
-    "demo": Entry("tiered.cli.demo", "Shows the whole story on a local folder, without a server."),
-    "attach": Entry("tiered.cli.attach", "Follows a store directory, live or dead, and tiers it."),
-    "status": Entry(
-        "tiered.cli.status", "Says how far each queue is tiered, and what waits and why."
-    ),
-    "ls": Entry("tiered.cli.ls", "Lists topics and queues, or the segments and their objects."),
-    "cat": Entry("tiered.cli.cat", "Prints the messages of a topic, queue after queue."),
-    "query": Entry("tiered.cli.query", "Finds messages by key or unique id, newest first."),
-    "verify": Entry("tiered.cli.verify", "Checks that a tier is whole, or equal to a local store."),
-    "archive": Entry(
-        "tiered.cli.archive", "Rewrites sealed segments as Parquet, or verifies them."
-    ),
-    "sql": Entry("tiered.cli.sql", "Answers a question in SQL from an archive."),
-    "gc": Entry("tiered.cli.gc", "Deletes what no reader can reach any more: plan, then apply."),
+    "demo": Entry("demo", "Shows the whole story on a local folder, without a server."),
+    "attach": Entry("attach", "Follows a store directory, live or dead, and tiers it."),
+    "status": Entry("status", "Says how far each queue is tiered, and what waits and why."),
+    "ls": Entry("ls", "Lists topics and queues, or the segments and their objects."),
+    "cat": Entry("cat", "Prints the messages of a topic, queue after queue."),
+    "query": Entry("query", "Finds messages by key or unique id, newest first."),
+    "verify": Entry("verify", "Checks that a tier is whole, or equal to a local store."),
+    "archive": Entry("archive", "Rewrites sealed segments as Parquet, or verifies them."),
+    "sql": Entry("sql", "Answers a question in SQL from an archive."),
+    "gc": Entry("planned:GC", "Deletes what no reader can reach any more: plan, then apply."),
     "expire": Entry(
-        "tiered.cli.expire:EXPIRE",
-        "Gives up messages older than a time to live: plan, then apply.",
+        "planned:EXPIRE", "Gives up messages older than a time to live: plan, then apply."
     ),
     "delete-topic": Entry(
-        "tiered.cli.expire:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
+        "planned:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
     ),
-    "take-back": Entry(
-        "tiered.cli.take_back", "Ends a queue at an earlier offset: plan, then apply."
+    "take-back": Entry("planned:TAKE_BACK", "Ends a queue at an earlier offset: plan, then apply."),
+    "lease": Entry("lease", "Says who writes a tier and until when, or frees its lease."),
+    "rebuild": Entry("rebuild", "Makes a lost journal again, from the objects."),
+    "doctor": Entry("doctor", "Looks for what is set up wrong, and says what to do."),
+    "mount": Entry("mount", "Serves a tier read-only to RocketMQ's clients."),
+    "timer": Entry("timer", "Keeps messages that are due much later."),
+    "timer.import": Entry("timer:IMPORT", "Takes a broker's pending timers into the tier, once."),
+    "timer.ls": Entry("timer:LS", "Lists the hours in which messages are due."),
+    "timer.show": Entry("timer:SHOW", "Lists the messages that are due in one hour."),
+    "timer.cancel": Entry("timer:CANCEL", "Takes one pending message back."),
+    "store": Entry("store", "Makes and writes local stores without a broker."),
+    "store.create": Entry("store:CREATE", "Makes an empty store directory."),
+    "store.put": Entry(
+        "store:PUT", "Appends messages: JSON lines, of a topic and a body at least."
     ),
-    "lease": Entry(
-        "tiered.cli.lease", "Says who writes a tier and until when, or frees its lease."
+    "store.tail": Entry("store:TAIL", "Prints the last messages of a store directory."),
+    "store.info": Entry("store:INFO", "Says what a store directory holds."),
+    "store.recover": Entry("store:RECOVER", "Makes a store whole that was not stopped cleanly."),
+    "policy": Entry("policy", "Prints the S3 policy that a role needs."),
+    "bench": Entry("bench", "Measures this machine against plain copying."),
+    "bench.make-store": Entry(
+        "bench:MAKE_STORE", "Makes a local store of messages to measure with."
     ),
-    "rebuild": Entry("tiered.cli.rebuild", "Makes a lost journal again, from the objects."),
-    "doctor": Entry("tiered.cli.doctor", "Looks for what is set up wrong, and says what to do."),
-    "mount": Entry("tiered.cli.mount", "Serves a tier read-only to RocketMQ's clients."),
-    "timer": Entry("tiered.cli.timer", "Keeps messages that are due much later."),
-    "store": Entry("tiered.cli.store", "Makes and writes local stores without a broker."),
-    "policy": Entry("tiered.cli.policy", "Prints the S3 policy that a role needs."),
-    "bench": Entry("tiered.cli.bench", "Measures this machine against plain copying."),
-    "config": Entry("tiered.cli.config", "Shows the settings in force."),
-    "completion": Entry("tiered.cli.completion", "Prints the completion script of a shell."),
+    "bench.store": Entry(
+        "bench:STORE", "Measures the embedded store, beside plain writes and reads."
+    ),
+    "bench.dispatch": Entry(
+        "bench:DISPATCH", "Measures how fast a store is tiered, beside cp and fsync."
+    ),
+    "bench.read": Entry(
+        "bench:READ", "Measures how fast a tier is read, beside plain ranged GETs."
+    ),
+    "config": Entry("config", "Shows the settings in force."),
+    "config.show": Entry("config:SHOW", "Prints every setting, its value and where it came from."),
+    "completion": Entry("config:COMPLETION", "Prints the completion script of a shell."),
 }
-
-
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[object]
-else:
-    _ParamType = click.ParamType  # generic in newer releases only
-
-
-class SettingType(_ParamType):
-    """Hands a text to a setting's own parser."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.name = setting.metavar
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> object:
-        """See ``click.ParamType``."""
-        if not isinstance(value, str):
-            return value
-        try:
-            if self.setting.shape is Shape.LIST:
-                return self.setting.convert(value, "command line")
-            return (self.setting.convert(value, "command line"),)  # None stays "not given"
-        except Exception as error:  # noqa: BLE001 (any parser's complaint is the user's text)
-            what = str(error.__cause__ or error).removeprefix(f"{self.setting.key}: ")
-            self.fail(what, param, ctx)
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 (click's signature)
-        param: click.Parameter,  # noqa: ARG002 (click's signature)
-        incomplete: str,
-    ) -> list[click.shell_completion.CompletionItem]:
-        """See ``click.ParamType``."""
-        from click.shell_completion import CompletionItem
-
-        fitting = [text for text in self.setting.choices if text.startswith(incomplete)]
-        if self.setting.metavar == "DIR":
-            return [CompletionItem(incomplete, type="dir")]
-        return [CompletionItem(text) for text in fitting]
-
-
-def describe(setting: Setting) -> str:
-    """Help of one option: what it does, its choices and its default."""
-    text = setting.help
-    if setting.choices:
-        text += f" ({', '.join(setting.choices)})"
-    default = default_text(setting)
-    return f"{text} [default: {default}]" if default else text
-
-
-def default_text(setting: Setting) -> str:
-    """The default as people read it; "" when there is none or it goes without saying."""
-    if setting.default_text:
-        return setting.default_text
-    if setting.is_required:
-        return ""
-    if setting.shape is Shape.FLAG or setting.default is None or setting.default == ():
-        return ""
-    if setting.metavar == "SIZE":
-        from tiered.cli.values import format_size
-
-        return format_size(cast("int", setting.default))
-    if isinstance(setting.default, float) and setting.default.is_integer():
-        return str(int(setting.default))
-    return str(setting.default)
-
-
-def _option(setting: Setting) -> click.Option:
-    text = describe(setting) + ("  [required]" if setting.is_required else "")
-    declared = [_parameter(setting), *(setting.spellings or (f"--{setting.name}",))]
-    if setting.shape is Shape.FLAG:
-        return click.Option(declared, is_flag=True, default=None, help=text)
-    return click.Option(
-        declared,
-        type=SettingType(setting),
-        metavar=setting.metavar,
-        multiple=setting.shape is Shape.LIST,
-        default=None,
-        help=text,
-    )
-
-
-def _parameter(setting: Setting) -> str:
-    return "set_" + setting.key.replace("-", "_").replace(".", "__")
-
-
-def _config_option() -> click.Option:
-    text = "TOML file that gives every option a default [default: TIERED_CONFIG]"
-    return click.Option(["config_file", "--config"], metavar="FILE", default=None, help=text)
-
-
-def _common_options() -> list[click.Option]:
-    return [_config_option(), *(_option(setting) for setting in COMMON)]
+"""Every command by its path, groups before what is in them."""
 
 
 class _Sections:
@@ -172,7 +115,7 @@ class _Sections:
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See ``click.Command``."""
         command = cast("click.Command", self)
-        common = {_parameter(setting) for setting in COMMON} | {"config_file"}
+        common = {setting.field for setting in COMMON} | {"config_file"}
         own: list[tuple[str, str]] = []
         shared: list[tuple[str, str]] = []
         for parameter in command.get_params(ctx):
@@ -203,9 +146,11 @@ class Command(_Sections, click.Command):
     """A command with common options and examples.
 
     Attributes:
+        settings: Its own.
         details: When to use it; "" where that goes without saying.
     """
 
+    settings: Sequence[Setting] = ()
     details = ""
 
 
@@ -223,8 +168,9 @@ class Program(_Sections, click.Group):
         entry = self.entries.get(cmd_name)
         if entry is None:
             return None
-        module, _, name = entry.module.partition(":")
-        return cast("click.Command", getattr(importlib.import_module(module), name or "COMMAND"))
+        module, _, name = entry.place.partition(":")
+        found = getattr(importlib.import_module(f"tiered.cli.{module}"), name or "COMMAND")
+        return cast("click.Command", found)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -241,153 +187,170 @@ class Program(_Sections, click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in self.entries.items()])
 
+    def walk(self) -> Iterator[tuple[str, click.Command]]:
+        """Every command in it with its path below it, as ``bench read``; loads them all."""
+        context = click.Context(self)
+        for name in self.entries:
+            command = self.get_command(context, name)
+            assert command is not None
+            yield name, command
+            if isinstance(command, Program):
+                for path, inner in command.walk():
+                    yield f"{name} {path}", inner
+
 
 _CONTEXT: dict[str, Any] = {"max_content_width": WIDTH, "help_option_names": HELP_OPTIONS}
 
 
+def _common_options() -> list[click.Option]:
+    text = "TOML file that gives every option a default [default: TIERED_CONFIG]"
+    file = click.Option(["config_file", "--config"], metavar="FILE", default=None, help=text)
+    return [file, *(setting.click_option() for setting in COMMON)]
+
+
 def make_program(
-    name: str,
-    entries: Mapping[str, Entry],
-    summary: str,
-    examples: Sequence[str],
+    path: str,
     *,
+    examples: Sequence[str],
+    summary: str = "",
     params: Sequence[click.Parameter] = (),
-    run: Run | None = None,
+    run: Callable[[Call], int] | None = None,
 ) -> Program:
-    """A group of commands; ``run`` does what the group does when no command is given."""
+    """A group of those commands whose path begins with its own; ``run`` is what it does when no command is given."""
 
     def callback(**_parameters: object) -> int | None:
         context = click.get_current_context()
         if run is None or context.invoked_subcommand is not None:
             return None
-        return _run(run, make_call(context, name, {}))
+        return _run(run, make_call(context, path, ()))
 
     program = Program(
-        name,
-        help=summary,
+        path or "tiered",
+        help=summary or COMMANDS[path].summary,
         epilog="\n".join(examples),
         params=[*params, *_common_options()],
         callback=callback,
         invoke_without_command=run is not None,
         context_settings=_CONTEXT,
     )
-    program.entries = entries
+    start = f"{path}." if path else ""
+    below = {
+        at.removeprefix(start): entry for at, entry in COMMANDS.items() if at.startswith(start)
+    }
+    program.entries = {name: entry for name, entry in below.items() if "." not in name}
     return program
 
 
 def make_command(
-    name: str,
-    run: Run,
+    path: str,
+    options: type[T],
+    run: Callable[[Call, T], int],
     *,
-    summary: str,
     examples: Sequence[str],
-    arguments: Sequence[click.Argument] = (),
-    section: str | None = None,
     details: str = "",
 ) -> Command:
     """A command.
 
     Args:
-        name: As typed, without the groups.
+        path: Its key in ``COMMANDS``, which is also that of its settings.
+        options: Dataclass of its arguments and settings.
         run: Does it; gives the exit code.
-        summary: One sentence.
         examples: Two, each a line that runs.
-        arguments: Positional ones.
-        section: Of its settings; default: its name.
         details: When to use it, where that does not go without saying.
     """
-    section = name if section is None else section
-    names = [argument.name for argument in arguments]
+    settings, arguments = settings_of(options, path), arguments_of(options)
 
-    def callback(**parameters: str | None) -> int:
+    def callback(**parameters: object) -> int:
         context = click.get_current_context()
-        chosen_arguments = {key: parameters[key] for key in names if key}
-        return _run(run, make_call(context, section, chosen_arguments))
+        call = make_call(context, path, settings)
+        given = {
+            argument.name: parameters[argument.name] for argument in arguments if argument.name
+        }
+        chosen = build(options, settings, call.chosen, call.path, given)
+        call = replace(call, arguments=cast("dict[str, str | None]", given))
+        return _run(lambda call: run(call, chosen), call)
 
+    summary = COMMANDS[path].summary
     command = Command(
-        name,
+        path.rpartition(".")[2],
         callback=callback,
         help=summary,
         short_help=summary,
         epilog="\n".join(examples),
-        params=[*arguments, *map(_option, settings_of(section)), *_common_options()],
+        params=[*arguments, *(setting.click_option() for setting in settings), *_common_options()],
         context_settings=_CONTEXT,
     )
-    command.details = details
+    command.settings, command.details = settings, details
     return command
 
 
-def _run(run: Run, call: Call) -> int:
+@cache
+def all_settings() -> tuple[Setting, ...]:
+    """Every setting there is; loads all commands."""
+    commands = (command for _, command in program().walk() if isinstance(command, Command))
+    return (*COMMON, *chain.from_iterable(command.settings for command in commands))
+
+
+def _run(run: Callable[[Call], int], call: Call) -> int:
     import logging
 
     from tiered.cli.stderr import logging_to_stderr
 
-    level = logging.INFO if call.section in {"attach", "mount"} else logging.WARNING
-    level = logging.DEBUG if call.flag("debug") else level
-    with logging_to_stderr(call.words("log-format"), level, call.clock.now_ms):
+    level = logging.INFO if call.section in _VERBOSE else logging.WARNING
+    level = logging.DEBUG if call.common.debug else level
+    with logging_to_stderr(call.common.log_format, level, call.clock.now_ms):
         return run(call)
 
 
-def make_call(context: click.Context, section: str, arguments: Mapping[str, str | None]) -> Call:
-    """Resolve the settings of a call.
+def make_call(context: click.Context, section: str, own: Sequence[Setting]) -> Call:
+    """Resolve the settings of a call: all, where a file or a variable may name any of them.
 
     Raises:
         InvalidError: In the file or the environment.
     """
-    surroundings = context.find_object(Surroundings)
-    assert surroundings is not None
-    given, file_name = _given(context)
-    file_name = file_name or surroundings.environment.get("TIERED_CONFIG", "")
+    around = context.find_object(Surroundings)
+    assert around is not None
+    environment = around.environment
+    given, file_name = _given(context, own)
+    file_name = file_name or environment.get("TIERED_CONFIG", "")
+    needs_all = file_name or any(name.startswith(ENVIRONMENT_PREFIX) for name in environment)
+    settings = all_settings() if needs_all or section in _READS_ALL else (*COMMON, *own)
     chosen = resolve(
-        all_settings(),
-        file=read_file(file_name, all_settings()) if file_name else {},
+        settings,
+        file=read_file(file_name, settings) if file_name else {},
         file_name=file_name,
-        environment=surroundings.environment,
+        environment=environment,
         given=given,
     )
-    call = Call(
-        context.command_path, section, arguments, chosen, surroundings.clock, surroundings.watch
-    )
-    for line in _misspelled(surroundings.environment):
-        call.say(line, level="warning")
-    surroundings.debug, surroundings.log_format = call.flag("debug"), call.words("log-format")
+    path = context.command_path
+    common = build(CommonOptions, COMMON, chosen, path, {})
+    around.debug, around.log_format = common.debug, common.log_format
+    call = Call(path, section, common, chosen, around.clock, around.watch)
+    for name, near in misspelled(environment, settings).items():
+        text = f"tiered: the variable {name} means nothing; did you mean {near}?"
+        call.say(text, level="warning")
     return call
 
 
-def _misspelled(environment: Mapping[str, str]) -> list[str]:
-    """Of each variable that looks like one of a setting, what it should be called; others may be anybody's."""
-    variables = [name for name in environment if name.startswith(ENVIRONMENT_PREFIX)]
-    if not variables:
-        return []
-    known = {setting.variable for setting in all_settings()} | {"TIERED_CONFIG"}
-    unknown = {name: nearest(name, known, 0.8) for name in variables if name not in known}
-    return [
-        f"tiered: the variable {name} means nothing; did you mean {near}?"
-        for name, near in unknown.items()
-        if near
-    ]
+_READS_ALL = frozenset({"config.show", "bench"})
+"""Commands that use settings of others."""
 
 
-def _given(context: click.Context) -> tuple[dict[str, object], str]:
-    """What the command line says, by key; what stands further right rules."""
+def _given(context: click.Context, own: Sequence[Setting]) -> tuple[dict[str, object], str]:
+    """What the command line says, by key; and the configuration file."""
     given: dict[str, object] = {}
+    levels = [context]
+    while levels[-1].parent is not None:
+        levels.append(levels[-1].parent)
     file_name = ""
-    chain: list[click.Context] = []
-    at: click.Context | None = context
-    while at is not None:
-        chain.append(at)
-        at = at.parent
-    for level in reversed(chain):
+    for level in reversed(levels):
         file_name = level.params.get("config_file") or file_name
-        for setting in all_settings():
-            value = level.params.get(_parameter(setting))
+        for setting in (*COMMON, *(own if level is context else ())):
+            value = level.params.get(setting.field)
             if value is None or value == ():
                 continue
-            if setting.shape is Shape.LIST:
-                value = tuple(item for group in value for item in group)
-            elif setting.shape is Shape.ONE:
-                value = value[0]
-            given[setting.key] = value
+            is_list = setting.shape is Shape.LIST
+            given[setting.key] = tuple(chain.from_iterable(value)) if is_list else value
     return given, file_name
 
 
@@ -404,10 +367,9 @@ def program() -> Program:
         callback=lambda ctx, _option, wanted: _print_version(ctx, __version__) if wanted else None,
     )
     return make_program(
-        "tiered",
-        COMMANDS,
-        "Tiered storage for RocketMQ-format message stores: attach, copy to S3, read back.",
-        ["tiered demo", "tiered attach /data/rocketmq/store --to s3://bucket/prefix"],
+        "",
+        summary="Tiered storage for RocketMQ-format message stores: attach, copy to S3, read back.",
+        examples=["tiered demo", "tiered attach /data/rocketmq/store --to s3://bucket/prefix"],
         params=[version],
     )
 

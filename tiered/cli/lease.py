@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tiered.cli.errors import DONE
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag
 from tiered.cli.output import Output
 from tiered.cli.values import format_time
 
@@ -29,7 +29,15 @@ _WORDS = {
 }
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LeaseOptions:
+    """What ``tiered lease`` can be told."""
+
+    url: str = argument()
+    break_: bool = flag("free the lease, whoever holds it")
+
+
+def run(call: Call, options: LeaseOptions) -> int:
     """Show, and break if told to."""
     import random
 
@@ -41,10 +49,10 @@ def run(call: Call) -> int:
     output = Output(call)
     is_broken = False
     with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, call.argument("url"), stack)
-        place = choose_place(store, call.text("cluster"), call.text("broker"))
+        store = open_objects(call, options.url, stack)
+        place = choose_place(store, call.common.cluster, call.common.broker)
         before = report_lease(store, place.prefix, call.clock)
-        if call.flag("break"):
+        if options.break_:
             breaker = f"{random.SystemRandom().getrandbits(32):08x}"
             is_broken = break_lease(store, place.prefix, call.clock, breaker=breaker)
         document = before.document(place, store.url)
@@ -76,8 +84,7 @@ def _show(output: Output, document: dict[str, Any]) -> None:
 
 COMMAND = make_command(
     "lease",
+    LeaseOptions,
     run,
-    summary=COMMANDS["lease"].summary,
-    arguments=[click.Argument(["url"])],
     examples=["tiered lease file:///tmp/tier", "tiered lease s3://bucket/prefix --break"],
 )

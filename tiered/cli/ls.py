@@ -6,9 +6,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, maybe
 from tiered.cli.output import Output, Row
 from tiered.errors import InvalidError
 
@@ -53,22 +52,34 @@ OBJECT_COLUMNS = [
 ]
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LsOptions:
+    """What ``tiered ls`` can be told."""
+
+    url: str = argument()
+    topic: str | None = maybe()
+    objects: bool = flag("list the objects (bundles) and what lies in them")
+    lives: bool = flag(
+        "list each life of a queue: incarnations that are over, ends that the broker took back, the present one"
+    )
+
+
+def run(call: Call, options: LsOptions) -> int:
     """Read and print."""
     from tiered.cli.tiers import open_tier
 
     output = Output(call)
     with contextlib.ExitStack() as stack:
-        tier = open_tier(call, call.argument("url"), stack)
-    queues = queues_of(tier, call.arguments["topic"])
-    if call.flag("objects") and call.flag("lives"):
+        tier = open_tier(call, options.url, stack)
+    queues = queues_of(tier, options.topic)
+    if options.objects and options.lives:
         raise InvalidError("--objects and --lives contradict each other", do="give one of them")
     head = {"format": 1, "cluster": tier.place.cluster, "broker": tier.place.broker}
-    if call.flag("objects"):
+    if options.objects:
         objects = object_rows(tier, queues)
         document = {**head, "objects": list(objects)} if output.form == "json" else head
         output.emit(document, objects, OBJECT_COLUMNS)
-    elif call.flag("lives"):
+    elif options.lives:
         lives = [row for queue in queues for row in life_rows(tier, queue)]
         output.emit({**head, "lives": lives}, lives, LIFE_COLUMNS)
     else:
@@ -204,9 +215,8 @@ def _holds(queues: Iterable[MessageQueue]) -> str:
 
 COMMAND = make_command(
     "ls",
+    LsOptions,
     run,
-    summary=COMMANDS["ls"].summary,
-    arguments=[click.Argument(["url"]), click.Argument(["topic"], required=False)],
     examples=[
         "tiered ls file:///tmp/tier",
         "tiered ls file:///tmp/tier orders --objects -o jsonl",

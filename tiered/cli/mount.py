@@ -4,32 +4,153 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, option
 from tiered.cli.output import Output
+from tiered.cli.serve import announce_lease, metrics_served, open_unless_stopped
 from tiered.cli.signals import Stopper
-from tiered.cli.values import counted, split_address, split_addresses
-from tiered.errors import InvalidError, TieredStoreError
+from tiered.cli.values import (
+    Address,
+    Addresses,
+    above_zero,
+    address,
+    addresses,
+    counted,
+    not_below_zero,
+    parse_size,
+    whole,
+)
+from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from tiered.cli.call import Call
-    from tiered.journal.lease import LeaseState
     from tiered.mount.mount import Mount, MountSettings
     from tiered.mount.offsets import Name
 
+_MIB = 1024 * 1024
 
-def run(call: Call) -> int:
+
+@dataclass(frozen=True, kw_only=True)
+class MountOptions:
+    """What ``tiered mount`` can be told."""
+
+    url: str = argument()
+    listen: Address = option(
+        "address to serve clients at; :PORT is every address of this machine, and a port of 0 any free one",
+        "HOST:PORT",
+        address,
+        default=Address("127.0.0.1", 10911),
+    )
+    advertise: Address | None = option(
+        "address at which clients reach this mount, as name servers are told",
+        "HOST:PORT",
+        address,
+        default_text="that of --listen, else this machine's as name servers see it",
+    )
+    namesrv: Addresses | None = option(
+        "name servers to register with",
+        "HOST:PORT;...",
+        addresses,
+        default_text="none: clients may take the mount itself for their name server",
+    )
+    name: str | None = option(
+        "broker's name under which the tier is served",
+        "NAME",
+        str,
+        default_text="the old broker's",
+    )
+    consumer_offsets: str | None = option(
+        "a broker's config/consumerOffset.json: where groups go on that have no offsets in the"
+        " mount's own place yet",
+        "FILE",
+        str,
+        default_text="none",
+    )
+    no_state: bool = flag(
+        "keep offsets of consumers in memory alone, and write nothing to the tier"
+    )
+    snapshot_s: float = option(
+        "how often changed offsets of consumers are kept in the tier, seconds; a crash loses so much at most",
+        "SECONDS",
+        above_zero,
+        name="snapshot-seconds",
+        default=5.0,
+    )
+    refresh_s: float = option(
+        "how often the tier is looked at for what is new, seconds; one listing each",
+        "SECONDS",
+        above_zero,
+        default=5.0,
+    )
+    lease_s: float = option(
+        "how long the mount's lease lasts, seconds",
+        "SECONDS",
+        above_zero,
+        name="lease-seconds",
+        default=10.0,
+    )
+    no_wait: bool = flag(
+        "end with code 4 when another mount of this name holds the lease, instead of waiting"
+    )
+    drain_s: float = option(
+        "when told to stop: how long to finish what is under way, seconds",
+        "SECONDS",
+        not_below_zero,
+        name="drain-seconds",
+        default=10.0,
+    )
+    memory_bytes: int = option(
+        "bytes for reading the tier: cache and read-ahead", "SIZE", parse_size, default=256 * _MIB
+    )
+    readers: int = option("threads that read the tier", "N", whole(1), default=16)
+    connections: int = option(
+        "connections of clients at once, at most", "N", whole(1), default=4096
+    )
+    held_requests: int = option(
+        "requests held at the end of a queue at once, at most (long polling)",
+        "N",
+        whole(1),
+        default=20_000,
+    )
+    in_flight_size_bytes: int = option(
+        "bytes of requests being received and answers being sent, at most",
+        "SIZE",
+        parse_size,
+        default=256 * _MIB,
+    )
+    tls_cert: str | None = option(
+        "PEM file with the certificate to serve clients with, over TLS alone",
+        "FILE",
+        str,
+        default_text="no TLS",
+    )
+    tls_key: str | None = option(
+        "PEM file with its key, without a passphrase",
+        "FILE",
+        str,
+        default_text="in the file of --tls-cert",
+    )
+    metrics_listen: Address | None = option(
+        "serve Prometheus metrics (/metrics), /healthz and /readyz at this address",
+        "HOST:PORT",
+        address,
+        default_text="not served",
+    )
+
+
+def run(call: Call, options: MountOptions) -> int:
     """Mount, and stay until we are stopped."""
     from tiered.mount.mount import Mount
 
-    settings = read_settings(call)
+    settings = read_settings(call, options)
     output = Output(call)
     stopping = threading.Event()
     mounts: list[Mount] = []
@@ -42,22 +163,22 @@ def run(call: Call) -> int:
     began_s = call.clock.monotonic_s()
     stopper = Stopper(call.watch, stop, seconds=settings.drain_s)
     with stopper:
-        try:
-            mount = Mount.open(
-                call.argument("url"),
+        mount = open_unless_stopped(
+            stopper,
+            lambda: Mount.open(
+                options.url,
                 settings,
                 options=call.s3_options(),
                 clock=call.clock,
-                announce=lambda lease: announce(call, lease),
+                announce=partial(announce_lease, call, "mount"),
                 stopping=stopping,
-            )
-        except TieredStoreError:
-            if stopper.received is None:
-                raise
-            return DONE  # nothing was in hand
+            ),
+        )
+        if mount is None:
+            return DONE
         mounts.append(mount)
         try:
-            with metrics_served(call, mount):
+            with observed(call, options, mount):
                 mount.run(lambda ready: tell(call, ready))
             document = summary(mount, call.clock.monotonic_s() - began_s)
         finally:
@@ -71,7 +192,25 @@ def run(call: Call) -> int:
     return DONE
 
 
-def read_settings(call: Call) -> MountSettings:
+def observed(
+    call: Call, options: MountOptions, mount: Mount
+) -> contextlib.AbstractContextManager[None]:
+    """Serves metrics, where that is asked for."""
+    if options.metrics_listen is None:
+        return contextlib.nullcontext()
+    from tiered.metrics import MOUNT_METRICS, render
+    from tiered.mount.observe import collect, is_ready, is_well
+
+    return metrics_served(
+        call,
+        options.metrics_listen,
+        metrics=lambda: render(collect(mount), MOUNT_METRICS),
+        health=lambda: is_well(mount),
+        readiness=lambda: is_ready(mount),
+    )
+
+
+def read_settings(call: Call, options: MountOptions) -> MountSettings:
     """What the options say.
 
     Raises:
@@ -81,38 +220,37 @@ def read_settings(call: Call) -> MountSettings:
     from tiered.mount.pulling import PullLimits
     from tiered.mount.server import ServerLimits
 
-    advertise, names = call.text("advertise"), call.text("namesrv")
     return MountSettings(
-        listen=split_address(call.words("listen")),
-        advertise=split_address(advertise) if advertise else None,
-        namesrv=split_addresses(names) if names else (),
-        cluster=call.text("cluster"),
-        broker=call.text("broker"),
-        name=call.text("name"),
-        keeps_offsets=not call.flag("no-state"),
-        known_offsets=known_offsets(call),
-        snapshot_s=call.number("snapshot-seconds"),
-        refresh_s=call.number("refresh"),
-        lease_s=call.number("lease-seconds"),
-        wait=not call.flag("no-wait"),
-        drain_s=call.number("drain-seconds"),
-        memory_bytes=call.whole("memory"),
-        readers=call.whole("readers"),
-        tls=tls_context(call),
+        listen=options.listen,
+        advertise=options.advertise,
+        namesrv=options.namesrv or (),
+        cluster=call.common.cluster,
+        broker=call.common.broker,
+        name=options.name,
+        keeps_offsets=not options.no_state,
+        known_offsets=known_offsets(options),
+        snapshot_s=options.snapshot_s,
+        refresh_s=options.refresh_s,
+        lease_s=options.lease_s,
+        wait=not options.no_wait,
+        drain_s=options.drain_s,
+        memory_bytes=options.memory_bytes,
+        readers=options.readers,
+        tls=tls_context(options),
         server=ServerLimits(
-            connections_max=call.whole("connections"), bytes_max=call.whole("in-flight-size")
+            connections_max=options.connections, bytes_max=options.in_flight_size_bytes
         ),
-        pulls=PullLimits(held_max=call.whole("held-requests")),
+        pulls=PullLimits(held_max=options.held_requests),
     )
 
 
-def known_offsets(call: Call) -> Mapping[Name, Mapping[int, int]]:
+def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
     """Of the file that a broker left.
 
     Raises:
         InvalidError: There is no such file, or it is none.
     """
-    path = call.text("consumer-offsets")
+    path = options.consumer_offsets
     if path is None:
         return {}
     from pathlib import Path
@@ -134,13 +272,13 @@ def known_offsets(call: Call) -> Mapping[Name, Mapping[int, int]]:
         ) from error
 
 
-def tls_context(call: Call) -> ssl.SSLContext | None:
+def tls_context(options: MountOptions) -> ssl.SSLContext | None:
     """For connections of clients.
 
     Raises:
         InvalidError: The certificate or its key cannot be used.
     """
-    certificate, key = call.text("tls-cert"), call.text("tls-key")
+    certificate, key = options.tls_cert, options.tls_key
     if certificate is None:
         if key is not None:
             raise InvalidError("--tls-key goes with --tls-cert", do="give both")
@@ -157,41 +295,6 @@ def tls_context(call: Call) -> ssl.SSLContext | None:
             do="give a PEM file with the certificate and one with its key, without a passphrase",
         ) from error
     return context
-
-
-@contextlib.contextmanager
-def metrics_served(call: Call, mount: Mount) -> Iterator[None]:
-    """Serve metrics at ``--metrics-listen``, if it is given."""
-    address = call.text("metrics-listen")
-    if address is None:
-        yield
-        return
-    from tiered.attach.metrics_server import MetricsServer
-    from tiered.metrics import MOUNT_METRICS, render
-    from tiered.mount.observe import collect, is_ready, is_well
-
-    host, port = split_address(address)
-    server = MetricsServer(
-        host,
-        port,
-        metrics=lambda: render(collect(mount), MOUNT_METRICS),
-        health=lambda: is_well(mount),
-        readiness=lambda: is_ready(mount),
-    )
-    call.say(f"tiered: metrics at http://{host or '0.0.0.0'}:{server.port}/metrics")  # noqa: S104 (said, not bound)
-    try:
-        yield
-    finally:
-        server.close()
-
-
-def announce(call: Call, lease: LeaseState) -> None:
-    """Say whom we wait for."""
-    left_s = max(0.0, (lease.expires_ms - call.clock.now_ms()) / 1000)
-    call.say(
-        f"tiered: waiting for the mount of process {lease.holder.pid} on {lease.holder.host}"
-        f" (its lease lasts {left_s:.0f} s more unless it is renewed; --no-wait ends at once)"
-    )
 
 
 def tell(call: Call, mount: Mount) -> None:
@@ -245,9 +348,8 @@ def summary(mount: Mount, seconds: float) -> dict[str, Any]:
 
 COMMAND = make_command(
     "mount",
+    MountOptions,
     run,
-    summary=COMMANDS["mount"].summary,
-    arguments=[click.Argument(["url"])],
     examples=[
         "tiered mount s3://bucket/prefix --listen :10911 --namesrv 10.0.0.5:9876",
         "tiered mount file:///tmp/tier --listen 127.0.0.1:10911",

@@ -1,4 +1,4 @@
-"""Plan, then apply: what ``gc``, ``expire``, ``delete-topic`` and ``take-back`` have in common.
+"""Plan, then apply: ``gc``, ``expire``, ``delete-topic`` and ``take-back``, and what others share with them.
 
 Without an option the plan is shown. ``--plan FILE`` saves it as well, ``--apply FILE`` carries out exactly that one, and
 ``--apply -`` plans and carries out in one go.
@@ -6,27 +6,81 @@ Without an option the plan is shown. ``--plan FILE`` saves it as well, ``--apply
 
 from __future__ import annotations
 
+import contextlib
 import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, option, several
 from tiered.cli.output import Output
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import (
+    TopicDuration,
+    above_zero,
+    counted,
+    format_count,
+    format_duration,
+    format_size,
+    format_time,
+    parse_duration,
+    topic_duration,
+    topic_filter,
+    whole,
+)
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tiered.archive.workshop import Workshop
     from tiered.cli.call import Call
+    from tiered.model import MessageQueue
+    from tiered.upkeep.expire import Proof
     from tiered.upkeep.plans import Plan
     from tiered.upkeep.workplace import Workplace
 
 Document = dict[str, Any]
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What every command can be told that plans first, and then applies."""
+
+    url: str = argument()
+    plan: str | None = option(
+        "save the plan in this file, and change nothing",
+        "FILE",
+        str,
+        default_text="the plan is only shown",
+    )
+    apply: str | None = option(
+        "carry out exactly the plan in this file; -: plan and carry out in one go",
+        "FILE",
+        str,
+        default_text="nothing is changed",
+    )
+    exit_code: bool = flag("end with code 1 when the plan has work")
+    give_up_s: float = option(
+        "end with code 3 when the store has refused for so long, seconds",
+        "SECONDS",
+        above_zero,
+        name="give-up-seconds",
+        default=60.0,
+    )
 
 
 def open_workplace(
-    call: Call, url: str, stack: contextlib.ExitStack, *, signs: Sequence[str] | None = None
+    call: Call,
+    url: str,
+    stack: contextlib.ExitStack,
+    *,
+    give_up_s: float,
+    signs: Sequence[str] | None = None,
 ) -> Workplace:
     """The one broker's tier that is meant.
 
@@ -34,6 +88,7 @@ def open_workplace(
         call: The command.
         url: Of the tier.
         stack: Closes the store.
+        give_up_s: How long a store may refuse.
         signs: See ``find_places``; None: the usual ones.
 
     Raises:
@@ -44,14 +99,14 @@ def open_workplace(
     from tiered.cli.tiers import open_both
     from tiered.upkeep.workplace import Workplace
 
-    give_up_s = call.number("give-up-seconds")
     meter, store = open_both(call, url, stack, give_up_s=give_up_s)
-    names = (call.text("cluster"), call.text("broker"))
-    place = choose_place(store, *names, signs=signs or SIGNS)
+    place = choose_place(store, call.common.cluster, call.common.broker, signs=signs or SIGNS)
     return Workplace(store, meter, place, call.clock, random.SystemRandom(), give_up_s)
 
 
-def get_plan(call: Call, what: str, at: Workplace | Workshop, make: Callable[[], Plan]) -> Plan:
+def get_plan(
+    options: PlanOptions, what: str, at: Workplace | Workshop, make: Callable[[], Plan]
+) -> Plan:
     """The plan of the file that is to be applied, or a new one; saved if that is asked for.
 
     Raises:
@@ -59,7 +114,7 @@ def get_plan(call: Call, what: str, at: Workplace | Workshop, make: Callable[[],
     """
     from tiered.upkeep.plans import load_plan, save_plan
 
-    apply, save = call.text("apply"), call.text("plan")
+    apply, save = options.apply, options.plan
     if apply and save:
         raise InvalidError("--plan and --apply contradict each other", do="give one of them")
     if apply and apply != "-":
@@ -104,9 +159,478 @@ def show_result(
         output.table(document[rows], columns)
 
 
-def ending_code(call: Call, document: Document, *, has_work: bool) -> int:
+def ending_code(options: PlanOptions, document: Document, *, has_work: bool) -> int:
     """The exit code."""
     if document.get("refusals"):
         return NEEDS_A_PERSON
     planned_only = document["applied"] is None
-    return NEEDS_A_PERSON if planned_only and has_work and call.flag("exit-code") else DONE
+    return NEEDS_A_PERSON if planned_only and has_work and options.exit_code else DONE
+
+
+GC_THREADS = 8
+_LEFT_BY_GC = {
+    "present_reign": "of the present reign, which only its writer may still name",
+    "within_grace": "named or written within the grace",
+    "uncovered": "of which the journal's history does not tell when they were named last",
+    "unknown_age": "of unknown age",
+    "over_limit": "beyond --max-deletions",
+    "quarantine": "damaged records in quarantine",
+    "unknown": "of unknown keys",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcOptions(PlanOptions):
+    """What ``tiered gc`` can be told."""
+
+    max_deletions: int = option(
+        "objects deleted in one run, at most", "N", whole(1), default=10_000
+    )
+    grace_ms: int = option(
+        "delete only what nobody has been able to read for so long, as 24h or 7d; longer than the longest read",
+        "DURATION",
+        parse_duration,
+        default=24 * HOUR_MS,
+        default_text="24h",
+    )
+
+
+def run_gc(call: Call, options: GcOptions) -> int:
+    """Plan, and apply if told to."""
+    from tiered.api.stores import backend_errors
+    from tiered.journal.ahead import JournalBytes
+    from tiered.upkeep.gc import apply_gc, plan_gc
+
+    limit = options.max_deletions
+    applied = None
+    done = Progressed("listing, and reading the journal")
+
+    def told(count: int, total: int) -> None:
+        nonlocal done
+        done = Progressed(f"{count} of {total} objects deleted", count, total)
+
+    with contextlib.ExitStack() as stack, backend_errors():
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        stack.enter_context(call.progress("gc", lambda: done))
+        executor = stack.enter_context(ThreadPoolExecutor(GC_THREADS, "tiered-gc"))
+        journal = JournalBytes(executor)
+        grace_ms = options.grace_ms
+        plan = get_plan(
+            options,
+            "gc",
+            at,
+            lambda: plan_gc(
+                at.store,
+                at.place,
+                at.clock,
+                grace_ms=grace_ms,
+                max_deletions=limit,
+                journal=journal,
+            ),
+        )
+        has_work = bool(plan["deletions"])
+        if options.apply and has_work:
+            require_within(limit, len(plan["deletions"]))
+            applied = apply_gc(at, plan, executor=executor, journal=journal, told=told)
+    document = {**plan, "applied": applied}
+    show_result(
+        call,
+        document,
+        rows="deletions",
+        columns=["kind", "size_bytes", "key"],
+        lines=_gc_lines,
+    )
+    return ending_code(options, document, has_work=has_work)
+
+
+def _gc_lines(document: Document) -> Iterator[str]:
+    kinds = ", ".join(f"{format_count(n)} {kind}" for kind, n in document["kinds"].items())
+    size = format_size(document["deletion_bytes"])
+    count = document["deletion_count"]
+    yield f"plan      {counted(count, 'object')}, {size}" + (f" ({kinds})" if kinds else "")
+    yield f"grace     {format_duration(document['grace_ms'])}"
+    if document["takes_reign"]:
+        yield "reign     no writer is alive: applying takes a reign, so that nothing can be named any more"
+    for name, text in _LEFT_BY_GC.items():
+        if document["left"][name]:
+            yield f"left      {format_count(document['left'][name])} {text}"
+    for key in document["left"]["unknown_keys"]:
+        yield f"unknown   {key}"
+    for refusal in document["refusals"]:
+        yield f"refused   {refusal}"
+    applied = document["applied"]
+    if applied is not None and applied["was_applied"]:
+        yield "result    this plan was applied before: all of its objects are gone"
+    elif applied is not None:
+        yield (
+            f"deleted   {counted(applied['deleted'], 'object')},"
+            f" {format_size(applied['deleted_bytes'])}"
+            f" (already gone: {applied['already_gone']}; too young by the store's clock:"
+            f" {applied['left_young']})"
+        )
+    elif count:
+        yield "nothing is changed; --apply - does it"
+
+
+GC = make_command(
+    "gc",
+    GcOptions,
+    run_gc,
+    examples=["tiered gc s3://bucket/prefix", "tiered gc file:///tmp/tier --apply -"],
+)
+
+
+_SHOWN = 8
+_GIVEN_UP_COLUMNS = [
+    "topic",
+    "queue_id",
+    "incarnation",
+    "min_from",
+    "min_to",
+    "messages",
+    "segments",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUpOptions(PlanOptions):
+    """What both can be told that give up messages."""
+
+    max_deletions: int = option(
+        "objects given up in one run, at most", "N", whole(1), default=10_000
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteTopicOptions(GiveUpOptions):
+    """What ``tiered delete-topic`` can be told."""
+
+    topic: str = argument()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpireOptions(GiveUpOptions):
+    """What ``tiered expire`` can be told."""
+
+    topics: tuple[str, ...] = several(
+        "topics whose messages expire, as globs", "GLOB,...", str, default_text="all"
+    )
+    ttl_ms: int | None = option(
+        "a segment expires when its newest message is older than this, as 7d",
+        "DURATION",
+        parse_duration,
+        default_text="none: only topics of which --topic-ttl or --store tells one expire",
+    )
+    archived: bool = flag(
+        "give up only segments that the archive of --archive has, each of whose files is read and checked"
+    )
+    archive: str | None = option("URL of that archive", "URL", str, default_text="none")
+    store: str | None = option(
+        "store directory whose topics' reserve.time rules before --ttl",
+        "DIR",
+        str,
+        default_text="none",
+    )
+    topic_ttl: tuple[TopicDuration, ...] = several(
+        "time to live of some topics, as orders*=30d; the first that fits rules, before --ttl",
+        "GLOB=DURATION,...",
+        topic_duration,
+        default_text="none",
+    )
+
+
+def run_expire(call: Call, options: ExpireOptions) -> int:
+    """Plan, and apply if told to."""
+    from tiered.upkeep.expire import plan_expire
+
+    ttl_of = times_to_live(call, options)
+    limit = options.max_deletions
+    archive = _archive_url(call, options)
+    return _give_up(
+        call,
+        options,
+        "expire",
+        lambda at, proof: plan_expire(at, ttl_of, objects_max=limit, proof=proof),
+        archive=archive,
+    )
+
+
+def _archive_url(call: Call, options: ExpireOptions) -> str | None:
+    """The archive that has to hold what is given up; None when none has to.
+
+    Raises:
+        InvalidError: ``--archived`` without ``--archive``, or the other way.
+    """
+    url = options.archive
+    if options.archived == (url is not None):
+        return url
+    raise InvalidError(
+        "--archived and --archive go together",
+        where=call.path,
+        do="give both: --archived --archive s3://bucket2/parquet",
+    )
+
+
+def _proof(call: Call, at: Workplace, url: str, stack: contextlib.ExitStack) -> Proof:
+    """What an archive proves.
+
+    Raises:
+        InvalidError: There is no archive.
+        DataError: Its log is damaged.
+    """
+    from tiered.archive.evidence import Evidence
+    from tiered.archive.tables import read_archive
+    from tiered.cli.tiers import open_objects
+
+    archive = open_objects(call, url, stack)
+    return Evidence(at.store, at.place, archive, read_archive(archive), url)
+
+
+def run_delete(call: Call, options: DeleteTopicOptions) -> int:
+    """Plan, and apply if told to."""
+    from tiered.upkeep.expire import plan_delete_topic
+
+    topic, limit = options.topic, options.max_deletions
+    return _give_up(
+        call,
+        options,
+        "delete-topic",
+        lambda at, _proof: plan_delete_topic(at, topic, objects_max=limit),
+        topic,
+    )
+
+
+def times_to_live(call: Call, options: ExpireOptions) -> Callable[[str], int | None]:
+    """What the options say of a topic: its time to live in milliseconds, or None.
+
+    Raises:
+        InvalidError: They do not name any time to live.
+    """
+    rules, default, reserved = options.topic_ttl, options.ttl_ms, _reserved_ms(options.store)
+    if default is None and not (rules or options.store) and options.apply in {None, "-"}:
+        raise InvalidError(
+            "no time to live is given",
+            where=call.path,
+            do="give --ttl, --topic-ttl or --store, as --ttl 7d",
+        )
+    takes = topic_filter(options.topics)
+
+    def ttl_ms(topic: str) -> int | None:
+        if not takes(topic):
+            return None
+        chosen = reserved.get(topic, default)
+        return next((rule.duration_ms for rule in rules if fnmatchcase(topic, rule.glob)), chosen)
+
+    return ttl_ms
+
+
+def _reserved_ms(directory: str | None) -> dict[str, int]:
+    """What the broker's topics say of themselves (``reserve.time``), by topic, milliseconds.
+
+    Raises:
+        InvalidError: The broker's table of topics cannot be read, so nobody knows how long they are to be kept.
+    """
+    if not directory:
+        return {}
+    from tiered.local.configs import TOPICS_FILE, read_topics
+
+    topics = read_topics(directory)
+    if topics.names is None:
+        raise InvalidError(
+            "the broker's topics cannot be read",
+            where=f"{directory}/{TOPICS_FILE}",
+            do="name a store directory, or leave --store out",
+        )
+    return {topic: hours * HOUR_MS for topic, hours in topics.reserve_hours.items()}
+
+
+def _give_up(
+    call: Call,
+    options: GiveUpOptions,
+    what: str,
+    make: Callable[[Workplace, Proof | None], Plan],
+    topic: str | None = None,
+    *,
+    archive: str | None = None,
+) -> int:
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.expire import apply_steps
+
+    applied = None
+    with contextlib.ExitStack() as stack, backend_errors():
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        proof = _proof(call, at, archive, stack) if archive else None
+        plan = get_plan(options, what, at, lambda: make(at, proof))
+        if plan["topic"] != topic:
+            raise InvalidError(f"this plan is of the topic {plan['topic']}", do="plan again")
+        if options.apply and plan["steps"]:
+            require_within(options.max_deletions, plan["objects"])
+            applied = apply_steps(at, plan, proof)
+    document = {**plan, "applied": applied}
+    show_result(call, document, rows="steps", columns=_GIVEN_UP_COLUMNS, lines=_given_up_lines)
+    return ending_code(options, document, has_work=bool(plan["steps"]))
+
+
+def _given_up_lines(document: Document) -> Iterator[str]:
+    yield (
+        f"plan      {counted(document['messages'], 'message')}"
+        f" in {counted(document['segments'], 'segment')} of {counted(len(document['steps']), 'queue')},"
+        f" {format_size(document['size_bytes'])} in {counted(document['objects'], 'object')}"
+    )
+    if document["steps"]:
+        newest = max(step["newest_ms"] for step in document["steps"])
+        yield f"newest    {format_time(newest)}"
+    for row in document.get("unproved", ())[:_SHOWN]:
+        yield f"stays     {row['topic']}/{row['queue_id']} [{row['start']}, {row['end']}): {row['why']}"
+    if len(document.get("unproved", ())) > _SHOWN:
+        yield f"stays     and {counted(len(document['unproved']) - _SHOWN, 'more segment')}, each with all behind it"
+    if document["is_cut"]:
+        yield "limit     there is more than --max-deletions allows in one run"
+    applied = document["applied"]
+    if applied is not None and applied["was_applied"]:
+        yield "result    this plan was applied before: all of its queues have given up what it says"
+    elif applied is not None:
+        yield (
+            f"done      {applied['steps']} queues (done before: {applied['already_done']});"
+            " `tiered gc` deletes the objects after its grace"
+        )
+    elif document["steps"]:
+        yield "nothing is changed; --apply - does it"
+
+
+EXPIRE = make_command(
+    "expire",
+    ExpireOptions,
+    run_expire,
+    examples=[
+        "tiered expire s3://bucket/prefix --ttl 30d",
+        "tiered expire s3://bucket/prefix --ttl 30d --archived --archive s3://bucket2/parquet --apply -",
+    ],
+)
+DELETE_TOPIC = make_command(
+    "delete-topic",
+    DeleteTopicOptions,
+    run_delete,
+    examples=[
+        "tiered delete-topic s3://bucket/prefix orders",
+        "tiered delete-topic s3://bucket/prefix orders --apply -",
+    ],
+)
+
+
+_TAKEN_COLUMNS = ["topic", "queue_id", "incarnation", "to", "was", "messages", "holes", "missing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeBackOptions(PlanOptions):
+    """What ``tiered take-back`` can be told."""
+
+    topic: str = argument()
+    queue: int | None = option(
+        "the queue", "N", whole(0), default_text="that of the plan in --apply FILE"
+    )
+    to: int | None = option(
+        "queue offset at which it ends from now on: the first that is wrong, or the end of the local queue",
+        "OFFSET",
+        whole(0),
+        default_text="that of the plan in --apply FILE",
+    )
+
+
+def run_take_back(call: Call, options: TakeBackOptions) -> int:
+    """Plan, and apply if told to."""
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.take_back import apply_take_back, plan_take_back
+
+    asked, applied = _asked(call, options), None
+
+    def make() -> Plan:
+        assert asked is not None
+        return plan_take_back(at, *asked)
+
+    with contextlib.ExitStack() as stack, backend_errors():
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        plan = get_plan(options, "take-back", at, make)
+        _require_same(options, plan)
+        if options.apply and plan["steps"]:
+            applied = apply_take_back(at, plan)
+    document = {**plan, "applied": applied}
+    show_result(call, document, rows="steps", columns=_TAKEN_COLUMNS, lines=_take_back_lines)
+    return ending_code(options, document, has_work=bool(plan["steps"]))
+
+
+def _asked(call: Call, options: TakeBackOptions) -> tuple[MessageQueue, int] | None:
+    """Which queue is to end, and where; None: as the plan of a file says.
+
+    Raises:
+        InvalidError: Nobody says it.
+    """
+    from tiered.model import MessageQueue
+
+    if options.queue is not None and options.to is not None:
+        return MessageQueue(options.topic, options.queue), options.to
+    if options.apply in {None, "-"}:
+        raise InvalidError(
+            "it is not said which queue is to end, and where",
+            where=call.path,
+            do="give --queue and --to, as --queue 0 --to 1500",
+        )
+    return None
+
+
+def _require_same(options: TakeBackOptions, plan: Plan) -> None:
+    """Raise when a plan that was loaded is of something else than what the command line says.
+
+    Raises:
+        InvalidError: It is.
+    """
+    said = {"topic": options.topic, "queue_id": options.queue, "to": options.to}
+    for name, value in said.items():
+        if value is not None and plan[name] != value:
+            raise InvalidError(
+                f"this plan has {plan[name]} as {name}, not {value}", do="plan again"
+            )
+
+
+def _take_back_lines(document: Document) -> Iterator[str]:
+    if not document["steps"]:
+        yield f"nothing is to be taken back: {document['topic']}/{document['queue_id']} ends at {document['to']}"
+        return
+    (step,) = document["steps"]
+    name = f"{step['topic']}/{step['queue_id']}"
+    if step["begins_anew"]:
+        yield f"plan      {name} begins anew at {step['to']}: nothing up to {step['was']} is kept as its present history"
+    else:
+        yield f"plan      {name} ends at {step['to']}, where it ended at {step['was']}"
+    if step["to"] != document["to"]:
+        yield f"not at    {document['to']}: the index of the part there cannot be read, so all of the part goes"
+    yield (
+        f"gives up  {format_count(step['messages'])} messages, {format_count(step['holes'])} holes,"
+        f" {format_count(step['missing'])} offsets of gaps"
+    )
+    if step["messages"]:
+        yield "look out  there are real messages among them: attach tiers them again only if the store still has them"
+    applied = document["applied"]
+    if applied is None:
+        yield "nothing is changed; --apply - does it"
+    elif applied["was_applied"]:
+        yield "result    this plan was applied before"
+    else:
+        yield f"done      `tiered attach` goes on at {step['to']}; `cat --incarnation all` still prints what was taken back"
+
+
+TAKE_BACK = make_command(
+    "take-back",
+    TakeBackOptions,
+    run_take_back,
+    details=(
+        "For a tier that has more of a queue than the broker ever had, as holes up to the offset that a damaged record"
+        " named: `attach` then takes the store for a copy that lags, and waits for ever (`ahead` in `status --store`)."
+        " Do not use it when the store is a copy that lags indeed, or is restored from a backup: attach sees to those"
+        " by itself. It refuses while a writer is at work."
+    ),
+    examples=[
+        "tiered take-back s3://bucket/prefix orders --queue 0 --to 1500",
+        "tiered take-back s3://bucket/prefix orders --queue 0 --to 1500 --apply -",
+    ],
+)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, make_command
-from tiered.cli.values import counted
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, option, required
+from tiered.cli.values import Moment, counted, parse_size, whole
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -118,11 +118,37 @@ def _line(hit: Hit, *, raw_body: bool) -> bytes:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueryOptions:
+    """What ``tiered query`` can be told."""
+
+    url: str = argument()
+    topic: str = argument()
+    key: str = required("one of the messages' keys, or a unique id", "KEY", str)
+    from_: Moment | None = option(
+        "only messages stored at or after this time",
+        "TIME",
+        Moment,
+        default_text="the first there is",
+    )
+    until: Moment | None = option(
+        "only messages stored before this time",
+        "TIME",
+        Moment,
+        default_text="the last there is",
+    )
+    count: int = option("messages at most, the newest", "N", whole(1), default=64)
+    lives: bool = flag("also in incarnations that are over, and in what the broker took back")
+    scan_bytes: int = option(
+        "read so much, at most, of what no index covers yet", "SIZE", parse_size, default=256 << 20
+    )
+    raw_body: bool = flag("bodies as stored, perhaps compressed")
+
+
 COMMAND = make_command(
     "query",
-    run,
-    summary=COMMANDS["query"].summary,
-    arguments=[click.Argument(["url"]), click.Argument(["topic"])],
+    QueryOptions,
+    lambda call, _options: run(call),
     examples=[
         "tiered query file:///tmp/tier orders --key order-17",
         "tiered query s3://bucket2/parquet orders --key order-17 --from now-2h --count 1",

@@ -1,22 +1,31 @@
-"""``tiered rebuild``: a lost or damaged journal, again from the objects; plan, then apply."""
+"""``tiered rebuild``: a damaged journal again from the objects, or the key index from the messages; plan, then apply."""
 
 from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import flag
 from tiered.cli.output import Output
-from tiered.cli.planned import open_workplace
+from tiered.cli.planned import (
+    Document,
+    PlanOptions,
+    ending_code,
+    get_plan,
+    open_workplace,
+    show_result,
+)
 from tiered.cli.stderr import Progressed
-from tiered.cli.values import counted, format_count
+from tiered.cli.values import counted, format_count, format_size
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tiered.cli.call import Call
     from tiered.upkeep.rebuild import RebuildPlan
     from tiered.upkeep.workplace import Workplace
@@ -25,23 +34,29 @@ THREADS = 16
 LISTED_MAX = 20
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class RebuildOptions(PlanOptions):
+    """What ``tiered rebuild`` can be told."""
+
+    accept_gaps: bool = flag("record messages whose objects are missing as gaps, for ever")
+    index: bool = flag("not the journal but the key index: what is damaged, lost or not there yet")
+
+
+def run(call: Call, options: RebuildOptions) -> int:
     """Plan, and apply if told to."""
     from tiered.api.broker_place import ANY_SIGN
     from tiered.api.stores import backend_errors
     from tiered.upkeep.rebuild import apply_rebuild
     from tiered.upkeep.rebuild_plan import load_rebuild, plan_document, save_rebuild
 
-    if call.flag("index"):
-        from tiered.cli.rebuild_index import run as run_index
-
-        return run_index(call)
+    if options.index:
+        return run_index(call, options)
     output = Output(call)
-    plan_file, apply_file = call.text("plan"), call.text("apply")
+    plan_file, apply_file = options.plan, options.apply
     if plan_file and apply_file not in {None, "-"}:
         raise InvalidError("--plan and --apply FILE contradict each other", do="give one of them")
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, call.argument("url"), stack, signs=ANY_SIGN)
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s, signs=ANY_SIGN)
         if apply_file and apply_file != "-":
             plan = load_rebuild(apply_file, at.place, at.store.url)
         else:
@@ -50,14 +65,14 @@ def run(call: Call) -> int:
             save_rebuild(plan, at.place, at.store.url, plan_file)
         document = plan_document(plan, at.place, at.store.url)
         if apply_file and plan.damage:
-            is_new = apply_rebuild(at, plan, accept_gaps=call.flag("accept-gaps"))
+            is_new = apply_rebuild(at, plan, accept_gaps=options.accept_gaps)
             document |= {"is_applied": True, "was_applied": not is_new}
     if output.form == "table":
         _show(output, document)
     else:
         output.emit(document, document["losses"], ["topic", "queue_id", "start", "end"])
     has_work = document["is_needed"] and not document["is_applied"]
-    return NEEDS_A_PERSON if has_work and call.flag("exit-code") else DONE
+    return NEEDS_A_PERSON if has_work and options.exit_code else DONE
 
 
 def _planned(call: Call, at: Workplace, stack: contextlib.ExitStack) -> RebuildPlan:
@@ -123,11 +138,61 @@ def _result(document: dict[str, Any]) -> str:
     return f"nothing is changed; --apply -{more} carries this out"
 
 
+def run_index(call: Call, options: RebuildOptions) -> int:
+    """Plan, and apply if told to."""
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.rebuild_index import (
+        WHAT,
+        apply_rebuild_index,
+        has_work,
+        plan_rebuild_index,
+    )
+
+    done = Progressed("reading the journal")
+
+    def told(what: str, count: int, total: int) -> None:
+        nonlocal done
+        done = Progressed(f"{what}: {format_count(count)} of {format_count(total)}", count, total)
+
+    applied = None
+    with contextlib.ExitStack() as stack, backend_errors():
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        stack.enter_context(call.progress("rebuilding", lambda: done))
+        plan = get_plan(options, WHAT, at, lambda: plan_rebuild_index(at, told))
+        if options.apply and has_work(plan):
+            applied = apply_rebuild_index(at, plan, items_max=1 << 20, told=told)
+    document = {**plan, "applied": applied}
+    show_result(call, document, rows="drop", columns=["key", "reason"], lines=_index_lines)
+    code = ending_code(options, document, has_work=has_work(plan))
+    return NEEDS_A_PERSON if applied and applied["damaged"] else code
+
+
+def _index_lines(document: Document) -> Iterator[str]:
+    yield (
+        f"index     {counted(document['items'], 'key')} in {counted(document['objects'], 'object')},"
+        f" {format_size(document['size_bytes'])}"
+    )
+    yield f"missing   {counted(document['unindexed_messages'], 'message is', 'messages are')} not indexed"
+    applied = document["applied"]
+    if applied is not None and applied["was_applied"]:
+        yield "result    this plan was applied before: nothing was left to do"
+    elif applied is not None:
+        yield (
+            f"done      {counted(applied['items'], 'key')} in {counted(applied['objects'], 'new object')};"
+            f" {counted(applied['unindexed_messages'], 'message is', 'messages are')} left"
+        )
+        for one in applied["damaged"]:
+            yield f"damaged   {one['queue']}: {one['reason']}"
+    elif document["drop"] or document["unindexed_messages"]:
+        yield "nothing is changed; --apply - does it"
+    else:
+        yield "result    the index is whole"
+
+
 COMMAND = make_command(
     "rebuild",
+    RebuildOptions,
     run,
-    summary=COMMANDS["rebuild"].summary,
-    arguments=[click.Argument(["url"])],
     examples=[
         "tiered rebuild file:///tmp/tier",
         "tiered rebuild s3://bucket/prefix --index --apply -",

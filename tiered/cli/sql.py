@@ -8,14 +8,15 @@ import itertools
 import math
 import os
 import warnings
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from backends.local_files import advice_for
+from tiered.cli.archive import SparkOptions
 from tiered.cli.errors import DONE
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import OneOf, argument, option
 from tiered.cli.output import Output
 from tiered.cli.values import counted
 from tiered.errors import InvalidError
@@ -141,11 +142,27 @@ def _save(answer: pa.Table, file: str) -> None:
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class SqlOptions(SparkOptions):
+    """What ``tiered sql`` can be told."""
+
+    url: str = argument()
+    question: str = argument()
+    engine: str = option(
+        "what answers: DuckDB in this process, or Spark",
+        "ENGINE",
+        OneOf("duckdb", "spark"),
+        default="duckdb",
+    )
+    to: str | None = option(
+        "write the result to this file, as Parquet", "FILE", str, default_text="print it"
+    )
+
+
 COMMAND = make_command(
     "sql",
-    run,
-    summary=COMMANDS["sql"].summary,
-    arguments=[click.Argument(["url"]), click.Argument(["question"])],
+    SqlOptions,
+    lambda call, _options: run(call),
     examples=[
         "tiered sql file:///tmp/parquet 'SELECT tag, count(*) FROM orders GROUP BY tag'",
         """tiered sql s3://bucket2/parquet 'FROM "%RETRY%workers"' --to /tmp/retries.parquet""",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, option
 from tiered.cli.output import Output
 from tiered.cli.values import counted, format_size, format_time
 
@@ -32,14 +32,24 @@ COLUMNS = [
 ]
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions:
+    """What ``tiered status`` can be told."""
+
+    url: str = argument()
+    store: str | None = option(
+        "local store directory to compare with", "DIR", str, default_text="none: no lag"
+    )
+
+
+def run(call: Call, options: StatusOptions) -> int:
     """Read and print."""
     from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_local, open_objects
     from tiered.upkeep.costs import bills_requests
     from tiered.upkeep.status import read_status, status_document
 
-    url, directory = call.argument("url"), call.text("store")
+    url, directory = options.url, options.store
     output = Output(call)
     with contextlib.ExitStack() as stack, backend_errors():
         store = open_objects(call, url, stack)
@@ -47,8 +57,8 @@ def run(call: Call) -> int:
         now_ms = call.clock.now_ms()
         facts = read_status(
             store,
-            cluster=call.text("cluster"),
-            broker=call.text("broker"),
+            cluster=call.common.cluster,
+            broker=call.common.broker,
             local=local,
             now_ms=now_ms,
         )
@@ -176,9 +186,8 @@ def _remarks(broker: dict[str, Any]) -> list[str]:
 
 COMMAND = make_command(
     "status",
+    StatusOptions,
     run,
-    summary=COMMANDS["status"].summary,
-    arguments=[click.Argument(["url"])],
     examples=[
         "tiered status file:///tmp/tier",
         "tiered status s3://bucket/prefix --store /data/rocketmq/store --json",

@@ -10,13 +10,12 @@ from base64 import b64decode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import click
-
 from tiered.cli.errors import DONE
-from tiered.cli.frame import COMMANDS, Entry, make_command, make_program
+from tiered.cli.frame import make_command, make_program
+from tiered.cli.options import argument, flag, maybe, option
 from tiered.cli.output import Output
 from tiered.cli.signals import at_end
-from tiered.cli.values import counted
+from tiered.cli.values import counted, parse_size, whole
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -28,23 +27,65 @@ if TYPE_CHECKING:
     from tiered.store.messages import Message
     from tiered.store.options import StoreOptions
 
-ENTRIES = {
-    "create": Entry("tiered.cli.store:CREATE", "Makes an empty store directory."),
-    "put": Entry(
-        "tiered.cli.store:PUT",
-        "Appends messages: JSON lines, of a topic and a body at least.",
-    ),
-    "tail": Entry("tiered.cli.store:TAIL", "Prints the last messages of a store directory."),
-    "info": Entry("tiered.cli.store:INFO", "Says what a store directory holds."),
-    "recover": Entry(
-        "tiered.cli.store:RECOVER", "Makes a store whole that was not stopped cleanly."
-    ),
-}
 CLUSTER, BROKER = "DefaultCluster", "broker"
 _BATCH = 64
 _WINDOW_BYTES = 4 << 20
 _FOLLOW_S = 0.2
 _GIVE = 'give {"topic": …, "body": TEXT}, or body_base64 for bytes, or what `tiered cat` prints'
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreDirOptions:
+    """What every command of ``tiered store`` is told."""
+
+    dir: str = argument()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateOptions(StoreDirOptions):
+    """What ``tiered store create`` can be told."""
+
+    log_file_size_bytes: int = option(
+        "size of a commit-log file, as the broker's mappedFileSizeCommitLog",
+        "SIZE",
+        parse_size,
+        default=1 << 30,
+    )
+    queue_items: int = option(
+        "items of a consume-queue file; 20 times it is the broker's mappedFileSizeConsumeQueue",
+        "N",
+        whole(1),
+        default=300_000,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutOptions(StoreDirOptions):
+    """What ``tiered store put`` can be told."""
+
+    file: str | None = maybe()
+    sync: bool = flag("each batch is on the disk before the next one is read")
+    keep_offsets: bool = flag(
+        "a queue that is new begins at the queue offset of its first message, and gaps are refused"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailOptions(StoreDirOptions):
+    """What ``tiered store tail`` can be told."""
+
+    topic: str | None = maybe()
+    count: int = option("how many messages of each queue, at most", "N", whole(0), default=10)
+    follow: bool = flag("go on with what is stored from now on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverOptions(StoreDirOptions):
+    """What ``tiered store recover`` can be told."""
+
+    anew: bool = flag(
+        "make consume queues and key index anew from the whole log, whatever is there"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +101,25 @@ class _Line:
     document: dict[str, Any]
 
 
-def create(call: Call) -> int:
+def create(call: Call, options: CreateOptions) -> int:
     """Make a store."""
     from tiered.store.message_store import MessageStore
     from tiered.store.options import StoreOptions
 
-    options = StoreOptions(call.whole("log-file-size"), call.whole("queue-items"))
-    cluster, broker = call.text("cluster") or CLUSTER, call.text("broker") or BROKER
+    kept = StoreOptions(options.log_file_size_bytes, options.queue_items)
+    cluster, broker = call.common.cluster or CLUSTER, call.common.broker or BROKER
     store = MessageStore.create(
-        call.argument("dir"), cluster=cluster, broker=broker, clock=call.clock, options=options
+        options.dir, cluster=cluster, broker=broker, clock=call.clock, options=kept
     )
     store.close()
     return _tell(call, {"store": store.root, "cluster": cluster, "broker": broker})
 
 
-def put(call: Call) -> int:
+def put(call: Call, options: PutOptions) -> int:
     """Append what is read."""
     from tiered.store.options import Flush, StoreOptions
 
-    options = StoreOptions(flush=Flush.SYNC if call.flag("sync") else Flush.ASYNC)
+    flush = Flush.SYNC if options.sync else Flush.ASYNC
     count = 0
     whole_batches = threading.Lock()
 
@@ -87,11 +128,11 @@ def put(call: Call) -> int:
         store.close()
 
     with contextlib.ExitStack() as stack:
-        lines = _lines(call.arguments["file"], stack)
-        store = _open(call, options)
+        lines = _lines(options.file, stack)
+        store = _open(call, options.dir, StoreOptions(flush=flush))
         stack.enter_context(at_end(close_now))
         stack.enter_context(store)
-        writer = _Writer(store, keep_offsets=call.flag("keep-offsets"))
+        writer = _Writer(store, keep_offsets=options.keep_offsets)
         for batch in _batches(lines):
             with whole_batches:
                 writer.put(batch)
@@ -100,14 +141,14 @@ def put(call: Call) -> int:
     return _tell(call, {"store": store.root, "messages": count, "log_end": store.log_end})
 
 
-def tail(call: Call) -> int:
+def tail(call: Call, options: TailOptions) -> int:
     """Print what was stored last, each queue in its order, and go on with what comes."""
     from tiered.local.rocketmq import RocketMQStore
     from tiered.log.messages import messages_lines
     from tiered.model import QueueOffset
 
-    topic, count, has_printed = call.arguments["topic"], call.whole("count"), False
-    store = RocketMQStore.open(call.argument("dir"), clock=call.clock)
+    topic, count, has_printed = options.topic, options.count, False
+    store = RocketMQStore.open(options.dir, clock=call.clock)
     with contextlib.closing(store):
         store.refresh()
         starts = {
@@ -124,7 +165,7 @@ def tail(call: Call) -> int:
                             has_printed = True
                 if follower.is_idle:
                     call.stdout.flush()
-                    if not call.flag("follow"):
+                    if not options.follow:
                         if count and not has_printed:
                             call.say(_no_messages(store.queues(), topic))
                         return DONE
@@ -146,11 +187,11 @@ def _no_messages(queues: Mapping[MessageQueue, QueueBounds], topic: str | None) 
     return f"tiered: no messages of {topic}; {bounds_text(bounds)}"
 
 
-def info(call: Call) -> int:
+def info(call: Call, options: StoreDirOptions) -> int:
     """Look, without writing anything."""
     from tiered.local.rocketmq import RocketMQStore
 
-    store = RocketMQStore.open(call.argument("dir"), clock=call.clock)
+    store = RocketMQStore.open(options.dir, clock=call.clock)
     try:
         store.refresh()
         identity, report, bounds = store.identity, store.report(), store.queues()
@@ -175,11 +216,11 @@ def info(call: Call) -> int:
     return DONE
 
 
-def recover(call: Call) -> int:
+def recover(call: Call, options: RecoverOptions) -> int:
     """Open, which recovers, and close."""
     from tiered.store.options import StoreOptions
 
-    with _open(call, StoreOptions(), anew=call.flag("anew")) as store:
+    with _open(call, options.dir, StoreOptions(), anew=options.anew) as store:
         found = store.recovered
     return _tell(
         call,
@@ -296,16 +337,15 @@ def _body(document: dict[str, Any]) -> bytes:
         raise ValueError("body has half of a surrogate pair, which is no text") from error
 
 
-def _open(call: Call, options: StoreOptions, *, anew: bool = False) -> MessageStore:
+def _open(call: Call, directory: str, options: StoreOptions, *, anew: bool = False) -> MessageStore:
     from tiered.local.configs import read_topics
     from tiered.store.message_store import MessageStore
 
-    directory = call.argument("dir")
     names = read_topics(directory)
     return MessageStore.open(
         directory,
-        cluster=call.text("cluster") or names.cluster or CLUSTER,
-        broker=call.text("broker") or names.broker or BROKER,
+        cluster=call.common.cluster or names.cluster or CLUSTER,
+        broker=call.common.broker or names.broker or BROKER,
         clock=call.clock,
         options=options,
         anew=anew,
@@ -347,59 +387,45 @@ def _tell(call: Call, document: dict[str, Any]) -> int:
     return DONE
 
 
-_DIR = click.Argument(["dir"])
 CREATE = make_command(
-    "create",
+    "store.create",
+    CreateOptions,
     create,
-    section="store.create",
-    summary=ENTRIES["create"].summary,
-    arguments=[_DIR],
     examples=[
         "tiered store create /tmp/store",
         "tiered store create /tmp/store --log-file-size 16MiB --cluster c1 --broker b1",
     ],
 )
 PUT = make_command(
-    "put",
+    "store.put",
+    PutOptions,
     put,
-    section="store.put",
-    summary=ENTRIES["put"].summary,
-    arguments=[_DIR, click.Argument(["file"], required=False)],
     examples=[
         """echo '{"topic": "orders", "body": "one"}' | tiered store put /tmp/store""",
         "tiered store put /tmp/store --keep-offsets messages.jsonl",
     ],
 )
 TAIL = make_command(
-    "tail",
+    "store.tail",
+    TailOptions,
     tail,
-    section="store.tail",
-    summary=ENTRIES["tail"].summary,
-    arguments=[_DIR, click.Argument(["topic"], required=False)],
     examples=[
         "tiered store tail /tmp/store orders --count 5",
         "tiered store tail /tmp/store --follow",
     ],
 )
 INFO = make_command(
-    "info",
+    "store.info",
+    StoreDirOptions,
     info,
-    section="store.info",
-    summary=ENTRIES["info"].summary,
-    arguments=[_DIR],
     examples=["tiered store info /tmp/store", "tiered store info /tmp/store --json"],
 )
 RECOVER = make_command(
-    "recover",
+    "store.recover",
+    RecoverOptions,
     recover,
-    section="store.recover",
-    summary=ENTRIES["recover"].summary,
-    arguments=[_DIR],
     examples=["tiered store recover /tmp/store", "tiered store recover /tmp/store --anew"],
 )
 COMMAND = make_program(
-    "store",
-    ENTRIES,
-    COMMANDS["store"].summary,
-    ["tiered store create /tmp/store", "tiered store info /tmp/store"],
+    "store", examples=["tiered store create /tmp/store", "tiered store info /tmp/store"]
 )

@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from base64 import b64encode
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, Entry, make_command, make_program
+from tiered.cli.frame import make_command, make_program
+from tiered.cli.options import argument, flag, option, required
 from tiered.cli.output import Output, Row
 from tiered.cli.signals import Stopper
-from tiered.cli.values import counted, format_size, format_time, parse_time
+from tiered.cli.values import (
+    above_zero,
+    counted,
+    format_size,
+    format_time,
+    parse_duration,
+    parse_time,
+)
 from tiered.errors import ClosedError, InvalidError
 
 if TYPE_CHECKING:
@@ -25,14 +31,6 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
     from timer.dequeue import DueMessage, HourRow, TimerReader
 
-ENTRIES = {
-    "import": Entry(
-        "tiered.cli.timer:IMPORT", "Takes a broker's pending timers into the tier, once."
-    ),
-    "ls": Entry("tiered.cli.timer:LS", "Lists the hours in which messages are due."),
-    "show": Entry("tiered.cli.timer:SHOW", "Lists the messages that are due in one hour."),
-    "cancel": Entry("tiered.cli.timer:CANCEL", "Takes one pending message back."),
-}
 HOUR_COLUMNS = ["hour", "messages", "bytes", "due_min_ms", "due_max_ms"]
 MESSAGE_COLUMNS = [
     *("hour_ms", "due_timestamp_ms", "topic", "queue_id", "msg_id", "tags", "keys"),
@@ -45,23 +43,41 @@ _BAR = 32
 # -- import ---------------------------------------------------------------------------------------
 
 
-def run_import(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TimerImportOptions:
+    """What ``tiered timer import`` can be told."""
+
+    store: str = argument()
+    to: str = required("URL of the tier", "URL", str)
+    near_ms: int = option(
+        "leave what is due within so long with the broker, as 4h; 0s: take all that is pending, due or not",
+        "DURATION",
+        parse_duration,
+        default=4 * 3_600_000,
+        default_text="4h",
+    )
+    no_wait: bool = flag(
+        "end with code 4 when another process writes these timers, instead of waiting"
+    )
+
+
+def run_import(call: Call, options: TimerImportOptions) -> int:
     """Take what is pending and due late enough."""
     from tiered.attach.timers import ImportSettings, import_timers
 
-    near_ms = call.whole("near")
+    near_ms = options.near_ms
     settings = ImportSettings(
         near_ms=near_ms,
-        cluster=call.text("cluster"),
-        broker=call.text("broker"),
-        wait=not call.flag("no-wait"),
+        cluster=call.common.cluster,
+        broker=call.common.broker,
+        wait=not options.no_wait,
     )
     stop = threading.Event()
     with Stopper(call.watch, stop.set, seconds=10.0) as stopper:
         try:
             made = import_timers(
-                call.argument("store"),
-                call.words("to"),
+                options.store,
+                options.to,
                 settings,
                 options=call.s3_options(),
                 clock=call.clock,
@@ -118,12 +134,20 @@ def _tell_import(call: Call, document: dict[str, Any]) -> None:
 # -- ls and show ----------------------------------------------------------------------------------
 
 
-def run_ls(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TimerLsOptions:
+    """What ``tiered timer ls`` can be told."""
+
+    url: str = argument()
+    messages: bool = flag("list each pending message, in due order")
+
+
+def run_ls(call: Call, options: TimerLsOptions) -> int:
     """List hours, or messages."""
     output = Output(call)
-    with _opened(call) as (reader, place):
+    with _opened(call, options.url) as (reader, place):
         head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
-        if call.flag("messages"):
+        if options.messages:
             hours = [row.hour for row in reader.listing()]
             _emit_messages(output, head, _messages(reader, hours))
             return DONE
@@ -136,17 +160,25 @@ def run_ls(call: Call) -> int:
     return DONE
 
 
-def run_show(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TimerShowOptions:
+    """What ``tiered timer show`` can be told."""
+
+    url: str = argument()
+    hour: str = argument()
+
+
+def run_show(call: Call, options: TimerShowOptions) -> int:
     """List the messages of one hour."""
     from tiered.log.timers import HOUR_MS
 
-    text = call.argument("hour")
+    text = options.hour
     try:
         hour = parse_time(text, call.clock.now_ms()) // HOUR_MS
     except ValueError as error:
         raise InvalidError(f"HOUR {text}: {error}", do="give a time within it") from None
     output = Output(call)
-    with _opened(call) as (reader, place):
+    with _opened(call, options.url) as (reader, place):
         head = {"format": 1, "cluster": place.cluster, "broker": place.broker}
         hours = [hour] if hour in reader.state.timers.hours else []
         _emit_messages(output, {**head, "hour_ms": hour * HOUR_MS}, _messages(reader, hours))
@@ -154,15 +186,15 @@ def run_show(call: Call) -> int:
 
 
 @contextlib.contextmanager
-def _opened(call: Call) -> Iterator[tuple[TimerReader, TimerPlace]]:
+def _opened(call: Call, url: str) -> Iterator[tuple[TimerReader, TimerPlace]]:
     from tiered.api.stores import backend_errors
     from tiered.attach.timer_place import choose_timers
     from tiered.cli.tiers import open_objects
     from timer.dequeue import TimerReader
 
     with contextlib.ExitStack() as stack, backend_errors():
-        store = open_objects(call, call.argument("url"), stack)
-        place = choose_timers(store, call.text("cluster"), call.text("broker"))
+        store = open_objects(call, url, stack)
+        place = choose_timers(store, call.common.cluster, call.common.broker)
         reader = TimerReader(store, place.prefix)
         reader.refresh()
         yield reader, place
@@ -244,7 +276,22 @@ def _emit_messages(output: Output, head: dict[str, Any], messages: Iterator[Row]
 # -- cancel ---------------------------------------------------------------------------------------
 
 
-def run_cancel(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TimerCancelOptions:
+    """What ``tiered timer cancel`` can be told."""
+
+    url: str = argument()
+    msg_id: str = argument()
+    give_up_s: float = option(
+        "end with code 3 when the store has refused for so long, seconds",
+        "SECONDS",
+        above_zero,
+        name="give-up-seconds",
+        default=60.0,
+    )
+
+
+def run_cancel(call: Call, options: TimerCancelOptions) -> int:
     """Take one pending message back."""
     from tiered.api.stores import backend_errors
     from tiered.attach.timer_place import TIMER_SIGNS, timers_of
@@ -253,7 +300,9 @@ def run_cancel(call: Call) -> int:
 
     msg_id = call.argument("msg_id")
     with contextlib.ExitStack() as stack, backend_errors():
-        at = open_workplace(call, call.argument("url"), stack, signs=TIMER_SIGNS)
+        at = open_workplace(
+            call, options.url, stack, give_up_s=options.give_up_s, signs=TIMER_SIGNS
+        )
         found = cancel(at.at_place(timers_of(at.place)), msg_id)
     output = Output(call)
     document = {
@@ -272,13 +321,10 @@ def run_cancel(call: Call) -> int:
     return DONE
 
 
-_URL = click.Argument(["url"])
 IMPORT = make_command(
-    "import",
+    "timer.import",
+    TimerImportOptions,
     run_import,
-    section="timer.import",
-    summary=ENTRIES["import"].summary,
-    arguments=[click.Argument(["store"])],
     examples=[
         "tiered timer import /data/rocketmq/store --to s3://bucket/prefix",
         "tiered timer import /data/rocketmq/store --to s3://bucket/prefix --near 0s",
@@ -290,30 +336,24 @@ IMPORT = make_command(
     ),
 )
 LS = make_command(
-    "ls",
+    "timer.ls",
+    TimerLsOptions,
     run_ls,
-    section="timer.ls",
-    summary=ENTRIES["ls"].summary,
-    arguments=[_URL],
     examples=["tiered timer ls s3://bucket/prefix", "tiered timer ls file:///tmp/tier --messages"],
 )
 SHOW = make_command(
-    "show",
+    "timer.show",
+    TimerShowOptions,
     run_show,
-    section="timer.show",
-    summary=ENTRIES["show"].summary,
-    arguments=[_URL, click.Argument(["hour"])],
     examples=[
         "tiered timer show s3://bucket/prefix 2026-12-24T18:00:00Z",
         "tiered timer show file:///tmp/tier 1798131600000 --json",
     ],
 )
 CANCEL = make_command(
-    "cancel",
+    "timer.cancel",
+    TimerCancelOptions,
     run_cancel,
-    section="timer.cancel",
-    summary=ENTRIES["cancel"].summary,
-    arguments=[_URL, click.Argument(["msg-id"])],
     examples=[
         "tiered timer cancel s3://bucket/prefix AC1100010BF04E0E2F2A676C58850000",
         "tiered timer cancel file:///tmp/tier AC1100010BF04E0E2F2A676C58850000 --json",
@@ -321,9 +361,7 @@ CANCEL = make_command(
 )
 COMMAND = make_program(
     "timer",
-    ENTRIES,
-    COMMANDS["timer"].summary,
-    [
+    examples=[
         "tiered timer ls s3://bucket/prefix",
         "tiered timer import /data/rocketmq/store --to s3://bucket/prefix",
     ],

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -119,17 +125,24 @@ def format_duration(duration_ms: int) -> str:
     return text or "0s"
 
 
-def check_time(text: str) -> str:
-    """The text itself, once it is known to be a time (what ``now`` is, shows later).
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time as it was given; which one ``now`` is, shows later."""
 
-    Raises:
-        ValueError: It is none.
-    """
-    parse_time(text, 0)
-    return text
+    text: str
+
+    def __post_init__(self) -> None:
+        parse_time(self.text, 0)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def ms(self, now_ms: int) -> int:
+        """UTC milliseconds."""
+        return parse_time(self.text, now_ms)
 
 
-def span_text(start: str | None, end: str | None) -> str:
+def span_text(start: Moment | str | None, end: Moment | str | None) -> str:
     """As `` between 2026-07-01 and now``, of times as they were given; "" without any."""
     if start and end:
         return f" between {start} and {end}"
@@ -174,25 +187,29 @@ def not_below_zero(text: str) -> float:
     return number
 
 
-def whole(text: str, *, low: int) -> int:
-    """A whole number, ``low`` at least."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no whole number") from None
-    if number < low:
-        raise ValueError(f"{number} must be at least {low}")
-    return number
+def whole(low: int) -> Callable[[str], int]:
+    """Takes a whole number, ``low`` at least."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no whole number") from None
+        if number < low:
+            raise ValueError(f"{number} must be at least {low}")
+        return number
+
+    return parse
 
 
 def incarnation(text: str) -> str:
     """``all``, or a whole number."""
-    return text if text == "all" else str(whole(text, low=0))
+    return text if text == "all" else str(whole(0)(text))
 
 
-def start(text: str) -> str:
+def start(text: str) -> str | Moment:
     """``earliest``, ``latest``, or a time."""
-    return text if text in {"earliest", "latest"} else check_time(text)
+    return text if text in {"earliest", "latest"} else Moment(text)
 
 
 def pair(text: str) -> str:
@@ -201,6 +218,22 @@ def pair(text: str) -> str:
     if not (name.strip() and equals):
         raise ValueError("write NAME=VALUE")  # the text may hold a token
     return text
+
+
+class TopicDuration(NamedTuple):
+    """A duration for the topics that a glob fits."""
+
+    glob: str
+    duration_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.glob}={format_duration(self.duration_ms)}"
+
+
+def topic_duration(text: str) -> TopicDuration:
+    """``GLOB=DURATION``."""
+    glob, _, duration = text.rpartition("=")
+    return TopicDuration(glob.strip(), parse_duration(duration.strip()))
 
 
 def compression(text: str) -> str:
@@ -219,7 +252,7 @@ def compression_level(text: str) -> int | None:
     name, colon, level = text.partition(":")
     if name != "zstd" or (colon and not level):
         raise ValueError(f"it is zstd, zstd:LEVEL or none, not {text!r}")
-    return whole(level, low=1) if colon else None
+    return whole(1)(level) if colon else None
 
 
 def destination(text: str) -> str:
@@ -230,37 +263,46 @@ def destination(text: str) -> str:
     return text
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets.
+class Address(NamedTuple):
+    """``HOST:PORT``; an IPv6 address stands in brackets, and no host at all is each of this machine's."""
 
-    Raises:
-        ValueError: It is none.
-    """
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(text: str) -> Address:
+    """``HOST:PORT``."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise ValueError(f"{text!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)
+    return Address(host.strip("[]"), int(port))
 
 
-def address(text: str) -> str:
-    """``HOST:PORT``, as it stands."""
-    split_address(text)
-    return text
+class Addresses(tuple[Address, ...]):
+    """One or more, between semicolons."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ";".join(map(str, self))
 
 
-def addresses(text: str) -> str:
-    """One or more ``HOST:PORT``, between semicolons, as they stand."""
-    split_addresses(text)
-    return text
-
-
-def split_addresses(text: str) -> list[tuple[str, int]]:
-    """Hosts and ports of ``HOST:PORT;...``.
-
-    Raises:
-        ValueError: One has no host or no port, or there is none.
-    """
-    found = [split_address(one.strip()) for one in text.split(";") if one.strip()]
-    if not found or not all(host and port for host, port in found):
+def addresses(text: str) -> Addresses:
+    """``HOST:PORT;...``, each with a host and a port, one at least."""
+    found = Addresses(address(one.strip()) for one in text.split(";") if one.strip())
+    if not found or not all(found_one.host and found_one.port for found_one in found):
         raise ValueError(f"{text!r} is no HOST:PORT;...")
     return found
+
+
+def topic_filter(globs: Sequence[str], excluded: Sequence[str] = ()) -> Callable[[str], bool]:
+    """Whether a topic fits one of the globs (all, without any) and none of the excluding ones."""
+
+    def takes(topic: str) -> bool:
+        wanted = not globs or any(fnmatchcase(topic, glob) for glob in globs)
+        return wanted and not any(fnmatchcase(topic, glob) for glob in excluded)
+
+    return takes

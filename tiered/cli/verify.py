@@ -6,13 +6,12 @@ import contextlib
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
-from tiered.cli.frame import COMMANDS, make_command
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, option
 from tiered.cli.output import Output
 from tiered.cli.stderr import Progressed
 from tiered.cli.values import counted, format_count, format_size
@@ -33,7 +32,25 @@ _NEUTRAL = frozenset(
 """What ``--strict`` does not count: it is neither lost nor left over."""
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """What ``tiered verify`` can be told."""
+
+    url: str = argument()
+    deep: bool = flag("read and check every byte of every object")
+    store: str | None = option(
+        "local store directory to compare with, message by message",
+        "DIR",
+        str,
+        default_text="none",
+    )
+    repair: bool = flag(
+        "upload again what is damaged and the local store (or another object) still has, and check again"
+    )
+    strict: bool = flag("end with code 1 also for what is recorded")
+
+
+def run(call: Call, options: VerifyOptions) -> int:
     """Check and print."""
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import backend_errors
@@ -50,36 +67,36 @@ def run(call: Call) -> int:
         done = Progressed(text, done_bytes, total_bytes)
 
     with contextlib.ExitStack() as stack, backend_errors():
-        raw, store = open_both(call, call.argument("url"), stack)
-        directory = call.text("store")
+        raw, store = open_both(call, options.url, stack)
+        directory = options.store
         local = open_local(call, directory, stack) if directory else None
-        place = choose_place(store, call.text("cluster"), call.text("broker"))
+        place = choose_place(store, call.common.cluster, call.common.broker)
         executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-verify"))
         stack.enter_context(call.progress("verifying", lambda: done))
 
         def verified() -> VerifyReport:
-            is_deep = call.flag("deep")
+            is_deep = options.deep
             return verify_tier(
                 store, place.prefix, deep=is_deep, local=local, executor=executor, progress=told
             )
 
         report, repair = verified(), None
-        if call.flag("repair") and report.damaged:
+        if options.repair and report.damaged:
             rng, stop = random.SystemRandom(), threading.Event()
             repairer = Repairer(
                 raw, store, place.prefix, local, clock=call.clock, rng=rng, stop=stop
             )
             repair = _document_of(repairer.run(report.damaged))
             report = verified()
-    if call.flag("repair"):
-        for line in unlooked(is_deep=call.flag("deep"), has_store=local is not None):
+    if options.repair:
+        for line in unlooked(is_deep=options.deep, has_store=local is not None):
             call.say(line)
-    document = report_document(report, place, store.url, is_deep=call.flag("deep"), repair=repair)
+    document = report_document(report, place, store.url, is_deep=options.deep, repair=repair)
     if output.form == "table":
         _show(output, document)
     else:
         output.emit(document, document["problems"], ["kind", "where", "detail"])
-    is_fine = report.is_clean and not (call.flag("strict") and has_recorded(document))
+    is_fine = report.is_clean and not (options.strict and has_recorded(document))
     return DONE if is_fine else NEEDS_A_PERSON
 
 
@@ -184,9 +201,8 @@ def _counts(fields: dict[str, Any]) -> list[str]:
 
 COMMAND = make_command(
     "verify",
+    VerifyOptions,
     run,
-    summary=COMMANDS["verify"].summary,
-    arguments=[click.Argument(["url"])],
     examples=[
         "tiered verify file:///tmp/tier --deep",
         "tiered verify s3://bucket/prefix --store /data/rocketmq/store --json",

@@ -1,0 +1,465 @@
+"""What can be set: a frozen dataclass beside each command says it, and everything else is made of that.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Attach:
+        store: str = argument()
+        to: str = required("URL of the tier", "URL", str)
+        once: bool = flag("end when the present end is durable")
+        freshness_s: float = option("a message is durable so soon, seconds", "SECONDS", above_zero, default=2.0)
+
+A field is an option (``--freshness``), a key of the ``--config`` file in the table of its command, a variable of the
+environment (``TIERED_ATTACH_FRESHNESS``), a row of ``config show`` and one of docs/configuration.md; it is called as the
+field is, without the unit that its value has. Common settings (``CommonOptions``) stand at the top of a file:
+
+    endpoint-url = "http://127.0.0.1:9000"
+    [attach]
+    freshness = 5
+    topics = ["orders", "events*"]
+
+The later of these rules: default, file, environment, command line. click reads the command line and writes help; the rest
+is done here, because click's own maps of defaults and variables do not say which file or variable a bad value came from,
+and know neither common options on both sides of a command's name nor keys that nobody has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+import click
+
+from backends.local_files import read_regular
+from tiered.cli.values import format_size
+from tiered.errors import InvalidError, nearest
+
+ENVIRONMENT_PREFIX = "TIERED_"
+_USER = re.compile(r"//[^/@]*@")
+"""User and password in a URL: never shown, although no URL of ours takes them."""
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_UNITS = {"SECONDS": ("_s",), "SIZE": ("_bytes_s", "_bytes"), "DURATION": ("_ms",)}
+"""What the name of a field ends with, and that of its option does not, by what stands for its value in help."""
+
+T = TypeVar("T")
+Parse = Callable[[str], T]
+"""Makes a value of a text; raises ``ValueError`` or ``InvalidError`` with what is wrong."""
+
+
+class Shape(enum.Enum):
+    """How a setting is written."""
+
+    ONE = "one"
+    """One value."""
+    FLAG = "flag"
+    """Yes or no."""
+    LIST = "list"
+    """Several values, in one text (see ``Setting.separator``) or, in a file, in a list."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One thing that can be set.
+
+    Attributes:
+        help: What it does, as a clause with its unit.
+        metavar: What stands for the value in help, with its unit.
+        parse: Makes the value out of its text.
+        shape: How it is written.
+        default: Value when nobody says anything.
+        default_text: How help puts the default when the value alone would not tell; "" when there is nothing to say.
+        separator: Divides the values of a list that is written as one text.
+        spellings: Options on the command line, when they are not just ``--name``.
+        is_required: There must be a value.
+        is_masked: Values are not shown, only the part before ``=``.
+        section: The command it belongs to (``bench.read`` for a command of a command); "" for all commands.
+        field: Of the dataclass.
+        name: Its long option without the dashes, and its key in a file.
+    """
+
+    help: str
+    metavar: str = ""
+    parse: Parse[object] = str
+    shape: Shape = Shape.ONE
+    default: object = None
+    default_text: str = ""
+    separator: str = ","
+    spellings: tuple[str, ...] = ()
+    is_required: bool = False
+    is_masked: bool = False
+    section: str = ""
+    field: str = ""
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        """Section and name, as ``config show`` gives it."""
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return ENVIRONMENT_PREFIX + self.key.upper().replace("-", "_").replace(".", "_")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The only texts allowed, when there are any."""
+        return self.parse.choices if isinstance(self.parse, OneOf) else ()
+
+    def convert(self, raw: object, source: str) -> object:
+        """The value that ``raw`` (text, or what TOML gives) stands for.
+
+        Raises:
+            InvalidError: It is none that this setting can take; the message names key and source.
+        """
+        try:
+            return self._convert(raw)
+        except InvalidError as error:
+            raise InvalidError(f"{self.key}: {error.what}", where=source, do=error.do) from error
+        except ValueError as error:
+            what = "write NAME=VALUE" if self.is_masked else str(error)  # values may be secrets
+            raise InvalidError(f"{self.key}: {what}", where=source) from (
+                None if self.is_masked else error
+            )
+
+    def _convert(self, raw: object) -> object:
+        if self.shape is Shape.FLAG:
+            return _yes_or_no(raw)
+        if self.shape is Shape.LIST:
+            texts = raw.split(self.separator) if isinstance(raw, str) else _items(raw)
+            return tuple(self.parse(text.strip()) for text in texts if text.strip())
+        if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+            raise InvalidError(f"{raw!r} is no single value")
+        return self.parse(str(raw))
+
+    def shown(self, value: object) -> object:
+        """The value as people and JSON may see it."""
+        if self.shape is Shape.LIST:
+            return [self._shown(item) for item in cast("tuple[object, ...]", value)]
+        return self._shown(value)
+
+    def _shown(self, value: object) -> object:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        text = str(value)
+        return text.partition("=")[0] + "=***" if self.is_masked else _USER.sub("//***@", text)
+
+    @property
+    def default_shown(self) -> str:
+        """The default as people read it; "" when there is none or it goes without saying."""
+        default = self.default
+        if self.default_text:
+            return self.default_text
+        if self.is_required or self.shape is Shape.FLAG or default is None or default == ():
+            return ""
+        if self.metavar == "SIZE":
+            return format_size(cast("int", default))
+        is_whole = isinstance(default, float) and default.is_integer()
+        return str(int(cast("float", default)) if is_whole else default)
+
+    def click_option(self) -> click.Option:
+        """The option of the command line; without it, its value is None or ()."""
+        text = self.help + (f" ({', '.join(self.choices)})" if self.choices else "")
+        text += f" [default: {self.default_shown}]" if self.default_shown else ""
+        text += "  [required]" if self.is_required else ""
+        declared = [self.field, *(self.spellings or (f"--{self.name}",))]
+        if self.shape is Shape.FLAG:
+            return click.Option(declared, is_flag=True, default=None, help=text)
+        is_list = self.shape is Shape.LIST
+        kind, metavar = _Kind(self), self.metavar
+        return click.Option(
+            declared, type=kind, metavar=metavar, multiple=is_list, default=None, help=text
+        )
+
+
+class OneOf:
+    """Takes only some texts."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, text: str) -> str:
+        """The text itself.
+
+        Raises:
+            ValueError: It is another one.
+        """
+        if text not in self.choices:
+            raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
+        return text
+
+
+def flag(help: str) -> bool:  # noqa: A002 (as click has it)
+    """A field that is yes or no; no by default."""
+    return cast("bool", _field(Setting(help=help, shape=Shape.FLAG, default=False)))
+
+
+@overload
+def option(
+    help: str, metavar: str, parse: Parse[T], *, default: T, name: str = "", default_text: str = ""
+) -> T: ...
+@overload
+def option(
+    help: str, metavar: str, parse: Parse[T], *, name: str = "", default_text: str = ""
+) -> T | None: ...
+def option(help: str, metavar: str, parse: Parse[Any], **more: Any) -> Any:  # noqa: A002
+    """A field of one value; see ``Setting``. ``name``: of the option, where it is not that of the field."""
+    return _field(Setting(help=help, metavar=metavar, parse=parse, **more))
+
+
+def required(help: str, metavar: str, parse: Parse[T]) -> T:  # noqa: A002
+    """A field that somebody must give."""
+    return cast("T", _field(Setting(help=help, metavar=metavar, parse=parse, is_required=True)))
+
+
+def several(
+    help: str,  # noqa: A002
+    metavar: str,
+    parse: Parse[T],
+    *,
+    default_text: str = "",
+    separator: str = ",",
+    is_masked: bool = False,
+) -> tuple[T, ...]:
+    """A field of any number of values; none by default."""
+    setting = Setting(
+        help=help,
+        metavar=metavar,
+        parse=parse,
+        shape=Shape.LIST,
+        default=(),
+        default_text=default_text,
+        separator=separator,
+        is_masked=is_masked,
+    )
+    return cast("tuple[T, ...]", _field(setting))
+
+
+def custom(setting: Setting) -> Any:  # noqa: ANN401 (of any type)
+    """A field that none of the others can say."""
+    return _field(setting)
+
+
+def argument(kind: click.ParamType[Any] | None = None, *, metavar: str | None = None) -> str:
+    """A field that stands by its place, without a name."""
+    return cast("str", dataclasses.field(metadata={"argument": (True, kind, metavar)}))
+
+
+def maybe(kind: click.ParamType[Any] | None = None, *, metavar: str | None = None) -> str | None:
+    """An argument that may be left out."""
+    found = dataclasses.field(default=None, metadata={"argument": (False, kind, metavar)})
+    return cast("str | None", found)
+
+
+def _field(setting: Setting) -> object:
+    return dataclasses.field(default=setting.default, metadata={"setting": setting})
+
+
+def settings_of(options: type, section: str) -> tuple[Setting, ...]:
+    """The settings of a dataclass, as those of one command: its own first, then those that it has from others."""
+    owners = [inspect.get_annotations(kind) for kind in options.__mro__]
+    found = []
+    for field in sorted(
+        dataclasses.fields(options),
+        key=lambda field: [field.name in owned for owned in owners].index(True),
+    ):
+        setting: Setting | None = field.metadata.get("setting")
+        if setting is not None:
+            name = setting.name or _name_of(field.name, setting.metavar)
+            found.append(dataclasses.replace(setting, section=section, field=field.name, name=name))
+    return tuple(found)
+
+
+def _name_of(field: str, metavar: str) -> str:
+    units = [unit for unit in _UNITS.get(metavar, ()) if field.endswith(unit)]
+    return field.removesuffix(units[0] if units else "_").replace("_", "-")
+
+
+def arguments_of(options: type) -> list[click.Argument]:
+    """The positional arguments of a dataclass."""
+    return [
+        click.Argument(
+            [field.name],
+            required=field.metadata["argument"][0],
+            type=field.metadata["argument"][1],
+            metavar=field.metadata["argument"][2],
+        )
+        for field in dataclasses.fields(options)
+        if "argument" in field.metadata
+    ]
+
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[object]
+else:
+    _ParamType = click.ParamType  # generic in newer releases only
+
+
+class _Kind(_ParamType):
+    """Hands a text of the command line to a setting's own parser."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.name = setting.metavar
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """See ``click.ParamType``."""
+        try:
+            return self.setting.convert(value, "command line")
+        except InvalidError as error:
+            self.fail(error.what.removeprefix(f"{self.setting.key}: "), param, ctx)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 (click's signature)
+        param: click.Parameter,  # noqa: ARG002 (click's signature)
+        incomplete: str,
+    ) -> list[click.shell_completion.CompletionItem]:
+        """See ``click.ParamType``."""
+        from click.shell_completion import CompletionItem
+
+        if self.setting.metavar in {"DIR", "FILE"}:
+            return [CompletionItem(incomplete, type=self.setting.metavar.lower())]
+        fitting = [text for text in self.setting.choices if text.startswith(incomplete)]
+        return [CompletionItem(text) for text in fitting]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chosen:
+    """A value and where it came from (``default``, ``file PATH``, ``environment NAME``, ``command line``)."""
+
+    setting: Setting
+    value: object
+    source: str
+
+
+def resolve(
+    settings: Iterable[Setting],
+    *,
+    file: Mapping[str, object],
+    file_name: str,
+    environment: Mapping[str, str],
+    given: Mapping[str, object],
+) -> dict[str, Chosen]:
+    """Which value rules for each setting, by key.
+
+    Args:
+        settings: All that may be asked for.
+        file: By key, as ``read_file`` gives it.
+        file_name: Of that file.
+        environment: Variables; an empty one is as good as none.
+        given: By key, what the command line says, converted already.
+
+    Raises:
+        InvalidError: A value that its setting cannot take.
+    """
+    chosen: dict[str, Chosen] = {}
+    for setting in settings:
+        value, source = setting.default, "default"
+        if setting.key in file:
+            source = f"file {file_name}"
+            value = setting.convert(file[setting.key], source)
+        if text := environment.get(setting.variable, ""):
+            source = f"environment {setting.variable}"
+            value = setting.convert(text, source)
+        if setting.key in given:
+            value, source = given[setting.key], "command line"
+        chosen[setting.key] = Chosen(setting, value, source)
+    return chosen
+
+
+def build(
+    options: type[T],
+    settings: Iterable[Setting],
+    chosen: Mapping[str, Chosen],
+    path: str,
+    arguments: Mapping[str, object],
+) -> T:
+    """A dataclass of what rules.
+
+    Args:
+        options: The dataclass.
+        settings: Its settings.
+        chosen: By key.
+        path: The command as typed, for errors.
+        arguments: Its arguments, by field.
+
+    Raises:
+        InvalidError: Nobody gave what must be given.
+    """
+    values = dict(arguments)
+    for setting in settings:
+        value = values[setting.field] = chosen[setting.key].value
+        if value is None and setting.is_required:
+            what = f"no --{setting.name} is given"
+            raise InvalidError(what, where=path, do=f"see `{path} --help`")
+    return options(**values)
+
+
+def read_file(path: str, settings: Sequence[Setting]) -> dict[str, object]:
+    """The settings of a TOML file by key, not converted yet.
+
+    Raises:
+        InvalidError: It cannot be read, is no TOML, or has a key that no setting has.
+    """
+    import tomllib
+
+    try:
+        document = tomllib.loads(read_regular(path).decode())
+    except OSError as error:
+        what = f"the configuration file cannot be read: {error.strerror or error}"
+        raise InvalidError(what, where=path, do="name an existing TOML file") from error
+    except ValueError as error:  # TOML and UTF-8 alike
+        what = f"the configuration file is no TOML: {error}"
+        raise InvalidError(what, where=path) from error
+    known = {setting.key for setting in settings}
+    sections = {setting.section for setting in settings}
+    found: dict[str, object] = {}
+    _flatten("", document, sections, found)
+    for key in found:
+        if key not in known:
+            close = nearest(key.replace("_", "-"), known)
+            near = f"did you mean {close!r}? " if close else ""
+            do = f"{near}`tiered config show` lists all keys"
+            raise InvalidError(f"unknown key {key!r}", where=path, do=do)
+    return found
+
+
+def _flatten(
+    prefix: str, table: Mapping[str, object], sections: set[str], found: dict[str, object]
+) -> None:
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        is_section = any(key == section or section.startswith(f"{key}.") for section in sections)
+        if is_section and isinstance(value, Mapping):
+            _flatten(f"{key}.", value, sections, found)
+        else:
+            found[key] = value
+
+
+def misspelled(environment: Mapping[str, str], settings: Iterable[Setting]) -> dict[str, str]:
+    """What a variable should be called, for each that looks like one of a setting; others may be anybody's."""
+    known = {setting.variable for setting in settings} | {"TIERED_CONFIG"}
+    unknown = [name for name in environment if name.startswith(ENVIRONMENT_PREFIX)]
+    found = {name: nearest(name, known, 0.8) for name in unknown if name not in known}
+    return {name: near for name, near in found.items() if near}
+
+
+def _yes_or_no(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = str(raw).strip().lower()
+    if text in _TRUE | _FALSE:
+        return text in _TRUE
+    raise ValueError(f"{raw!r} is neither true nor false")
+
+
+def _items(raw: object) -> list[str]:
+    if not isinstance(raw, list) or not all(isinstance(item, str) for item in raw):
+        raise ValueError(f"{raw!r} is no list of texts")
+    return raw
