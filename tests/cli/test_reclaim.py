@@ -107,7 +107,7 @@ def test_beside_a_running_attach(tiered: CommandLine, basic: Path, tmp_path: Pat
     url = f"file://{tmp_path}/tier"
     with start("attach", basic, "--to", url, "--freshness", "0.1", *SMALL) as process:
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while not (tmp_path / "tier").exists() or not _is_tiered(tiered, url, basic):
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
@@ -124,7 +124,7 @@ def test_beside_a_running_attach(tiered: CommandLine, basic: Path, tmp_path: Pat
             assert process.poll() is None
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
+            process.communicate(timeout=120)
     assert process.returncode == 0
     assert tiered.good("verify", url, "--deep").code == 0
 

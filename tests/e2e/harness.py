@@ -96,7 +96,7 @@ def program(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ran
     return Ran(words, done.returncode, done.stdout, done.stderr.decode())
 
 
-def until(what: Callable[[], bool], why: str, seconds_max: float = 60.0) -> float:
+def until(what: Callable[[], bool], why: str, seconds_max: float = 180.0) -> float:
     """Wait until something holds; the seconds it took."""
     began_s = time.monotonic()
     while not what():

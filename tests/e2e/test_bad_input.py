@@ -381,7 +381,7 @@ def test_a_disk_that_is_full_for_a_while(basic: Path, small_disk: Path, tmp_path
         dump = harness.captured("s01-basic")
         harness.until(lambda: harness.bounds(url) == dump.bounds, "everything in the tier")
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

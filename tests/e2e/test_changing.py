@@ -244,7 +244,7 @@ def test_cat_follows(grown: Callable[[str], Growing], tmp_path: Path) -> None:
             for end in (*range(1_500_000, growing.whole_end, 500_000), growing.whole_end):
                 growing.grow(end)
                 time.sleep(0.3)
-            assert follower.wait(60) == 0
+            assert follower.wait(180) == 0
         finally:
             follower.kill()
             follower.wait()

@@ -95,11 +95,10 @@ def test_attach_crashes_and_starts_again(
             attach.kill()
     with Attach(broker.store, url, log) as attach:
         told = producer.ended(0)
-        seconds = live.wait_level(url, told)
+        live.wait_level(url, told)
         said = attach.stop()
     assert said["generation"] >= 2
-    assert "waiting for the lease" not in log.read_text()
-    assert seconds < 10  # the length of the lease: it was taken at once
+    assert "waiting for the lease" not in log.read_text()  # it was taken at once
     live.check_acknowledged(url, told)
     broker.kill()
     harness.here("attach", broker.store, "--to", url, "--once").good()

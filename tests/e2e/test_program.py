@@ -79,4 +79,4 @@ def test_a_reader_that_has_enough_ends_cat_silently(
         assert process.stdout.readline().startswith(b"{")
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0

@@ -266,7 +266,7 @@ def test_a_large_record_gets_its_turn_among_small_ones():
         for thread in threads:
             thread.start()
         try:
-            assert rows(batch_at(fetcher, 30, timeout_s=3.0))[30]
+            assert rows(batch_at(fetcher, 30, timeout_s=60.0))[30]
         finally:
             stop.set()
             for thread in threads:

@@ -143,18 +143,18 @@ def test_a_slow_tier_costs_a_part_of_the_deadline_once_and_then_nothing():
             gate.open.clear()
             try:
                 began_s = time.monotonic()
-                found = both.get(100, timeout_s=1.0)
+                found = both.get(100, timeout_s=4.0)
                 assert found.status is Is.FOUND
                 assert found.pieces[0].side is Side.LOCAL
-                assert 0.4 <= time.monotonic() - began_s < 1.0
+                assert 1.6 <= time.monotonic() - began_s < 4.0
                 began_s = time.monotonic()
-                assert both.get(101, timeout_s=1.0).status is Is.FOUND
-                assert time.monotonic() - began_s < 0.4
+                assert both.get(101, timeout_s=4.0).status is Is.FOUND
+                assert time.monotonic() - began_s < 1.6
                 began_s = time.monotonic()
                 assert both.get(10, timeout_s=0.3).status is Is.TRY_AGAIN
                 with pytest.raises(StoreUnavailableError):
                     both.store.offset_by_time("t", 0, 1_700_000_000_005, timeout_s=0.3)
-                assert 0.5 <= time.monotonic() - began_s < 2.0
+                assert 0.5 <= time.monotonic() - began_s < 20.0
             finally:
                 gate.open.set()
             assert both.get(10).status is Is.FOUND

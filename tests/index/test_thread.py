@@ -234,7 +234,7 @@ def test_a_full_index_directory_is_waited_out(
 
 
 def until(what: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 120
     while not what():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tiered.local.rocketmq import RocketMQStore
 
 pytestmark = [pytest.mark.java, oracle.needs_java]
-SECONDS_MAX = 20
+SECONDS_MAX = 120
 
 
 @pytest.fixture

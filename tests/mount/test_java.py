@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.java, oracle.needs_java]
+pytestmark = [pytest.mark.java, oracle.needs_java, pytest.mark.timeout(900)]
 NAMES = (
     "s01-basic", "s04-batch-compress", "s06-expired", "s09-big-offsets", "s10-consumers",
     "s11-lmq-batchcq",
@@ -55,8 +55,8 @@ def place(message: Message) -> tuple[int, int]:
     return message["queue_id"], message["queue_offset"]
 
 
-IN_TIME, TRIES = "RemotingTimeoutException", 4
-"""Clients give a name server 1.5 s or so, which a busy machine may not meet."""
+NOT_IN_TIME, TRIES = "RemotingTimeoutException", 12
+"""Clients give a name server 1.5 s or so, which a busy machine may not meet, several times in a row."""
 
 
 def consume(command: str, name_server: str, topic: str, *options: str) -> list[Message]:
@@ -65,7 +65,7 @@ def consume(command: str, name_server: str, topic: str, *options: str) -> list[M
             found = oracle.run(command, "--namesrv", name_server, "--topic", topic, *options)
             break
         except AssertionError as error:
-            if not tries_left or IN_TIME not in str(error):
+            if not tries_left or NOT_IN_TIME not in str(error):
                 raise
     return [{k: v for k, v in one.items() if k != "consumed"} for one in found]
 
@@ -90,7 +90,7 @@ def test_a_pull_consumer_gets_what_java_read_from_the_store(
 def test_a_push_consumer_gets_each_message(how: tuple[str, ...], name_server: str, tmp_path: Path):
     _, url = tier_of("s01-basic", tmp_path)
     wanted = expected("s01-basic", "orders")
-    options = ("--group", "g", "--max", str(len(wanted)), "--seconds", "60", *how)
+    options = ("--group", "g", "--max", str(len(wanted)), "--seconds", "200", *how)
     with MountProcess(url, tmp_path / "log", *at(name_server)):
         found = consume("push", name_server, "orders", *options)
     assert sorted(found, key=place) == wanted
@@ -134,7 +134,7 @@ def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_g
         broker.start()
         broker.produce("t", 200, queues=2, seed=7)
         half = consume(
-            "push", broker.address, "t", "--group", "g", "--seconds", "60", "--max", "200"
+            "push", broker.address, "t", "--group", "g", "--seconds", "200", "--max", "200"
         )
         broker.produce("t", 100, queues=2, seed=8)
         real = consume("pull", broker.address, "t")
@@ -153,7 +153,7 @@ def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_g
         with MountProcess(url, tmp_path / "log", *at(broker.address)):
             assert consume("pull", broker.address, "t") == real
             rest = consume(
-                "push", broker.address, "t", "--group", "g", "--seconds", "60", "--max", "100"
+                "push", broker.address, "t", "--group", "g", "--seconds", "200", "--max", "100"
             )
     assert sorted(half + rest, key=place) == sorted(real, key=place)
 
@@ -201,7 +201,7 @@ def test_producers_are_sent_away_at_once(name_server: str, tmp_path: Path):
     words = ("produce", "--namesrv", name_server, "--topic", "orders", "--count", "1")
     with MountProcess(url, tmp_path / "log", *at(name_server)):
         done = subprocess.run(
-            [oracle.ORACLE, *words], capture_output=True, text=True, timeout=60, check=False
+            [oracle.ORACLE, *words], capture_output=True, text=True, timeout=240, check=False
         )
     assert done.returncode != 0
     assert not done.stdout
@@ -214,11 +214,11 @@ def admin(*words: str) -> str:
             [oracle.ORACLE, "admin", *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         text = done.stdout + done.stderr
-        if IN_TIME not in text:
+        if NOT_IN_TIME not in text:
             break
     return text
 
@@ -234,7 +234,7 @@ def test_messages_by_key_and_what_mqadmin_shows(name_server: str, tmp_path: Path
         found = consume("query", name_server, "orders", "--key", key)
         assert sorted(found, key=place) == of_key
         assert consume("view", name_server, "orders", "--msgid", one["msg_id"]) == [one]
-        consume("push", name_server, "orders", "--group", "g", "--max", "1200", "--seconds", "60")
+        consume("push", name_server, "orders", "--group", "g", "--max", "1200", "--seconds", "200")
         commands = (
             "clusterList",
             "topicList",
@@ -245,7 +245,7 @@ def test_messages_by_key_and_what_mqadmin_shows(name_server: str, tmp_path: Path
             f"getBrokerConfig -b {mount.address}",
             "queryMsgByOffset -t orders -b broker-a -i 0 -o 7",
         )
-        with ThreadPoolExecutor(4) as several:
+        with ThreadPoolExecutor(2) as several:
             texts = several.map(lambda words: admin(*words.split(), *n), commands)
             said = dict(zip(commands, texts, strict=True))
     for words, text in said.items():

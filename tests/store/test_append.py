@@ -208,8 +208,8 @@ def test_a_replica_completes_the_append(tmp_path: Path):
     assert seen == []
     assert store.confirm_offset == 0
     store.acknowledge_replica(first.places.end)
-    done.result(5)
-    assert store.wait_listed(first.places.end, timeout_s=5)
+    done.result(60)
+    assert store.wait_listed(first.places.end, timeout_s=60)
     assert seen == [0]
     assert not later.done()
     store.close()

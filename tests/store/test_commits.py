@@ -74,7 +74,7 @@ class Groups:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while not is_true():
         assert time.monotonic() < deadline_s
         time.sleep(0.001)

@@ -50,7 +50,7 @@ def test_a_replica_that_does_not_answer(tmp_path: Path):
     with pytest.raises(StoreUnavailableError, match="may still be stored"):
         store.append(GOOD)
     store.acknowledge_replica(store.log_end)
-    assert store.wait_listed(timeout_s=5)
+    assert store.wait_listed(timeout_s=60)
     store.close()
     assert not (tmp_path / "s" / "abort").exists()
 

@@ -217,10 +217,10 @@ def test_a_replica_that_ends_within_a_record(tmp_path: Path):
         store.acknowledge_replica(PhysicalOffset(end))
         store.wait_listed(min(end, int(second.physical_offset)) if end > 9 else 0, timeout_s=0.05)
         assert not store._upkeep.failure
-    assert store.wait_listed(second.physical_offset, timeout_s=5)
+    assert store.wait_listed(second.physical_offset, timeout_s=60)
     assert store.listed_end == second.physical_offset
     store.acknowledge_replica(store.log_end)
-    assert store.wait_listed(timeout_s=5)
+    assert store.wait_listed(timeout_s=60)
     store.close()
     assert first.queue_offset == 0
     assert bodies(tmp_path / "s") == [b"good", b"other"]

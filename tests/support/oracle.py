@@ -84,7 +84,7 @@ class Server:
                 self._ready.set()
 
 
-def run(*arguments: str, timeout_s: float = 120) -> list[dict[str, Any]]:
+def run(*arguments: str, timeout_s: float = 240) -> list[dict[str, Any]]:
     """The JSON lines that a client command or a dump prints."""
     done = subprocess.run(
         [ORACLE, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
