@@ -16,12 +16,14 @@ from support.synthetic import make_batch
 from tiered.clock import ManualClock
 from tiered.format.properties import KEYS, UNIQ_KEY, parse_properties, split_keys
 from tiered.format.record import encode_record
-from tiered.index.extract import PIECE_RECORDS, extract_keys
+from tiered.index.extract import PIECE_RECORDS, Keys, extract_all, extract_keys
 from tiered.index.feed import STALE_S, KeyFeed, StoredSection
 from tiered.index.hashing import hash_bytes, topic_seed
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tiered.local.face import RecordBatch
     from tiered.log.parts import Part
 
@@ -46,7 +48,23 @@ def found_in(properties: list[bytes], bodies: list[bytes]) -> set[tuple[int, int
         assert (keys.positions == batch.positions[keys.queue_offsets]).all()
         assert (keys.sizes == batch.sizes[keys.queue_offsets]).all()
         found |= set(zip(keys.hashes.tolist(), keys.queue_offsets.tolist(), strict=True))
+    sized = replace(batch, properties_sizes=np.array([len(raw) for raw in properties], np.int32))
+    others = [replace(sized, queue=MessageQueue("other", number)) for number in range(2)]
+    if batch.count:
+        first, _, last = extract_all([sized, *others])
+        assert rows_of(first) == found, "without parsing, beside others"
+        assert len(rows_of(last)) == len(found)
+        assert (first or last) == [] or not {h for h, _ in rows_of(last)} & {h for h, _ in found}
+        assert rows_of(extract_keys(sized, SEED)) == found
     return found
+
+
+def rows_of(some: Iterable[Keys]) -> set[tuple[int, int]]:
+    return {
+        row
+        for keys in some
+        for row in zip(keys.hashes.tolist(), keys.queue_offsets.tolist(), strict=True)
+    }
 
 
 def wanted_of(raw: bytes) -> set[int]:
@@ -109,10 +127,10 @@ def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     feed = KeyFeed(clock, bytes_max=1000)
     batch = batch_of(QUEUE, 0, [Mail(keys=("k",)), None, Mail(unique="u")])
     a, b, c, d = (made_part(0, 100, key=key) for key in "abcd")
-    feed.offer(stored(a, batch, replace(batch, base_offset=batch.end_offset)))
+    feed.offer([stored(a, batch, replace(batch, base_offset=batch.end_offset))])
     assert feed.memory_bytes > 0
-    feed.offer(stored(b, batch))
-    feed.offer(stored(c, batch))
+    feed.offer([stored(b, batch)])
+    feed.offer([stored(c, batch)])
     assert (feed.refused, feed.take(c)) == (1, None)
     keys = feed.take(a)
     assert keys is not None
@@ -123,7 +141,7 @@ def test_the_feed_gives_each_part_once_and_keeps_its_bounds():
     ]
     assert feed.take(a) is None
     clock.advance(STALE_S)
-    feed.offer(stored(d, batch))
+    feed.offer([stored(d, batch)])
     assert feed.take(b) is None, "nobody wanted it"
     assert feed.take(d) is not None
     assert feed.memory_bytes == 0

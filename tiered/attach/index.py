@@ -158,9 +158,15 @@ class IndexThread:
 
     def stored(self, some: Sequence[tuple[GroupCommit, Durable]]) -> None:
         """Take the keys of records that were just stored. From any thread."""
-        for commit, durable in some if not self._has_ended else ():
-            place = durable.stored.bundle.key, durable.start, commit.log_offset
-            self._feed.offer(StoredSection(*place, commit.batches))
+        if not self._has_ended:
+            self._feed.offer(
+                [
+                    StoredSection(
+                        durable.stored.bundle.key, durable.start, commit.log_offset, commit.batches
+                    )
+                    for commit, durable in some
+                ]
+            )
 
     def wake(self) -> None:
         """Have the thread look at ``stop``."""

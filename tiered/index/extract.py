@@ -27,15 +27,19 @@ from tiered.format.message import split_batch
 from tiered.format.properties import KEYS, UNIQ_KEY, split_keys
 from tiered.format.record import RecordError, decode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.index.hashing import Hashes, hash_bytes, hash_many
+from tiered.index.hashing import Hashes, hash_bytes, hash_many, topic_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
 
     from tiered.local.face import RecordBatch
 
 PIECE_RECORDS: Final = 8192
 """Records taken at once, so that what is worked on stays in the processor's cache."""
+_FEW_RECORDS: Final = 1024
+"""Batches of so many are taken together: it costs a copy of their bytes."""
 _UNIQUE: Final = int.from_bytes(b"UNIQ_KEY", "big")
 _KEYS: Final = int.from_bytes(b"\x02KEYS", "big")
 _FIVE: Final = 2**40 - 1
@@ -71,6 +75,16 @@ class Keys:
         """Number of keys."""
         return len(self.hashes)
 
+    def between(self, low: int, high: int) -> Keys:
+        """Those from one number to another, as views."""
+        return Keys(
+            self.hashes[low:high],
+            self.queue_offsets[low:high],
+            self.positions[low:high],
+            self.sizes[low:high],
+            self.store_ms[low:high],
+        )
+
     @property
     def memory_bytes(self) -> int:
         """What it holds."""
@@ -83,6 +97,29 @@ def shifted(keys: Keys, log_offset: int) -> Keys:
     return replace(keys, positions=keys.positions + log_offset)
 
 
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Records that are messages of their own, of any queues: one element a record in each array.
+
+    Attributes:
+        buffer: Holds them.
+        positions: int64[n].
+        sizes: int32[n].
+        properties_sizes: int32[n].
+        store_ms: int64[n].
+        offsets: int64[n], queue offsets.
+        seeds: Of the hashes of each record's keys; one for all.
+    """
+
+    buffer: Buffer
+    positions: Indices
+    sizes: npt.NDArray[np.int32]
+    properties_sizes: npt.NDArray[np.int32]
+    store_ms: Indices
+    offsets: Indices
+    seeds: Hashes | int
+
+
 def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
     """The keys of a batch, some thousand records at a time; holes have none.
 
@@ -93,6 +130,10 @@ def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
     Raises:
         DataError: A record is damaged.
     """
+    if batch.properties_sizes is not None:
+        for begin in range(0, batch.count, PIECE_RECORDS):
+            yield from (keys for keys, _ in _plain(_known(batch, begin, seed)))
+        return
     real = np.flatnonzero(batch.sizes > 0)
     for begin in range(0, len(real), PIECE_RECORDS):
         where = real[begin : begin + PIECE_RECORDS]
@@ -102,28 +143,124 @@ def extract_keys(batch: RecordBatch, seed: int) -> Iterator[Keys]:
         offsets = where + batch.base_offset
         is_inner = (block.sys_flags & INNER_BATCH) != 0
         plain = np.flatnonzero(~is_inner)
-        yield from _plain(block, plain, offsets, seed)
+        yield from (keys for keys, _ in _plain(_parsed(block, plain, offsets, seed)))
         if len(plain) < len(where):
             yield from _inner(block, np.flatnonzero(is_inner), offsets, seed)
 
 
-def _plain(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> Iterator[Keys]:
-    """Of messages that are records of their own."""
-    sizes = block.properties_sizes[chosen]
+def extract_all(batches: Sequence[RecordBatch]) -> list[list[Keys]]:
+    """The keys of many batches, those of each as of ``extract_keys``.
+
+    What a call costs goes by the records, not by the batches: small ones are taken together.
+
+    Raises:
+        DataError: A record is damaged.
+    """
+    found: list[list[Keys]] = [[] for _ in batches]
+    small: list[int] = []
+    count = 0
+    for number, batch in enumerate(batches):
+        if batch.properties_sizes is None or batch.count > _FEW_RECORDS:
+            seed = topic_seed(batch.queue.topic)
+            found[number] = [keys for keys in extract_keys(batch, seed) if len(keys)]
+            continue
+        small.append(number)
+        count += batch.count
+        if count >= PIECE_RECORDS:
+            _take_together(batches, small, found)
+            small, count = [], 0
+    if small:
+        _take_together(batches, small, found)
+    return found
+
+
+def _take_together(
+    batches: Sequence[RecordBatch], numbers: Sequence[int], found: list[list[Keys]]
+) -> None:
+    """Extract the keys of some batches at once, and divide them."""
+    some = [batches[number] for number in numbers]
+    counts = np.array([batch.count for batch in some])
+    ends, data_ends = np.cumsum(counts), np.cumsum([memoryview(one.data).nbytes for one in some])
+    bases = np.concatenate(([0], data_ends[:-1]))
+    first_offsets = np.array([batch.base_offset for batch in some]) - (ends - counts)
+    seeds = [topic_seed(batch.queue.topic) for batch in some]
+    records = _Records(
+        b"".join(batch.data for batch in some),
+        np.concatenate([batch.positions for batch in some]) + np.repeat(bases, counts),
+        np.concatenate([batch.sizes for batch in some]),
+        np.concatenate(
+            [batch.properties_sizes for batch in some if batch.properties_sizes is not None]
+        ),
+        np.concatenate([batch.store_timestamps_ms for batch in some]),
+        np.arange(int(ends[-1])) + np.repeat(first_offsets, counts),
+        np.repeat(np.array(seeds, np.uint64), counts),
+    )
+    pieces = list(_plain(records))
+    if not pieces:
+        return
+    of = np.searchsorted(ends, np.concatenate([rows for _, rows in pieces]), side="right")
+    order = np.argsort(of, kind="stable")
+    of = of[order]
+    columns = [
+        np.concatenate([getattr(keys, name) for keys, _ in pieces])[order]
+        for name in Keys.__slots__
+    ]
+    every = Keys(*columns)
+    every = replace(every, positions=every.positions - bases[of])
+    borders = np.searchsorted(of, np.arange(len(some) + 1)).tolist()
+    for number, (low, high) in zip(numbers, pairwise(borders), strict=True):
+        if low < high:
+            found[number] = [every.between(low, high)]
+
+
+def _known(batch: RecordBatch, begin: int, seed: int) -> _Records:
+    """Some records of a batch whose properties' sizes are known."""
+    assert batch.properties_sizes is not None
+    where = slice(begin, begin + PIECE_RECORDS)
+    offsets = np.arange(begin, min(begin + PIECE_RECORDS, batch.count)) + batch.base_offset
+    return _Records(
+        batch.data,
+        batch.positions[where],
+        batch.sizes[where],
+        batch.properties_sizes[where],
+        batch.store_timestamps_ms[where],
+        offsets,
+        seed,
+    )
+
+
+def _parsed(block: RecordBlock, chosen: Indices, offsets: Indices, seed: int) -> _Records:
+    return _Records(
+        block.buffer,
+        block.positions[chosen],
+        block.sizes[chosen],
+        block.properties_sizes[chosen],
+        block.store_timestamps_ms[chosen],
+        offsets[chosen],
+        seed,
+    )
+
+
+def _plain(records: _Records) -> Iterator[tuple[Keys, Indices]]:
+    """The keys, some at a time, and of which record each is."""
+    sizes = records.properties_sizes
     distinct = np.flatnonzero(np.bincount(sizes))
     is_exact = len(distinct) <= _CLASSES_MAX
     classes = sizes if is_exact else _width(sizes)
     for number in distinct.tolist() if is_exact else np.flatnonzero(np.bincount(classes)).tolist():
-        members = chosen[classes == number]
-        width = int(_width(sizes[classes == number][:1])[0])
-        rows, hashes = _row_keys(block, members, width, seed)
+        members = np.flatnonzero(classes == number)
+        width = int(_width(sizes[members[:1]])[0])
+        rows, hashes = _row_keys(records, members, width)
         at = members[rows]
-        yield Keys(
-            hashes,
-            offsets[at],
-            block.positions[at],
-            block.sizes[at],
-            block.store_timestamps_ms[at],
+        yield (
+            Keys(
+                hashes,
+                records.offsets[at],
+                records.positions[at],
+                records.sizes[at],
+                records.store_ms[at],
+            ),
+            at,
         )
 
 
@@ -133,17 +270,18 @@ def _width(sizes: npt.NDArray[np.int32]) -> Indices:
     return -(-wide // _STEP) * _STEP
 
 
-def _row_keys(
-    block: RecordBlock, members: Indices, width: int, seed: int
-) -> tuple[Indices, Hashes]:
+def _row_keys(records: _Records, members: Indices, width: int) -> tuple[Indices, Hashes]:
     """For each key found in the members' properties the member's number, and the hash."""
-    text = _rows(block, members, width)
+    text = _rows(records, members, width)
     rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
     unique, keys = _places(text, rows) if _alike(text, rows) else _search(text)
-    spans = unique, _tokens(text, *keys)  # hashed apart: unique ids have one size, as a rule
-    hashes = [hash_many(text.data, starts, sizes, seed) for starts, sizes in spans]
-    starts = np.concatenate((unique[0], spans[1][0]))
-    return (starts - _LEAD) // width, np.concatenate(hashes)
+    found, hashes = [], []
+    for starts, sizes in (unique, _tokens(text, *keys)):  # unique ids have one size, as a rule
+        numbers = (starts - _LEAD) // width
+        seeds = records.seeds if isinstance(records.seeds, int) else records.seeds[members[numbers]]
+        hashes.append(hash_many(text.data, starts, sizes, seeds))
+        found.append(numbers)
+    return np.concatenate(found), np.concatenate(hashes)
 
 
 def _alike(text: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> bool:
@@ -190,14 +328,14 @@ def _places(text: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> tuple[S
     return found[0], found[1]
 
 
-def _rows(block: RecordBlock, members: Indices, width: int) -> npt.NDArray[np.uint8]:
+def _rows(records: _Records, members: Indices, width: int) -> npt.NDArray[np.uint8]:
     """The last ``width`` bytes of each record, one after another; 0x02 stands before and behind its properties."""
-    starts = block.positions[members] + block.sizes[members] - width
+    starts = records.positions[members] + records.sizes[members] - width
     text = np.empty(_LEAD + width * len(members) + _LEAD, np.uint8)
     text[:_LEAD] = text[len(text) - _LEAD :] = 2
     rows = text[_LEAD : len(text) - _LEAD].reshape(len(members), width)
-    rows.view(f"V{width}")[:, 0] = bytes_at(block.buffer, f"V{width}")[starts]
-    sizes = block.properties_sizes[members]
+    rows.view(f"V{width}")[:, 0] = bytes_at(records.buffer, f"V{width}")[starts]
+    sizes = records.properties_sizes[members]
     if (sizes == sizes[0]).all():
         rows[:, : width - int(sizes[0])] = 2
     else:

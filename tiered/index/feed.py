@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tiered.errors import DataError
-from tiered.index.extract import Keys, extract_keys, shifted
-from tiered.index.hashing import topic_seed
+from tiered.index.extract import Keys, extract_all, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,24 +78,31 @@ class KeyFeed:
         """What is held."""
         return self._bytes
 
-    def offer(self, section: StoredSection) -> None:
-        """Take the keys of a part; never raises, since the part is durable."""
+    def offer(self, sections: Sequence[StoredSection]) -> None:
+        """Take the keys of sections; never raises, since they are durable."""
         now_s = self._clock.monotonic_s()
         if not self._has_room(now_s):
-            self.refused += 1
+            self.refused += len(sections)
             return
-        found: list[Keys] = []
-        at = section.log_offset
+        batches = [batch for section in sections for batch in section.batches]
         try:
-            for batch in section.batches:
-                seed = topic_seed(batch.queue.topic)
-                found += [shifted(keys, at) for keys in extract_keys(batch, seed) if len(keys)]
-                at += memoryview(batch.data).nbytes
+            of_batches = iter(extract_all(batches))
         except DataError as error:
-            _LOG.warning("keys of %s are taken later: %s", section.bundle, error)
+            _LOG.warning("keys of %s are taken later: %s", sections[0].bundle, error)
             return
+        for section in sections:
+            at, found = section.log_offset, list[Keys]()
+            for batch, some in zip(section.batches, of_batches, strict=False):
+                found += [shifted(keys, at) for keys in some]
+                at += memoryview(batch.data).nbytes
+            self._hold(section, found, now_s)
+
+    def _hold(self, section: StoredSection, found: Sequence[Keys], now_s: float) -> None:
         size = sum(keys.memory_bytes for keys in found) + _ENTRY_BYTES
         with self._lock:
+            if self._bytes >= self._bytes_max:
+                self.refused += 1
+                return
             self._held[section.bundle, section.start] = _Held(tuple(found), size, now_s)
             self._bytes += size
 

@@ -13,6 +13,7 @@ who chooses keys that collide makes lookups of those keys slow, and never wrong,
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import numpy as np
@@ -44,6 +45,7 @@ def hash_bytes(text: bytes, seed: int = 0) -> int:
     return value ^ value >> 32
 
 
+@functools.lru_cache(maxsize=4096)
 def topic_seed(topic: str) -> int:
     """What hashes of a topic's keys begin with."""
     return hash_bytes(topic.encode("utf-8", "surrogateescape"))
@@ -54,18 +56,18 @@ def key_hash(topic: str, key: str) -> int:
     return hash_bytes(key.encode("utf-8", "surrogateescape"), topic_seed(topic))
 
 
-def hash_many(buffer: Buffer, starts: Indices, sizes: Indices, seed: int) -> Hashes:
+def hash_many(buffer: Buffer, starts: Indices, sizes: Indices, seed: int | Hashes) -> Hashes:
     """The hashes of many texts that lie in one buffer.
 
     Args:
         buffer: Holds them, and at least 7 more bytes behind the last.
         starts: int64[n], where each begins.
         sizes: int64[n], in bytes.
-        seed: Of the topic.
+        seed: Of the topic; or that of each text.
     """
     found = sizes.astype(np.uint64)
     found *= np.uint64(SIZE_MULTIPLIER)
-    found ^= np.uint64(seed)
+    found ^= np.uint64(seed) if isinstance(seed, int) else seed
     if len(sizes):
         _absorb(found, bytes_at(buffer, "<u8"), starts, sizes)
     found ^= found >> np.uint64(29)

@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 from tiered.format.block import RecordBlock, tag_hashes
+from tiered.format.sysflag import INNER_BATCH
 from tiered.local.face import RecordBatch
 from tiered.local.topics import SCHEDULE_TOPIC
 from tiered.local.verdicts import TagFacts, judge_tags
@@ -113,6 +114,8 @@ def sound_batches(
     indices = np.concatenate([match.indices for _, match in found])
     sizes, times = block.sizes[indices], block.store_timestamps_ms[indices]
     positions, physical = block.positions[indices], block.physical_offsets[indices]
+    properties = block.properties_sizes[indices]
+    is_plain = not (block.sys_flags[indices] & INNER_BATCH).any()
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     highs = np.cumsum([len(match.indices) for _, match in found]).tolist()
     data = _copies(block, positions, positions + sizes, [0, *highs[:-1]])
@@ -124,7 +127,8 @@ def sound_batches(
             times[low:high],
             physical[low:high],
         )
-        batches.append(_batch(queue, match, copied, columns))
+        its_properties = properties[low:high] if is_plain else None
+        batches.append(_batch(queue, match, copied, columns, its_properties))
         low = high
     return batches
 
@@ -145,7 +149,11 @@ def _copies(
 
 
 def _batch(
-    queue: MessageQueue, match: Match, data: bytes, columns: tuple[Longs, Ints, Longs, Longs]
+    queue: MessageQueue,
+    match: Match,
+    data: bytes,
+    columns: tuple[Longs, Ints, Longs, Longs],
+    properties_sizes: Ints | None,
 ) -> RecordBatch:
     starts, sizes, times, physical = columns
     if match.counts is not None:
@@ -160,6 +168,7 @@ def _batch(
         tag_codes=match.all_entries.tag_codes,
         store_timestamps_ms=times,
         physical_offsets=physical,
+        properties_sizes=None if match.counts is not None else properties_sizes,
     )
 
 

@@ -87,6 +87,8 @@ class RecordBatch:
         store_timestamps_ms: int64[n], UTC ms; for a hole that of its neighbour before it (or after it), else -1.
         physical_offsets: int64[n], local physical offset; -1 where there is none.
         quarantined: The damaged records of the batch.
+        properties_sizes: int32[n], bytes of each record's properties, with which it ends; None: not known, or some items
+            are holes or of inner batches. It spares whoever wants the properties from parsing the records again.
     """
 
     queue: MessageQueue
@@ -98,6 +100,7 @@ class RecordBatch:
     store_timestamps_ms: npt.NDArray[np.int64]
     physical_offsets: npt.NDArray[np.int64]
     quarantined: Sequence[Quarantined] = ()
+    properties_sizes: npt.NDArray[np.int32] | None = None
 
     @property
     def count(self) -> int:

@@ -29,6 +29,7 @@ def trim(batch: RecordBatch, start: QueueOffset) -> RecordBatch:
         store_timestamps_ms=batch.store_timestamps_ms[skip:],
         physical_offsets=batch.physical_offsets[skip:],
         quarantined=[q for q in batch.quarantined if q.queue_offset >= start],
+        properties_sizes=None if batch.properties_sizes is None else batch.properties_sizes[skip:],
     )
 
 
