@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
 
-from tiered.log.reader import TierReader
+from tiered.log.reader import QueueReader, TierReader
 from tiered.log.state import Gap
 from tiered.log.timers import HOUR_MS, TimerHour, hour_queue
 from tiered.model import QueueOffset
@@ -110,23 +110,25 @@ class TimerReader:
         """
         self.tier.refresh()
 
-    def load(self, hour: int, facts: TimerHour, low: int, high: int) -> DueItems:
+    def load(self, hour: int, low: int, high: int, state: TierState | None = None) -> DueItems:
         """Read the items ``[low, high)`` of an hour.
 
         Args:
             hour: Since 1970.
-            facts: What the journal says of it.
             low: First queue offset.
             high: One past the last.
+            state: What the journal says, by who follows it himself; None: as of the last ``refresh``.
 
         Raises:
             DataError: They are damaged.
             BackendError: They could not be read.
         """
+        state = self.state if state is None else state
+        facts = state.timers.hours[hour]
         spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 (DueItems closes it)
         kept = _Kept(spool)
         names = _Marks() if facts.marks else None
-        for batch in self._batches(hour, low, high):
+        for batch in self._batches(state, hour, low, high):
             kept.add(batch)
             if names is not None:
                 names.add(batch)
@@ -180,14 +182,16 @@ class TimerReader:
         facts, life = self.state.timers.hours[hour], self.state.life(hour_queue(hour))
         high = life.commit_offset if life else 0
         if facts.done < facts.end:
-            yield self.load(hour, facts, facts.done, facts.end), facts.rank
+            yield self.load(hour, facts.done, facts.end), facts.rank
         if facts.end < high:
-            yield self.load(hour, facts, facts.end, high), 0
+            yield self.load(hour, facts.end, high), 0
 
-    def _batches(self, hour: int, low: int, high: int) -> Iterator[RecordBatch]:
+    def _batches(self, state: TierState, hour: int, low: int, high: int) -> Iterator[RecordBatch]:
         if low >= high:
             return
-        reader, at = self.tier.queue(hour_queue(hour)), QueueOffset(low)
+        tier, at = self.tier, QueueOffset(low)
+        cursor = tier.cursor(hour_queue(hour), state=state)
+        reader = QueueReader(tier.store, tier.prefix, cursor)
         while at < high:
             found = reader.read(at, count_max=high - at)
             if found is None:

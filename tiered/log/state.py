@@ -37,7 +37,7 @@ from tiered.log.parts import (
     queue_action,
 )
 from tiered.log.takeback import Head, cut, is_tail
-from tiered.log.timers import TIMER, TIMER_TOPIC, TimerFacts, after_timer
+from tiered.log.timers import TIMER, TimerFacts, after_timer, hour_queue
 from tiered.log.wellformed import check_action, check_ints, check_texts
 from tiered.model import MessageQueue, QueueOffset
 
@@ -414,11 +414,10 @@ def _index(work: _Work, action: Action) -> None:
 
 
 def _timer(work: _Work, action: Action) -> None:
-    bounds = {
-        queue.queue_id: (lives[-1].min_offset, lives[-1].commit_offset)
-        for queue, lives in work.queues.items()
-        if queue.topic == TIMER_TOPIC
-    }
+    def bounds(hour: int) -> tuple[int, int]:
+        lives = work.queues.get(hour_queue(hour))
+        return (lives[-1].min_offset, lives[-1].commit_offset) if lives else (0, 0)
+
     changed = after_timer(work.state.timers, action, bounds, reigns=work.reigns)
     if changed is not None:
         work.state = replace(work.state, timers=changed)

@@ -20,7 +20,7 @@ What does not fit changes nothing; a ``take`` that does not is counted as refuse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +41,7 @@ HOUR_MS: Final = 3_600_000
 NEVER: Final = 2**62 - 1
 """A due time that nothing has: nothing was taken."""
 
-Bounds = Mapping[int, tuple[int, int]]
+Bounds = Callable[[int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def after_timer(
     Args:
         facts: Before.
         action: ``timer``.
-        bounds: Queue offsets ``(min, commit)`` of each hour's file, with what the same entry says.
+        bounds: Queue offsets ``(min, commit)`` of an hour's file, with what the same entry says; (0, 0): there is none.
         reigns: The entry is of the reigning writer.
     """
     if "take" in action:
@@ -289,7 +289,7 @@ def _after_take(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFacts
     for row in action["hours"]:
         check_ints(row, "an hour")
         hour, due_min, due_max, marks = row
-        old = hours.get(hour) or _fresh(bounds.get(hour, (0, 0))[0], due_min, due_max)
+        old = hours.get(hour) or _fresh(bounds(hour)[0], due_min, due_max)
         low, high = min(old.due_min_ms, due_min), max(old.due_max_ms, due_max)
         hours[hour] = replace(old, due_min_ms=low, due_max_ms=high, marks=old.marks + marks)
     return replace(facts, sources=sources, hours=hours)
@@ -308,7 +308,7 @@ def _after_handed(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFac
         check_ints(row, "what was handed over")
         step = HandedRow(*row)
         old = hours.get(step.hour)
-        new = old.after(step, bounds[step.hour][1]) if old and step.hour in bounds else None
+        new = old.after(step, bounds(step.hour)[1]) if old else None
         if new is None:
             return None
         hours[step.hour] = new
@@ -320,7 +320,7 @@ def _after_cancel(facts: TimerFacts, action: Action, bounds: Bounds) -> TimerFac
     for row in action["cancel"]:
         check_ints(row, "a cancel")
         hour, offset = row
-        old, high = hours.get(hour), bounds.get(hour, (0, 0))[1]
+        old, high = hours.get(hour), bounds(hour)[1]
         if old is None or not old.end <= offset < high:
             return None  # handed over, or about to be
         hours[hour] = replace(old, cancels=tuple(sorted({*old.cancels, offset})))
