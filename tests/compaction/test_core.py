@@ -24,7 +24,6 @@ from tiered.compaction.retention import (
     KAFKA,
     POLICIES,
     KeyedRecords,
-    Pass,
     RetentionPolicy,
     fill,
     stays,
@@ -35,6 +34,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.format.properties import parse_properties
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
+from tiered.log.parts import Pass
 from tiered.model import MessageQueue
 
 QUEUE = MessageQueue("t", 0)

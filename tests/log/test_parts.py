@@ -83,8 +83,8 @@ def test_no_parts():
     assert list(NO_PARTS) == []
 
 
-def test_a_part_takes_84_bytes():
-    assert PART.itemsize == 84
+def test_a_part_takes_96_bytes():
+    assert PART.itemsize == 96
 
 
 # -- entries --------------------------------------------------------------------------------------

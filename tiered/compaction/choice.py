@@ -107,7 +107,8 @@ def plan_pass(
         settings: When it pays.
         now_ms: UTC.
     """
-    able = list(_cleanable(files, now_ms - settings.lag_ms_min))
+    youngest_ms = now_ms - settings.lag_ms_min if settings.lag_ms_min else NEVER_MS
+    able = list(_cleanable(files, youngest_ms))
     start = able[0].start if able else 0
     end = able[-1].end if able else start
     new = [file for file in able if file.end > compacted_to]

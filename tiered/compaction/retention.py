@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tiered.compaction.md5 import Digests
     from tiered.compaction.offset_map import OffsetMap
+    from tiered.log.parts import Pass
 
 DAY_MS: Final = 86_400_000
 EVERY: Final = 2**62
@@ -83,19 +84,6 @@ class KeyedRecords:
             self.is_tombstone[where],
             self.sizes[where],
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A pass that was made: all below ``end`` was compacted.
-
-    Attributes:
-        end: One past the last queue offset that was looked at.
-        time_ms: When.
-    """
-
-    end: int
-    time_ms: int
 
 
 def tombstones_gone(passes: Iterable[Pass], policy: RetentionPolicy, now_ms: int) -> int:

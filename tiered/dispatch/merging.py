@@ -36,6 +36,7 @@ from tiered.errors import DataError, TieredStoreError
 from tiered.format.bundle import build_section
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.log.bundles import SectionRow, bundle_row, encode_numbers
+from tiered.log.consume_queue import moved_items
 from tiered.log.merge import LAST_LEVEL, fingerprint, plan_merge
 from tiered.log.sections import split_section
 
@@ -182,17 +183,21 @@ class Merger:
         packs: bool,
     ) -> tuple[SectionRow, Section]:
         records: list[memoryview] = []
-        items: list[memoryview] = []
+        items: list[memoryview | bytes] = []
+        at = int(run.parts.rows["log_offset"][0])
         for part in run.parts:
             its_records, its_items = data[part.bundle.key, part.section.start]
             records.append(its_records[part.records_at : part.records_at + part.log_bytes])
             low = part.items_at * ITEM_BYTES
-            items.append(its_items[low : low + part.count * ITEM_BYTES])
+            mine = its_items[low : low + part.count * ITEM_BYTES]
+            items.append(moved_items(mine, at - part.log_offset))
+            at += part.log_bytes
         index = b"".join(items)
-        section = None
+        section, may_be_sparse = None, run.parts.log_gone > 0
         if packs and self._packer is not None and run.parts.log_bytes:
-            section = self._packer.pack(run.queue.topic, b"".join(records), index)
-        return row_of(run), section or build_section(records, index)
+            whole = b"".join(records)
+            section = self._packer.pack(run.queue.topic, whole, index, may_be_sparse=may_be_sparse)
+        return row_of(run), section or build_section(records, index, may_be_sparse=may_be_sparse)
 
 
 def row_of(run: MergeRun) -> SectionRow:
@@ -212,6 +217,7 @@ def row_of(run: MergeRun) -> SectionRow:
         int(rows["store_max_ms"].max()),
         int(last["last"]),
         run.taken_back,
+        run.parts.log_gone,
     )
 
 

@@ -61,12 +61,20 @@ class Packer:
         self._level = compression.level
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    def pack(self, topic: str, records: Buffer, items: Buffer) -> Section | None:
-        """Compress the records of one section of a topic; None when it is not worth it."""
+    def pack(
+        self, topic: str, records: Buffer, items: Buffer, *, may_be_sparse: bool = False
+    ) -> Section | None:
+        """Compress the records of one section of a topic; None when it is not worth it. See ``build_section``."""
         dictionary = self._dictionary(topic, records)
         if not pays(dictionary, records, level=self._level):
             dictionary = b""
-        return build_packed_section(records, items, level=self._level, dictionary=dictionary)
+        return build_packed_section(
+            records,
+            items,
+            level=self._level,
+            dictionary=dictionary,
+            may_be_sparse=may_be_sparse,
+        )
 
     def _dictionary(self, topic: str, payload: Buffer) -> bytes:
         size = memoryview(payload).nbytes

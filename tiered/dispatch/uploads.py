@@ -94,8 +94,9 @@ class Uploader:
         writer: str,
         clock: Clock,
         escapes_case: bool = False,
+        first: int = 0,
     ) -> None:
-        """Begin at sequence 0.
+        """Begin.
 
         Args:
             store: Where the objects go.
@@ -104,6 +105,8 @@ class Uploader:
             writer: Our id.
             clock: Keys of bundles begin with the time.
             escapes_case: The store takes names for one that differ only in case (``tiered.keys``).
+            first: Sequence number of the first object. Of a guest under another's reign it is greater than the writer's
+                are, since a lost journal is rebuilt from what has the greatest.
         """
         self._store = store
         self._escapes_case = escapes_case
@@ -111,7 +114,7 @@ class Uploader:
         self._generation = generation
         self._writer = writer
         self._clock = clock
-        self._sequence = itertools.count()
+        self._sequence = itertools.count(first)
         self.on_stored: Callable[[Sequence[tuple[GroupCommit, Durable]]], None] = lambda _some: None
 
     def put_commits(self, commits: Sequence[GroupCommit], *, alone: bool) -> StoredBundle:

@@ -9,11 +9,15 @@ Section, positions from its start (big-endian)::
     offset    size   field
     0         W      records: as they are (W = R), or packed: each block of 128 KiB of them one zstd frame, or as it is
     W         K      packed only: dictionary for those frames (RFC 8878); may be empty
-    W+K       20·n   items (``tiered.log.consume_queue``), one for each queue offset, never packed
+    W+K       20·n   items (``tiered.log.consume_queue``), one for each queue offset, never packed;
+              24·k   sparse: k of them, each behind its number in the section (uint32), ascending; the last one among them
     …         4·B    plain:  CRC-32 of each block, the records' first, then the items'; blocks of 64 KiB, the last one short
               8·B    packed: stored size (uint32; as large as the block itself: stored as it is) and CRC-32 of the stored
                              bytes of each block of the records; then of the dictionary, if there is one; then of each
                              64-KiB block of the items
+
+A section is *sparse* where compaction took most messages away: of the ``n`` items ``n - k`` are not stored. Whoever reads
+them is given all ``n``, those as holes with the reason ``COMPACTED`` (``dense_items``), so that nothing above knows of it.
 
 Blocks never cross the ends of records, dictionary or items. The section's checksum is the CRC-32 of everything before the
 block table; it is also what the CRCs of the table combine to, so the table, read by itself, is proven by it. The sizes
@@ -23,15 +27,16 @@ Bundle::
 
     0         S      sections, one after another
     S         T      table: zstd frame, with a checksum of its own, of
-                       0  4      uint32  topics
+                       0  4      uint32  topics; the highest bit: some section is sparse
                        …  2+L    each topic: uint16 length in bytes, UTF-8
-                       …  X·m    the columns of ``SECTION``, one after another, each with a value for each of m sections
+                       …  X·m    the columns of ``SECTION``, one after another, each with a value for each of m sections;
+                                 then those of ``SECTION_SPARSE``, if the highest bit of the first field is set
     S+T       32     footer:
                        0  8   uint64  sections_bytes (S)
                        8  4   uint32  table_bytes (T)
                       12  4   uint32  sections (m)
                       16  4   uint32  table_crc  CRC-32 of the table as stored
-                      20  2   uint16  format_version (1)
+                      20  2   uint16  format_version (1; 2: some section is sparse)
                       22  2   uint16  level: 0 as committed; how often its bytes were gathered
                       24  4   uint32  footer_crc  CRC-32 of footer bytes 0..24
                       28  4   bytes   magic ``TBDL``
@@ -61,7 +66,7 @@ from typing_extensions import Buffer
 from zlib_ng import zlib_ng
 
 from tiered.errors import DataError, InvalidError
-from tiered.format.consume_queue import ITEM_BYTES
+from tiered.format.consume_queue import ITEM, ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -78,13 +83,21 @@ TABLE_BYTES_MAX: Final = 256 * 1024 * 1024
 PACK_LEVEL: Final = 3
 PACK_LEVEL_MAX: Final = 19
 """Beyond it zstd takes memory that nobody has reckoned with."""
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""The newest. What has no sparse section is written as version 1, which every program of ours reads."""
 MAGIC: Final = b"TBDL"
 _FOOTER: Final = struct.Struct(">QIIIHHI4s")
 FOOTER_BYTES: Final = _FOOTER.size
 _SIGNED_BYTES: Final = FOOTER_BYTES - 8
 _PACKED_ENTRY: Final = np.dtype([("size", ">u4"), ("crc", ">u4")])
 _CRC: Final = np.dtype(">u4")
+SPARSE_ITEM: Final = np.dtype([("number", ">u4"), ("item", ITEM)])
+SPARSE_ITEM_BYTES: Final = SPARSE_ITEM.itemsize
+SPARSE_COUNT_MAX: Final = 1 << 22
+"""Items of a sparse section: so its bytes do not claim more than 80 MiB of them."""
+COMPACTED: Final = 5
+"""Tag code of a hole that compaction made (``tiered.local.face.HoleReason``)."""
+_SPARSE_TABLE: Final = 0x8000_0000
 _WORTH: Final = 8
 """What does not shrink by an eighth, a block or a section, stays as it is: it costs nothing to read then."""
 _WINDOW_BYTES_MAX: Final = 2 * 1024 * 1024
@@ -116,6 +129,18 @@ SECTION: Final = np.dtype(
     ]
 )
 """One row a section: what the bundle's own table says, and what the journal names."""
+SECTION_SPARSE: Final = np.dtype(
+    [
+        ("gone", ">u4"),  # items that are not stored, n - k; they are among the holes
+        (
+            "log_gone",
+            ">u8",
+        ),  # bytes of records that compaction took away: the next part begins behind them
+    ]
+)
+"""What a row has besides where compaction was; else both are 0."""
+SECTION_ROW: Final = np.dtype([*SECTION.descr, *SECTION_SPARSE.descr])
+"""A row in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +154,7 @@ class SectionPlace:
         count: Items.
         size_bytes: Of the whole section.
         crc: CRC-32 of everything before the block table.
+        gone: Items that are not stored: the section is sparse.
     """
 
     start: int
@@ -137,6 +163,7 @@ class SectionPlace:
     count: int
     size_bytes: int
     crc: int
+    gone: int = 0
 
     @property
     def is_packed(self) -> bool:
@@ -150,16 +177,22 @@ class SectionPlace:
 
     @property
     def items_bytes(self) -> int:
-        """Size of the items."""
+        """Size of the items as they are read: all of them."""
         return ITEM_BYTES * self.count
+
+    @property
+    def stored_items_bytes(self) -> int:
+        """Size of the items as they are stored."""
+        return SPARSE_ITEM_BYTES * (self.count - self.gone) if self.gone else self.items_bytes
 
     @property
     def dictionary_bytes(self) -> int:
         """Size of the dictionary; what is left when all else is counted."""
         if not self.is_packed:
             return 0
-        entries = _blocks(self.records_bytes, PACKED_BLOCK_BYTES) + _blocks(self.items_bytes)
-        left = self.size_bytes - self.stored_bytes - self.items_bytes
+        entries = _blocks(self.records_bytes, PACKED_BLOCK_BYTES)
+        entries += _blocks(self.stored_items_bytes)
+        left = self.size_bytes - self.stored_bytes - self.stored_items_bytes
         left -= _PACKED_ENTRY.itemsize * entries
         return left - _PACKED_ENTRY.itemsize if left else 0
 
@@ -171,7 +204,7 @@ class SectionPlace:
     @property
     def table_at(self) -> int:
         """Position of the block table in the section."""
-        return self.items_at + self.items_bytes
+        return self.items_at + self.stored_items_bytes
 
     def check(self, *, where: str) -> None:
         """Hold the sizes against each other.
@@ -180,10 +213,12 @@ class SectionPlace:
             DataError: They contradict each other.
         """
         entry = _PACKED_ENTRY.itemsize if self.is_packed else _CRC.itemsize
-        entries = _blocks(self.records_bytes, self.block_bytes) + _blocks(self.items_bytes)
+        entries = _blocks(self.records_bytes, self.block_bytes)
+        entries += _blocks(self.stored_items_bytes)
         entries += self.dictionary_bytes > 0
         fits = self.table_at + entry * entries == self.size_bytes
-        sane = 0 <= self.dictionary_bytes <= DICTIONARY_BYTES_MAX and self.count > 0
+        fits &= not self.gone or self.count <= SPARSE_COUNT_MAX
+        sane = 0 <= self.dictionary_bytes <= DICTIONARY_BYTES_MAX and 0 <= self.gone < self.count
         if not fits or not sane or not 0 <= self.stored_bytes <= self.records_bytes:
             raise _damaged("the sizes of a section contradict each other", where)
 
@@ -208,31 +243,75 @@ class Section:
     place: SectionPlace
 
 
-def build_section(records: Sequence[Buffer], items: Buffer) -> Section:
+def sparse_items(items: Buffer) -> bytes | None:
+    """The stored form of items without those that compaction took away; None when that is not smaller."""
+    every = np.frombuffer(memoryview(items).cast("B"), ITEM)
+    stays = (every["size"] != 0) | (every["tag_code"] != COMPACTED)
+    stays[-1:] = True  # so a section says itself how far it reaches
+    where = np.flatnonzero(stays)
+    if len(every) > SPARSE_COUNT_MAX or len(where) * SPARSE_ITEM_BYTES >= len(every) * ITEM_BYTES:
+        return None
+    stored = np.empty(len(where), SPARSE_ITEM)
+    stored["number"], stored["item"] = where, every[where]
+    return stored.tobytes()
+
+
+def dense_items(stored: Buffer, place: SectionPlace, *, where: str) -> memoryview:
+    """All items of a section, from what is stored of them, checked.
+
+    Raises:
+        DataError: Their numbers are not those of such items.
+    """
+    if not place.gone:
+        return memoryview(stored).cast("B")
+    some = np.frombuffer(memoryview(stored).cast("B"), SPARSE_ITEM)
+    numbers = some["number"].astype(np.int64)
+    ascend = (np.diff(numbers) > 0).all()
+    if not len(some) or not ascend or numbers[-1] != place.count - 1:
+        raise _damaged(f"the sparse items of the section at {place.start} are none", where)
+    every = np.zeros(place.count, ITEM)
+    every["tag_code"] = COMPACTED
+    every[numbers] = some["item"]
+    return memoryview(every.view(np.uint8).data)
+
+
+def build_section(
+    records: Sequence[Buffer], items: Buffer, *, may_be_sparse: bool = False
+) -> Section:
     """A plain section, its records not copied.
 
     Args:
         records: The records' bytes, to be joined in order.
         items: 20 bytes each, one at least.
+        may_be_sparse: Items that compaction took away need not be stored.
 
     Raises:
         InvalidError: It would be larger than ``SECTION_BYTES_MAX``.
     """
     size, crcs = _block_crcs(records)
-    items_bytes, more = _block_crcs([items])
-    count = items_bytes // ITEM_BYTES
+    count = memoryview(items).nbytes // ITEM_BYTES
+    sparse = sparse_items(items) if may_be_sparse else None
+    stored: Buffer = items if sparse is None else sparse
+    gone = 0 if sparse is None else count - len(sparse) // SPARSE_ITEM_BYTES
+    items_bytes, more = _block_crcs([stored])
     table = struct.pack(f">{len(crcs) + len(more)}I", *crcs, *more)
     crc = _combined(zip([*crcs, *more], _sizes(size, items_bytes), strict=True))
-    whole = size + count * ITEM_BYTES + len(table)
+    whole = size + items_bytes + len(table)
     if whole > SECTION_BYTES_MAX:
         raise InvalidError(f"a section of {whole:,} bytes is larger than the format allows")
-    return Section([*records, items, table], SectionPlace(0, size, size, count, whole, crc))
+    place = SectionPlace(0, size, size, count, whole, crc, gone)
+    return Section([*records, stored, table], place)
 
 
 def build_packed_section(
-    records: Buffer, items: Buffer, *, level: int = PACK_LEVEL, dictionary: bytes = b""
+    records: Buffer,
+    items: Buffer,
+    *,
+    level: int = PACK_LEVEL,
+    dictionary: bytes = b"",
+    may_be_sparse: bool = False,
 ) -> Section | None:
-    """A section whose records are compressed; None when that is not worth it."""
+    """A section whose records are compressed; None when that is not worth it. See ``build_section``."""
     view = memoryview(records).cast("B")
     packer = _packer(level, dictionary)
     stored: list[Buffer] = []
@@ -241,7 +320,8 @@ def build_packed_section(
         frame = packer.compress(block)
         stored.append(frame if len(frame) * _WORTH <= len(block) * (_WORTH - 1) else block)
     pieces: list[Buffer] = [*stored, *([dictionary] if dictionary else [])]
-    pieces += _cut(memoryview(items).cast("B"), BLOCK_BYTES)
+    sparse = sparse_items(items) if may_be_sparse else None
+    pieces += _cut(memoryview(items if sparse is None else sparse).cast("B"), BLOCK_BYTES)
     sizes = [memoryview(piece).nbytes for piece in pieces]
     table = np.empty(len(pieces), _PACKED_ENTRY)
     table["size"], table["crc"] = sizes, [zlib_ng.crc32(piece) for piece in pieces]
@@ -250,7 +330,8 @@ def build_packed_section(
         return None
     crc = _combined(zip(table["crc"].tolist(), sizes, strict=True))
     count = memoryview(items).nbytes // ITEM_BYTES
-    place = SectionPlace(0, len(view), stored_bytes, count, sum(sizes) + table.nbytes, crc)
+    gone = 0 if sparse is None else count - len(sparse) // SPARSE_ITEM_BYTES
+    place = SectionPlace(0, len(view), stored_bytes, count, sum(sizes) + table.nbytes, crc, gone)
     return Section([*pieces, table.tobytes()], place)
 
 
@@ -309,7 +390,7 @@ class SectionTable:
 
     Attributes:
         topics: Names that the column ``topic`` counts.
-        rows: ``SECTION``, one a section, in the order in which they lie.
+        rows: ``SECTION_ROW``, one a section, in the order in which they lie.
         level: Of the bundle.
     """
 
@@ -321,19 +402,25 @@ class SectionTable:
         """Number of sections."""
         return len(self.rows)
 
+    @property
+    def is_sparse(self) -> bool:
+        """Some section is; compaction was here."""
+        return any(self.rows[name].any() for name in SECTION_SPARSE.names or ())
+
     def place(self, number: int) -> SectionPlace:
         """Where a section lies."""
         row = self.rows[number]
-        names = ("start", "records_bytes", "stored_bytes", "count", "size_bytes", "crc")
+        names = ("start", "records_bytes", "stored_bytes", "count", "size_bytes", "crc", "gone")
         return SectionPlace(*(int(row[name]) for name in names))
 
 
 def pack_table(table: SectionTable) -> bytes:
     """The table as it stands in the bundle, and in the journal entry that names the bundle: one zstd frame."""
     names = [topic.encode("utf-8", "surrogateescape") for topic in table.topics]
-    head = [struct.pack(">I", len(names))]
+    head = [struct.pack(">I", len(names) | (_SPARSE_TABLE if table.is_sparse else 0))]
     head += [struct.pack(">H", len(name)) + name for name in names]
-    columns = [table.rows[name].tobytes() for name in SECTION.names or ()]
+    kind = SECTION_ROW if table.is_sparse else SECTION
+    columns = [table.rows[name].tobytes() for name in kind.names or ()]
     packer = zstandard.ZstdCompressor(level=PACK_LEVEL, write_checksum=True)
     return packer.compress(b"".join([*head, *columns]))
 
@@ -347,7 +434,8 @@ def build_tail(table: SectionTable, packed: bytes) -> bytes:
     """
     size = int(table.rows["size_bytes"].sum())
     signed = _FOOTER.pack(
-        size, len(packed), len(table), zlib_ng.crc32(packed), FORMAT, table.level, 0, MAGIC
+        *(size, len(packed), len(table), zlib_ng.crc32(packed)),
+        *(FORMAT if table.is_sparse else 1, table.level, 0, MAGIC),
     )[:_SIGNED_BYTES]
     return packed + signed + zlib_ng.crc32(signed).to_bytes(4, "big") + MAGIC
 
@@ -461,7 +549,8 @@ def unpack_table(packed: Buffer, level: int = 0, *, where: str) -> SectionTable:
     """
     table = _parse_table(_unpacked_table(memoryview(packed).cast("B"), where), level, where)
     rows = table.rows
-    if (rows["topic"] >= len(table.topics)).any() or (rows["holes"] > rows["count"]).any():
+    wrong = (rows["topic"] >= len(table.topics)) | (rows["holes"] > rows["count"])
+    if (wrong | (rows["gone"] > rows["holes"])).any():
         raise _damaged("the bundle's table contradicts itself", where)
     return table
 
@@ -483,20 +572,22 @@ def _unpacked_table(stored: memoryview, where: str) -> bytes:
 
 
 def _parse_table(data: bytes, level: int, where: str) -> SectionTable:
-    at, topics = 4, []
+    at, topics, kind = 4, [], SECTION
     try:
-        for _ in range(struct.unpack_from(">I", data)[0]):
+        (many,) = struct.unpack_from(">I", data)
+        kind = SECTION_ROW if many & _SPARSE_TABLE else SECTION
+        for _ in range(many & ~_SPARSE_TABLE):
             size = struct.unpack_from(">H", data, at)[0]
             topics.append(data[at + 2 : at + 2 + size].decode("utf-8", "surrogateescape"))
             at += 2 + size
     except (struct.error, UnicodeDecodeError) as error:
         raise _damaged(f"the topics of the bundle's table are none: {error}", where) from error
-    count, odd = divmod(len(data) - at, SECTION.itemsize)
+    count, odd = divmod(len(data) - at, kind.itemsize)
     if odd or count < 0:
         raise _damaged("the bundle's table is cut short", where)
-    rows = np.empty(count, SECTION)
-    for name in SECTION.names or ():
-        column = SECTION[name]
+    rows = np.zeros(count, SECTION_ROW)
+    for name in kind.names or ():
+        column = kind[name]
         rows[name] = np.frombuffer(data, column, count, at)
         at += column.itemsize * count
     return SectionTable(topics, rows, level)
@@ -537,7 +628,7 @@ class SectionBlocks:
             sizes, crcs = rows["size"].astype(np.int64), rows["crc"].astype(np.uint32)
         else:
             crcs = np.frombuffer(view, _CRC).astype(np.uint32)
-            sizes = np.fromiter(_sizes(place.records_bytes, place.items_bytes), np.int64)
+            sizes = np.fromiter(_sizes(place.records_bytes, place.stored_items_bytes), np.int64)
         starts = np.fromiter(accumulate(sizes.tolist(), initial=0), np.int64, len(sizes) + 1)
         whole = _combined(zip(crcs.tolist(), sizes.tolist(), strict=True))
         if int(starts[-1]) != place.table_at or whole != place.crc:
@@ -561,7 +652,7 @@ class SectionBlocks:
         sizes = _walk(view[: place.stored_bytes], place, where)
         if place.dictionary_bytes:
             sizes.append(place.dictionary_bytes)
-        sizes += _sizes(place.items_bytes)
+        sizes += _sizes(place.stored_items_bytes)
         ends = np.cumsum(sizes, dtype=np.int64)
         starts = np.concatenate((np.zeros(1, np.int64), ends))
         pairs = zip(starts.tolist(), ends.tolist(), strict=False)
@@ -577,6 +668,8 @@ class SectionBlocks:
     def items_range(self, first: int, end: int) -> tuple[int, int]:
         """Where the blocks are stored that hold items ``[first, end)``: positions in the section."""
         at = self.place.items_at
+        if self.place.gone:
+            return at, self.place.table_at
         low = at + ITEM_BYTES * first // BLOCK_BYTES * BLOCK_BYTES
         high = at + _blocks(ITEM_BYTES * end) * BLOCK_BYTES
         return low, min(high, self.place.table_at)

@@ -133,7 +133,7 @@ class LifeView:
 
     def _at_log_offset(self, part: Part, candidate: Candidate) -> tuple[Record, int] | None:
         start = candidate.log_offset
-        if candidate.size <= 0 or not part.log_offset <= start <= part.log_end - candidate.size:
+        if candidate.size <= 0 or not part.log_offset <= start <= part.records_end - candidate.size:
             return None
         low = start - part.log_offset
         wanted = part.log.part_of(low, low + candidate.size)

@@ -36,6 +36,8 @@ class HoleReason(IntEnum):
     """The local consume queue points at a record of another queue or queue offset; refused, as a client would."""
     MISSING = 4
     """The local consume queue has no entry for this offset, and no record claims it."""
+    COMPACTED = 5
+    """A newer message of its key has taken its place; only in tiers (``tiered.compaction``)."""
 
 
 MISSING_REASONS: Final = (HoleReason.DANGLING, HoleReason.MISSING)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from tiered.errors import TieredStoreError
-from tiered.format.bundle import SECTION, SectionTable, pack_table, unpack_table
+from tiered.format.bundle import SECTION_ROW, SectionTable, pack_table, unpack_table
 from tiered.log.parts import PART, Parts, bundle_of, check_rows
 from tiered.log.wellformed import check_ints
 from tiered.model import MessageQueue
@@ -46,8 +46,10 @@ _PLAIN: Final = (
     ("store_min_ms", "store_min_ms"),
     ("store_max_ms", "store_max_ms"),
     ("last", "last"),
+    ("gone", "gone"),
+    ("log_gone", "log_gone"),
 )
-"""Columns of ``PART`` and of ``SECTION`` that they are."""
+"""Columns of ``PART`` and of ``SECTION_ROW`` that they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class SectionRow:
         store_max_ms: Greatest store time; -1 likewise.
         last: Mark of its last record, or 0.
         taken_back: It was merged from what the broker had taken back.
+        log_gone: Bytes of records that compaction took away.
     """
 
     queue: MessageQueue
@@ -77,6 +80,7 @@ class SectionRow:
     store_max_ms: int
     last: int = 0
     taken_back: bool = False
+    log_gone: int = 0
 
 
 class Stretch(NamedTuple):
@@ -125,7 +129,8 @@ class NamedSections:
         """Where each stands in its queue."""
         rows = self.parts.rows
         starts, offsets = rows["log_offset"], rows["queue_offset"]
-        columns = (starts, starts + rows["log_bytes"], offsets, offsets + rows["count"])
+        log_ends = starts + rows["log_bytes"] + rows["log_gone"]
+        columns = (starts, log_ends, offsets, offsets + rows["count"])
         return list(map(Stretch, self.segments, *(column.tolist() for column in columns)))
 
 
@@ -142,11 +147,11 @@ def table_of(sections: Iterable[tuple[SectionRow, SectionPlace]], level: int = 0
                 *(row.log_offset, row.queue_offset, place.count, row.holes),
                 *(row.store_min_ms, row.store_max_ms, row.last, start),
                 *(place.records_bytes, place.stored_bytes, place.size_bytes, place.crc),
-                int(row.taken_back),
+                *(int(row.taken_back), place.gone, row.log_gone),
             )
         )
         start += place.size_bytes
-    return SectionTable(list(number), np.array(rows, SECTION), level)
+    return SectionTable(list(number), np.array(rows, SECTION_ROW), level)
 
 
 def bundle_row(bundle: Bundle, packed: bytes) -> list[Any]:

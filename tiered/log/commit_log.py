@@ -24,7 +24,7 @@ class TieredCommitLog(TieredFlatFile):
                 s.created_ms,
                 s.sealed,
                 s.parts,
-                s.parts.column("log_bytes"),
+                s.parts.column("log_bytes") + s.parts.column("log_gone"),
                 of_items=False,
             )
             for s in life.segments

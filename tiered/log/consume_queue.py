@@ -47,6 +47,15 @@ def encode_items(
     return items.tobytes()
 
 
+def moved_items(items: memoryview, by: int) -> memoryview | bytes:
+    """Items of records that lie elsewhere in the log than they did, by so many bytes."""
+    if not by:
+        return items
+    moved = np.frombuffer(items, ITEM).copy()
+    moved["log_offset"][moved["size"] > 0] += by
+    return moved.tobytes()
+
+
 class TieredConsumeQueue(TieredFlatFile):
     """The consume queue of one life of a queue."""
 

@@ -109,7 +109,7 @@ def decode_items(
     offsets = items["log_offset"].astype(np.int64)
     sizes = items["size"].astype(np.int32)
     real = sizes > 0
-    outside = (offsets[real] < part.log_offset) | (offsets[real] > part.log_end - sizes[real])
+    outside = (offsets[real] < part.log_offset) | (offsets[real] > part.records_end - sizes[real])
     if (sizes < 0).any() or outside.any():
         raise _damaged(part, "an item points outside the commit log", where)
     return PartItems(start, offsets, sizes, items["tag_code"].astype(np.int64))

@@ -71,10 +71,13 @@ class TieredFileSegment:
         number = int(np.searchsorted(self.starts, start, side="right")) - 1
         while start < end:
             first, stop = int(self.starts[number]), min(end, int(self.starts[number + 1]))
-            if stop > start:  # else a part that holds nothing but holes: no bytes
-                part = self.parts[number]
-                whole = part.index if self.of_items else part.log
-                found.append(whole.part_of(start - first, stop - first))
+            part = self.parts[number]
+            whole = part.index if self.of_items else part.log
+            low, high = start - first, min(stop - first, whole.size_bytes)
+            if (
+                low < high
+            ):  # else a part that holds nothing but holes, or where compaction was: no bytes
+                found.append(whole.part_of(low, high))
             start, number = stop, number + 1
         return found
 

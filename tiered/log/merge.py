@@ -24,8 +24,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
+import numpy as np
+
 from tiered.errors import InvalidError
-from tiered.log.parts import Parts
+from tiered.log.parts import PART, SPARSE_BYTES, Parts
 from tiered.log.takeback import is_tail
 
 if TYPE_CHECKING:
@@ -140,7 +142,11 @@ def run_bytes(parts: Parts) -> int:
 def fingerprint(parts: Parts) -> int:
     """32 bits by which parts are known again: what a merge presumes."""
     keys = "\n".join(bundle.key for bundle in parts.bundles)
-    return crc32(parts.rows.tobytes(), crc32(keys.encode("utf-8", "surrogateescape")))
+    found = crc32(keys.encode("utf-8", "surrogateescape"))
+    rows = np.ascontiguousarray(parts.rows).view(np.uint8).reshape(len(parts), PART.itemsize)
+    found = crc32(rows[:, :-SPARSE_BYTES].tobytes(), found)
+    sparse = rows[:, -SPARSE_BYTES:]  # (so what was said before there was compaction still holds)
+    return crc32(sparse.tobytes(), found) if sparse.any() else found
 
 
 # -- planning -------------------------------------------------------------------------------------
@@ -362,7 +368,7 @@ def _cut(runs: Iterable[MergeRun], policy: MergePolicy) -> Iterator[tuple[MergeR
 
 
 def replace_run(
-    life: QueueLife, part: Part, segment: int, was: int, *, with_open: bool
+    life: QueueLife, part: Part, segment: int, was: int, *, with_open: bool, compacts: bool = False
 ) -> QueueLife | None:
     """The life with one part in the place of a run; None when what the merge presumes does not hold.
 
@@ -372,6 +378,7 @@ def replace_run(
         segment: Base log offset of the segment that it is to lie in.
         was: ``fingerprint`` of the run.
         with_open: It may touch a segment that is not sealed.
+        compacts: Messages may have become holes.
     """
     for at, first in enumerate(life.segments):
         if first.base_offset != segment or first.parts.queue_end <= part.queue_offset:
@@ -379,7 +386,7 @@ def replace_run(
         group = _spanned(life.segments[at:], part)
         if group is None:
             return None
-        united = _with_part(group, part, was)
+        united = _with_part(group, part, was, compacts=compacts)
         may = with_open or bool(life.ended) or all(one.sealed for one in group)
         if united is None or not may:
             return None
@@ -403,7 +410,9 @@ def _spanned(segments: tuple[Segment, ...], part: Part) -> tuple[Segment, ...] |
     return None
 
 
-def _with_part(group: tuple[Segment, ...], part: Part, was: int) -> Segment | None:
+def _with_part(
+    group: tuple[Segment, ...], part: Part, was: int, *, compacts: bool
+) -> Segment | None:
     parts = Parts.joined(segment.parts for segment in group)
     starts = parts.column("queue_offset").tolist()
     ends = [*starts[1:], parts.queue_end]
@@ -415,8 +424,9 @@ def _with_part(group: tuple[Segment, ...], part: Part, was: int) -> Segment | No
     same = (
         len(run) > 0
         and fingerprint(run) == was
-        and (run[0].log_offset, run.log_bytes) == (part.log_offset, part.log_bytes)
-        and int(run.rows["holes"].sum()) == part.holes
+        and (run[0].log_offset, run.log_end) == (part.log_offset, part.log_end)
+        and (run.log_gone, run.holes) <= (part.log_gone, part.holes)
+        and (compacts or (run.log_gone, run.holes) == (part.log_gone, part.holes))
     )
     if not same:
         return None

@@ -10,7 +10,7 @@ import base64
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PARTS_MAX: Final = 16_000_000
 """That a checkpoint may name; bounds what reading a hostile one allocates."""
-_LIFE_VALUES_MAX: Final = 10
+_LIFE_VALUES_MAX: Final = 11
 _PACK_LEVEL: Final = 3
 _RATIO_MAX: Final = 1000
 """Queue offsets alone, which differ, keep what is honest below a tenth of it."""
@@ -126,6 +126,7 @@ class Part:
         last: Mark of the last item's record (``tiered.log.marks``); 0: not known, or a hole.
         records_at: Position of its first byte in the section's records: above 0 for what lies behind a cut.
         items_at: Number of its first item in the section.
+        log_gone: Bytes of records that compaction took away: the next part begins behind them.
     """
 
     bundle: Bundle
@@ -140,11 +141,17 @@ class Part:
     last: int = 0
     records_at: int = 0
     items_at: int = 0
+    log_gone: int = 0
+
+    @property
+    def records_end(self) -> LogOffset:
+        """One past the last byte of its records."""
+        return LogOffset(self.log_offset + self.log_bytes)
 
     @property
     def log_end(self) -> LogOffset:
-        """One past the last byte."""
-        return LogOffset(self.log_offset + self.log_bytes)
+        """Where the next part begins."""
+        return LogOffset(self.log_offset + self.log_bytes + self.log_gone)
 
     @property
     def queue_end(self) -> QueueOffset:
@@ -194,9 +201,14 @@ PART: Final = np.dtype(
         ("last", "<u4"),
         ("records_at", "<u4"),
         ("items_at", "<u4"),
+        ("gone", "<u4"),  # of the section: items not stored
+        ("log_gone", "<i8"),
     ]
 )
-"""One row a part, 84 bytes; its bundle stands beside it."""
+"""One row a part, 96 bytes; its bundle stands beside it."""
+SPARSE_BYTES: Final = 12
+"""The last columns: 0 where compaction never was."""
+_SPARSE: Final = ("gone", "log_gone")
 _KINDS: Final = {name: PART[name] for name in PART.names or ()}
 _OF: Final = "bundle"
 """The column that says which bundle a part lies in."""
@@ -210,11 +222,13 @@ def _row(part: Part) -> tuple[int, ...]:
         *(s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc),
         *(part.log_offset, part.queue_offset, part.log_bytes, part.count, part.holes),
         *(part.store_min_ms, part.store_max_ms, part.last, part.records_at, part.items_at),
+        *(s.gone, part.log_gone),
     )
 
 
 def _part(bundle: Bundle, row: tuple[Any, ...]) -> Part:
-    return Part(bundle, SectionPlace(*row[:_SECTION_FIELDS]), *row[_SECTION_FIELDS:])
+    place = SectionPlace(*row[:_SECTION_FIELDS], *row[-2:-1])
+    return Part(bundle, place, *row[_SECTION_FIELDS:-2], *row[-1:])
 
 
 class _Rows:
@@ -365,6 +379,16 @@ class Parts(Sequence[Part]):
         return int(self.rows["log_bytes"].sum(dtype=np.int64))
 
     @property
+    def log_gone(self) -> int:
+        """Bytes of records that compaction took away."""
+        return int(self.rows["log_gone"].sum(dtype=np.int64))
+
+    @property
+    def gone(self) -> int:
+        """Messages that compaction took away, of those whose items are not stored; for whole sections."""
+        return int(self.rows["gone"].sum(dtype=np.int64))
+
+    @property
     def messages(self) -> int:
         """Items that are no holes."""
         return int(self.rows["count"].sum(dtype=np.int64)) - self.holes
@@ -385,8 +409,9 @@ class Parts(Sequence[Part]):
 
     @property
     def log_end(self) -> LogOffset:
-        """One past the last byte of the last."""
-        return LogOffset(int(self.rows["log_offset"][-1]) + int(self.rows["log_bytes"][-1]))
+        """Where the part behind the last begins."""
+        last = self.rows[-1]
+        return LogOffset(int(last["log_offset"]) + int(last["log_bytes"]) + int(last["log_gone"]))
 
     @property
     def queue_end(self) -> QueueOffset:
@@ -431,6 +456,19 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass of compaction that was made over a log.
+
+    Attributes:
+        end: One past the last queue offset that it looked at: all below was compacted.
+        time_ms: When.
+    """
+
+    end: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueueLife:
     """One incarnation of a queue, from its offset 0.
 
@@ -445,6 +483,7 @@ class QueueLife:
         ended: Why this life is over; empty while it lasts.
         indexed: Queue offsets whose keys are in index objects (``tiered.log.indexed``).
         cut_at: Of what the broker took back: where it was cut off, whatever of it has expired since; else -1.
+        passes: Of compaction, as many as still matter; the last says how far it is compacted.
     """
 
     incarnation: int
@@ -457,6 +496,7 @@ class QueueLife:
     ended: str = ""
     indexed: Ranges = ()
     cut_at: int = -1
+    passes: tuple[Pass, ...] = ()
 
     def parts(self) -> Parts:
         """All parts, in order."""
@@ -477,6 +517,7 @@ class QueueLife:
             self.ended,
             self.indexed,
             self.cut_at,
+            self.passes,
         )
 
 
@@ -606,9 +647,11 @@ def encode_columns(parts: Iterable[Parts]) -> dict[str, Any]:
     of: list[int] = []
     for some in several:
         of += [number.setdefault(bundle, len(number)) for bundle in some.bundles]
+    is_sparse = any(some.rows[name].any() for some in several for name in _SPARSE)
     columns = {
         name: _packed(b"".join(some.rows[name].tobytes() for some in several))
         for name in PART.names or ()
+        if is_sparse or name not in _SPARSE
     }
     return {
         "bundles": [[one.key, one.size_bytes, one.level] for one in number],
@@ -630,9 +673,10 @@ def decode_columns(document: Mapping[str, Any]) -> Parts:
         raise ValueError(f"a state names {count} parts")
     # All are looked at before anything is allocated by what one of them says.
     packed = {name: base64.b64decode(columns[name], validate=True) for name in columns}
-    _require_sizes(packed, count)
-    rows = np.empty(count, PART)
-    for name, kind in _KINDS.items():
+    kinds = {name: kind for name, kind in _KINDS.items() if name in packed or name not in _SPARSE}
+    _require_sizes(packed, kinds, count)
+    rows = np.zeros(count, PART)
+    for name, kind in kinds.items():
         rows[name] = _unpacked(packed.pop(name), kind, count)
     check_rows(rows)
     numbers = _unpacked(packed[_OF], _NUMBER, count).tolist()
@@ -657,7 +701,7 @@ def check_rows(rows: npt.NDArray[np.void]) -> None:
     Raises:
         ValueError: One is not.
     """
-    for name in ("start", "log_offset", "queue_offset"):
+    for name in ("start", "log_offset", "queue_offset", "log_gone"):
         if len(rows) and not 0 <= rows[name].min() <= rows[name].max() < INT_MAX:
             raise ValueError(f"{name} of a part is out of range")
     for name in ("store_min_ms", "store_max_ms"):
@@ -669,6 +713,7 @@ def check_rows(rows: npt.NDArray[np.void]) -> None:
         & (rows["items_at"] + rows["count"].astype(np.int64) <= rows["items"])
         & (rows["records_at"] + rows["log_bytes"].astype(np.int64) <= rows["records_bytes"])
         & (rows["stored_bytes"] <= rows["records_bytes"])
+        & ((rows["gone"] == 0) | (rows["gone"] < rows["items"]))
     )
     if not fits.all():
         raise ValueError("a part is not within its section")
@@ -679,8 +724,10 @@ def _packed(data: bytes) -> str:
     return base64.b64encode(packed).decode("ascii")
 
 
-def _require_sizes(packed: Mapping[str, bytes], count: int) -> None:
-    for name, kind in (*_KINDS.items(), (_OF, _NUMBER)):
+def _require_sizes(
+    packed: Mapping[str, bytes], kinds: Mapping[str, np.dtype[Any]], count: int
+) -> None:
+    for name, kind in (*kinds.items(), (_OF, _NUMBER)):
         try:
             claimed = zstandard.frame_content_size(packed[name])
         except zstandard.ZstdError as error:
@@ -704,11 +751,12 @@ def _unpacked(packed: bytes, kind: np.dtype[Any], count: int) -> npt.NDArray[Any
 def life_json(life: QueueLife) -> list[Any]:
     """A life as a JSON row: its fields in order; of each segment its fields and how many parts it has.
 
-    A row has 8 values; 9 if something is indexed, 10 if the broker took it back. The parts stand by themselves
-    (``encode_columns``), in this order.
+    A row has 8 values; 9 if something is indexed, 10 if the broker took it back, 11 if it was compacted. The parts stand
+    by themselves (``encode_columns``), in this order.
     """
     indexed = [list(pair) for pair in life.indexed]
-    is_tail = life.cut_at >= 0
+    passes = [[one.end, one.time_ms] for one in life.passes]
+    is_tail = life.cut_at >= 0 or bool(passes)
     return [
         life.incarnation,
         life.min_offset,
@@ -723,6 +771,7 @@ def life_json(life: QueueLife) -> list[Any]:
         life.ended,
         *([indexed] if indexed or is_tail else []),
         *([life.cut_at] if is_tail else []),
+        *([passes] if passes else []),
     ]
 
 
@@ -739,13 +788,13 @@ def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
     number, low, commit, log_end, segments, gaps, quarantined, ended, *more = row
     if len(row) > _LIFE_VALUES_MAX:
         raise ValueError(f"a life has {len(row)} values")
-    check_ints((number, low, commit, log_end, quarantined, *more[1:]), "a life")
+    check_ints((number, low, commit, log_end, quarantined, *more[1:2]), "a life")
     check_texts((ended, *(gap[2] for gap in gaps)), "a reason")
     check_ints((value for gap in gaps for value in gap[:2]), "a gap")
     check_ints((value for segment in segments for value in (*segment[:3], segment[4])), "a segment")
     if not all(count > 0 for *_, count in segments):
         raise ValueError("a segment has no parts")
-    return QueueLife(
+    life = QueueLife(
         number,
         low,
         commit,
@@ -758,5 +807,19 @@ def life_of(row: list[Any], take: Callable[[int], Parts]) -> QueueLife:
         quarantined,
         ended,
         ranges_of(more[0]) if more else (),
-        *more[1:],
+        *more[1:2],
     )
+    return replace(life, passes=passes_of(more[2])) if more[2:] else life
+
+
+def passes_of(rows: list[list[Any]]) -> tuple[Pass, ...]:
+    """Passes of compaction, from rows of end and time.
+
+    Raises:
+        ValueError: They are none (likewise ``TypeError``).
+    """
+    check_ints((value for row in rows for value in row), "a pass of compaction")
+    found = tuple(Pass(*row) for row in rows)
+    if any(one.end > two.end or one.time_ms > two.time_ms for one, two in pairwise(found)):
+        raise ValueError("passes of compaction are not in order")
+    return found

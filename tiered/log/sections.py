@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ShortReadError
 from tiered.errors import DataError
-from tiered.format.bundle import BLOCK_BYTES, RecordsUnpacker, SectionBlocks, check_section
+from tiered.format.bundle import (
+    BLOCK_BYTES,
+    RecordsUnpacker,
+    SectionBlocks,
+    check_section,
+    dense_items,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,6 +218,8 @@ def _stored(want: SectionRange, known: OpenSection | None) -> tuple[int, int]:
 
 def _item_blocks(want: SectionRange) -> tuple[int, int]:
     place = want.place
+    if place.gone:  # which of them lie in a range only they themselves say
+        return place.items_at, place.table_at
     low = place.items_at + want.start // BLOCK_BYTES * BLOCK_BYTES
     return low, min(place.items_at + -(-want.end // BLOCK_BYTES) * BLOCK_BYTES, place.table_at)
 
@@ -232,6 +240,8 @@ def _checked(want: SectionRange, known: OpenSection, held: _Held, where: str) ->
     low, high = _stored(want, known)
     stored = held.bytes_of(place.start + low, place.start + high)
     known.blocks.check(stored, low, where=where)
+    if place.gone and want.of_items:
+        return dense_items(stored, place, where=where)[want.start : want.end]
     if want.of_items:
         at = want.start - (low - place.items_at)
         return stored[at : at + want.size_bytes]
@@ -274,7 +284,7 @@ def split_section(
     view = memoryview(data)
     place.check(where=where)
     check_section(view, place, where=where)
-    items = view[place.items_at : place.table_at]
+    items = dense_items(view[place.items_at : place.table_at], place, where=where)
     if not place.is_packed:
         return view[: place.records_bytes], items
     try:

@@ -34,6 +34,7 @@ from tiered.log.parts import (
     encode_columns,
     life_json,
     life_of,
+    passes_of,
     queue_action,
 )
 from tiered.log.takeback import Head, cut, is_tail
@@ -71,6 +72,8 @@ class TierMachine:
     merge         ``bundles``; ``lives`` and ``runs``: for each of their sections the number of its life and what it
                   takes the place of (``tiered.log.merge.fingerprint``). From the reigning writer; of segments that
                   are sealed from anybody
+    compacted     ``bundles``, ``lives``, ``runs`` as of a merge, of messages of which some are holes now; and ``passes``:
+                  rows of topic, queue id, number of the life, its passes from now on. All of it holds, or nothing is done
     seal          ``segment``: base log offset of the last one, which takes no more parts
     gap           ``start``, ``end``, ``reason``: nothing of these offsets will come
     expire        ``life``, ``min_from``, ``min_to``: whole segments are given up, see ``tiered.log.expiry``; from
@@ -324,30 +327,64 @@ def _first_life(
     return QueueLife(0, start, start)
 
 
+def _compacted(work: _Work, action: Action) -> None:
+    before = dict(work.queues)
+    if not _replace_all(work, action, compacts=True) or not _note_passes(work, action["passes"]):
+        work.queues = before
+
+
+def _note_passes(work: _Work, rows: list[Any]) -> bool:
+    for topic, queue_id, at, passes in rows:
+        queue = MessageQueue(topic, queue_id)
+        lives = work.queues.get(queue, ())
+        if not 0 <= at < len(lives):
+            return False
+        found = passes_of(passes)
+        if found and found[-1].end > lives[at].commit_offset:
+            return False
+        work.queues[queue] = (*lives[:at], replace(lives[at], passes=found), *lives[at + 1 :])
+    return True
+
+
 def _merge(work: _Work, action: Action) -> None:
+    _replace_all(work, action, compacts=False)
+
+
+def _replace_all(work: _Work, action: Action, *, compacts: bool) -> bool:
+    """Put each part in the place of its run; whether all of them fit."""
     bundles = [named_sections(row) for row in action["bundles"]]
     count = sum(len(named.parts) for named in bundles)
     lives, runs = (decode_numbers(action[name], count).tolist() for name in ("lives", "runs"))
-    at = 0
+    at, all_fit = 0, True
     for named in bundles:
         for number, part in enumerate(named.parts):
-            _merge_one(work, named, number, part, lives[at], runs[at])
+            place = lives[at], runs[at]
+            all_fit &= _merge_one(work, named, number, part, place, compacts=compacts)
             at += 1
+    return all_fit
 
 
-def _merge_one(  # noqa: PLR0917 (a row, and what stands beside it)
-    work: _Work, named: NamedSections, number: int, part: Part, at: int, was: int
-) -> None:
+def _merge_one(
+    work: _Work,
+    named: NamedSections,
+    number: int,
+    part: Part,
+    place: tuple[int, int],
+    *,
+    compacts: bool,
+) -> bool:
+    at, was = place
     queue, segment = named.queues[number], named.segments[number]
     lives = work.queues.get(queue, ())
     incarnation = named.incarnations[number]
     if at >= len(lives) or lives[at].incarnation != incarnation or not work.may_mend:
-        return
+        return False
     if is_tail(lives, at) != named.taken_back[number]:
-        return  # taken back since: its section, from which a lost journal is rebuilt, does not say so
-    made = replace_run(lives[at], part, segment, was, with_open=work.reigns)
+        return False  # taken back since: its section, from which a lost journal is rebuilt, does not say so
+    made = replace_run(lives[at], part, segment, was, with_open=work.reigns, compacts=compacts)
     if made is not None:
         work.queues[queue] = (*lives[:at], made, *lives[at + 1 :])
+    return made is not None
 
 
 def _seal(work: _Work, action: Action) -> None:
@@ -450,6 +487,7 @@ _HANDLERS = {
     "meta": _meta,
     "part": _parts,
     "merge": _merge,
+    "compacted": _compacted,
     "seal": _seal,
     "gap": _gap,
     "take_back": _take_back,

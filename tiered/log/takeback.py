@@ -113,6 +113,7 @@ def cut(
         segments=tuple(kept),
         gaps=gaps_kept,
         indexed=clipped(life.indexed, 0, end),
+        passes=tuple(replace(one, end=min(one.end, end)) for one in life.passes),
     )
     return tail, rest
 
@@ -136,6 +137,7 @@ def head_of(part: Part, end: QueueOffset, head: Head) -> Part | None:
     return replace(
         part,
         log_bytes=head.log_bytes,
+        log_gone=0,
         count=count,
         holes=head.holes,
         store_min_ms=part.store_min_ms if timed else -1,

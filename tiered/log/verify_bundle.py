@@ -17,6 +17,7 @@ from tiered.format.block import check_records, inner_counts, parse_records, topi
 from tiered.format.bundle import (
     RecordsUnpacker,
     SectionBlocks,
+    dense_items,
     read_table,
 )
 from tiered.format.record import RecordFault
@@ -240,6 +241,8 @@ class _Blow:
 
     @classmethod
     def of(cls, place: SectionPlace, blocks: SectionBlocks, low: int, high: int) -> _Blow:
+        if low >= place.items_at and place.gone:
+            return cls(items=(0, place.count))
         if low >= place.items_at:
             first, end = low - place.items_at, high - place.items_at
             return cls(items=(first // ITEM_BYTES, -(-end // ITEM_BYTES)))
@@ -258,7 +261,7 @@ def _without(
     key: str,
 ) -> _Opened:
     """What is left of a section without the damaged blocks."""
-    items = view[place.items_at : place.table_at]
+    items = _items_left(view[place.items_at : place.table_at], place, key)
     blows = [_Blow.of(place, blocks, low, high) for low, high in faults]
     items_lost = [blow.items for blow in blows if blow.items[1]]
     if not place.is_packed:
@@ -274,6 +277,14 @@ def _without(
                 first, end = blocks.records_range(low, high)
                 room[low:high] = unpacker.unpack(view[first:end], low, high)
     return _Opened(room.data, items, lost, items_lost)
+
+
+def _items_left(stored: memoryview, place: SectionPlace, key: str) -> memoryview:
+    """All items; of sparse ones of which a block is damaged none is believed."""
+    try:
+        return dense_items(stored, place, where=key)
+    except DataError:
+        return memoryview(bytes(place.items_bytes))
 
 
 def _cost(one: NamedPart, opened: _Opened, blow: _Blow) -> str:
@@ -322,7 +333,7 @@ class _PartCheck:
         holes = int(np.count_nonzero(sizes == 0))
         if known.all() and holes != part.holes:
             self._problem("index", f"{holes} holes; the journal says {part.holes}")
-        outside = (offsets < part.log_offset) | (offsets > part.log_end - sizes) | (sizes < 0)
+        outside = (offsets < part.log_offset) | (offsets > part.records_end - sizes) | (sizes < 0)
         outside &= (sizes != 0) & known
         self._list("index", np.flatnonzero(outside), "the item points outside its part")
         where = np.flatnonzero((sizes > 0) & ~outside & known)

@@ -8,6 +8,7 @@ import numpy as np
 
 from backends.errors import BackendError
 from tiered.errors import TieredStoreError
+from tiered.local.face import HoleReason
 from tiered.log.reader import READ_BYTES, QueueReader
 from tiered.log.state import Gap
 from tiered.log.verify_report import Finding, StoreComparison
@@ -91,7 +92,8 @@ class QueueComparison:
         self._count.record_bytes += tier.span_bytes
         if tier.same_as(local):
             return
-        for number in range(len(tier.sizes)):
+        self._count.compacted_messages += int(np.count_nonzero(tier.compacted))
+        for number in np.flatnonzero(~tier.compacted).tolist():
             what = _difference(tier.record(number), local.record(number))
             if what:
                 self._differences += 1
@@ -107,6 +109,7 @@ class _View:
 
     def __init__(self, batch: RecordBatch, start: int, end: int) -> None:
         self.sizes = batch.sizes[start:end].astype(np.int64)
+        self.compacted = (self.sizes == 0) & (batch.tag_codes[start:end] == HoleReason.COMPACTED)
         self._positions = batch.positions[start:end]
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(memoryview(batch.data), np.uint8)
         real = self.sizes > 0

@@ -119,6 +119,7 @@ class StoreComparison:
         skipped_messages: Only local, below the tier's minimum or in a recorded gap.
         expired_messages: Only in the tier, below the local minimum (all of a queue that is gone locally).
         ahead_messages: Only in the tier, above the local end: the local store lags or has lost its tail.
+        compacted_messages: Only local: compaction took them out of the tier.
     """
 
     queues: int = 0
@@ -128,6 +129,7 @@ class StoreComparison:
     skipped_messages: int = 0
     expired_messages: int = 0
     ahead_messages: int = 0
+    compacted_messages: int = 0
 
     def add(self, other: StoreComparison) -> None:
         """Add what another comparison found."""

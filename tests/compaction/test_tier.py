@@ -1,0 +1,300 @@
+"""Topics of a tier are compacted: what is left, what readers see, what verify, merging and a rebuild make of it."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.journals import PREFIX
+from support.keyed import KeyedTier, Mail
+from support.merging import merge
+
+from tiered.api.broker_place import Place
+from tiered.clock import ManualClock
+from tiered.compaction.choice import PassSettings
+from tiered.compaction.retention import CAREFUL, KAFKA
+from tiered.dispatch.packing import Compression
+from tiered.errors import InvalidError
+from tiered.local.face import HoleReason
+from tiered.log.merge import MergePolicy
+from tiered.log.reader import TierReader
+from tiered.log.state import TierMachine, queue_action
+from tiered.log.verify_state import check_state
+from tiered.model import MessageQueue, QueueOffset
+from tiered.upkeep.compact import Compactor, CompactSettings
+from tiered.upkeep.workplace import Workplace
+
+if TYPE_CHECKING:
+    from tiered.log.reader import QueueReader
+
+QUEUE = MessageQueue("t", 0)
+OTHER = MessageQueue("t", 1)
+ALWAYS = PassSettings(dirty_ratio=0)
+
+
+class Here(Place):
+    @property
+    def prefix(self) -> str:
+        return PREFIX
+
+
+def workplace(tier: KeyedTier, clock: ManualClock | None = None) -> Workplace:
+    return Workplace(
+        tier.store, tier.store, Here("c", "b"), clock or ManualClock(), random.Random(3)
+    )
+
+
+def compact(tier: KeyedTier, **options: Any) -> dict[str, Any]:
+    clock = options.pop("clock", None)
+    settings_ = CompactSettings(**{"passes": ALWAYS, "compression": None, **options})
+    compactor = Compactor(workplace(tier, clock), settings_)
+    plan = compactor.plan(["t"])
+    done = compactor.apply(plan) if plan["steps"] else None
+    tier.journal.catch_up()
+    return {**plan, "applied": done}
+
+
+def read(reader: QueueReader, start: int = 0) -> list[tuple[int, bytes]]:
+    """Queue offset and bytes of each message."""
+    found = []
+    for batch in reader.batches(QueueOffset(start)):
+        rows = batch.records
+        for number in np.flatnonzero(rows.sizes > 0).tolist():
+            at = int(rows.positions[number])
+            record = bytes(memoryview(rows.data)[at : at + int(rows.sizes[number])])
+            found.append((rows.base_offset + number, record))
+    return found
+
+
+def messages(tier: KeyedTier, queue: MessageQueue = QUEUE) -> list[tuple[int, bytes]]:
+    reader = TierReader(tier.store, PREFIX)
+    reader.refresh()
+    return read(reader.queue(queue))
+
+
+def newest(mails: list[Mail]) -> set[int]:
+    """Offsets of the newest of each key; and of the last message, which always stays."""
+    last = {mail.keys: at for at, mail in enumerate(mails)}
+    return {*last.values(), len(mails) - 1}
+
+
+def mail(key: str, body: bytes = b"value") -> Mail:
+    return Mail((key,), body=body)
+
+
+def filled(parts: list[list[Mail]], *, roll: bool = True) -> KeyedTier:
+    tier = KeyedTier()
+    for number, some in enumerate(parts):
+        tier.post(QUEUE, some, roll=roll and number > 0)
+    return tier
+
+
+def seal(tier: KeyedTier, queue: MessageQueue = QUEUE) -> None:
+    life = tier.journal.state.life(queue)
+    assert life
+    base = life.segments[-1].base_offset
+    tier.say(queue_action("seal", queue, life.incarnation, segment=base))
+
+
+def check(tier: KeyedTier) -> None:
+    assert [problem.detail for problem in check_state(tier.journal.state)] == []
+    machine = TierMachine()
+    assert machine.load(machine.dump(tier.journal.state)).queues == tier.journal.state.queues
+
+
+def test_the_newest_of_each_key_stays_in_its_place_and_byte_for_byte():
+    parts = [[mail(f"k{n % 3}", b"%d" % n) for n in range(20)], [mail("k1"), mail("k9")] * 10]
+    tier = filled([*parts, [mail("k2")]])
+    before = dict(messages(tier))
+    done = compact(tier, retention=KAFKA)
+    kept = newest([*parts[0], *parts[1]])
+    assert messages(tier) == [(at, before[at]) for at in sorted({*kept, 40})]
+    assert (done["messages"], done["gone_messages"], done["keys"]) == (40, 40 - len(kept), 4)
+    assert done["applied"]["steps"] == 1
+    life = tier.journal.state.life(QUEUE)
+    assert life
+    assert (life.min_offset, life.commit_offset) == (0, 41)
+    assert life.passes[-1].end == 40
+    assert {part.section.gone > 0 for part in life.parts()} == {True, False}
+    check(tier)
+
+
+def test_asking_for_an_offset_that_is_gone_gives_the_next_greater():
+    tier = filled([[mail("a"), mail("a"), mail("a"), mail("b")] * 5, [mail("z")]])
+    compact(tier)
+    reader = TierReader(tier.store, PREFIX)
+    reader.refresh()
+    queue = reader.queue(QUEUE)
+    assert [at for at, _ in read(queue, 3)] == [18, 19, 20]
+    batch = queue.read(QueueOffset(3))
+    assert batch is not None
+    assert set(batch.records.tag_codes[batch.records.sizes == 0].tolist()) == {HoleReason.COMPACTED}
+
+
+def test_what_is_open_or_too_young_is_not_touched():
+    tier = KeyedTier()
+    tier.post(QUEUE, [mail("a")] * 10)
+    assert compact(tier)["steps"] == []
+    tier.post(QUEUE, [mail("a")] * 10, roll=True)
+    young = PassSettings(dirty_ratio=0, lag_ms_min=2**61)
+    assert compact(tier, passes=young)["left"][0]["due"] == "nothing new"
+    assert compact(tier)["gone_messages"] == 9
+    assert [at for at, _ in messages(tier)] == [9, *range(10, 20)]
+
+
+def test_what_is_clean_is_not_written_again_until_it_is_dirty_enough():
+    tier = filled([[mail(f"k{n}") for n in range(30)], [mail("x")]])
+    compact(tier, passes=PassSettings())
+    for _ in range(3):
+        tier.post(QUEUE, [mail("k1")] * 5, roll=True)
+    assert compact(tier, passes=PassSettings())["left"][0]["due"] == "not dirty enough"
+    assert compact(tier, passes=PassSettings(dirty_ratio=0.1))["gone_messages"] > 5
+
+
+def test_tombstones_stay_for_their_time_and_then_go():
+    clock = ManualClock()
+    tier = filled([[mail("a"), mail("b"), mail("a", b"")], [mail("c")]])
+    day = 86_400_000
+    compact(tier, retention=CAREFUL, clock=clock)
+    assert [at for at, _ in messages(tier)] == [1, 2, 3]
+    tier.post(QUEUE, [mail("d")], roll=True)
+    clock.advance(day / 1000 - 1)
+    compact(tier, retention=CAREFUL, clock=clock)
+    assert [at for at, _ in messages(tier)] == [1, 2, 3, 4]
+    tier.post(QUEUE, [mail("e")], roll=True)
+    clock.advance(2)
+    compact(tier, retention=CAREFUL, clock=clock)
+    assert [at for at, _ in messages(tier)] == [1, 3, 4, 5]
+    check(tier)
+
+
+def test_messages_without_a_key_go_only_where_the_policy_says_so():
+    some = [Mail(()), mail("a"), Mail(()), mail("a")]
+    careful, kafka = filled([some, [mail("z")]]), filled([some, [mail("z")]])
+    assert compact(careful)["steps"][0]["keyless"] == 2
+    assert [at for at, _ in messages(careful)] == [0, 2, 3, 4]
+    compact(kafka, retention=KAFKA)
+    assert [at for at, _ in messages(kafka)] == [3, 4]
+
+
+def test_inner_batches_are_refused_and_nothing_is_changed():
+    tier = filled([[mail("a"), Mail((), inner=(mail("a"), mail("b")))], [mail("z")]])
+    before = tier.journal.number
+    with pytest.raises(InvalidError, match="inner batches"):
+        compact(tier)
+    assert tier.journal.number == before
+
+
+def test_a_topic_that_is_not_there():
+    with pytest.raises(InvalidError, match="no topic u"):
+        Compactor(workplace(filled([[mail("a")]])), CompactSettings()).plan(["u"])
+
+
+def test_a_plan_is_refused_when_parts_have_changed_and_known_when_it_was_applied():
+    tier = filled([[mail("a")] * 4, [mail("a")] * 4, [mail("a")] * 4, [mail("z")]])
+    first = Compactor(workplace(tier), CompactSettings(passes=ALWAYS, compression=None))
+    plan = first.plan(["t"])
+    later = Compactor(workplace(tier), CompactSettings(passes=ALWAYS, compression=None))
+    assert later.apply(plan)["steps"] == 1  # judged anew
+    again = first.apply(plan)
+    assert (again["steps"], again["already_done"], again["was_applied"]) == (0, 1, True)
+    tier.journal.catch_up()
+    tier.post(QUEUE, [mail("b")] * 3, roll=True)
+    plan = first.plan(["t"])
+    tier.expire(QUEUE)
+    with pytest.raises(InvalidError, match="moved on"):
+        first.apply(plan)
+
+
+def test_a_new_reign_refuses_what_was_uploaded_under_the_old_one():
+    tier = filled([[mail("a")] * 4, [mail("z")]])
+    compactor = Compactor(workplace(tier), CompactSettings(passes=ALWAYS, compression=None))
+    plan = compactor.plan(["t"])
+    real = compactor.lefts
+
+    def meanwhile(*place: Any) -> Any:
+        tier.journal.catch_up()
+        tier.journal.take_reign({"host": "other"})
+        return real(*place)
+
+    compactor.lefts = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(InvalidError, match="another writer reigns"):
+        compactor.apply(plan)
+    assert len(messages(tier)) == 5
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.lists(
+            st.tuples(st.sampled_from(["a", "b", "c", "d", ""]), st.sampled_from([b"", b"v", b"x" * 300])),
+            min_size=1,
+            max_size=12,
+        ),
+        st.sampled_from(["compact", "compact", "merge", "seal", "little"]),
+    ),
+    max_size=14,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, compresses=st.booleans())
+def test_k5_whatever_comes_order_and_final_state_stay_and_the_head_is_whole(
+    steps: list[Any], compresses: bool
+):
+    tier = KeyedTier()
+    sent: list[tuple[str, bytes]] = []
+    sealed_to = 0
+    policy = MergePolicy(fan_in=2, own_bytes=1 << 20)
+    compression = Compression() if compresses else None
+    for step in steps:
+        if isinstance(step, list):
+            life = tier.journal.state.life(QUEUE)
+            tier.post(
+                QUEUE, [Mail((key,) if key else (), body=body) for key, body in step],
+                roll=bool(life and life.segments and life.segments[-1].sealed),
+            )  # fmt: skip
+            sent += step
+        elif step == "seal" and sent:
+            seal(tier)
+            sealed_to = len(sent)
+        elif step == "merge":
+            merge(tier, policy, compression=compression)
+        elif sent:
+            memory = 24 * 3 if step == "little" else 1 << 16
+            compact(tier, compression=compression, memory_bytes=memory)
+        if not sent:
+            continue
+        check(tier)
+        found = messages(tier)
+        offsets = [at for at, _ in found]
+        assert offsets == sorted(set(offsets))
+        assert set(range(sealed_to, len(sent))) <= set(offsets), "the head is whole"
+        last = {key: at for at, (key, _) in enumerate(sent) if key}
+        assert set(last.values()) <= set(offsets), "tombstones wait for a day"
+        assert {at for at, (key, _) in enumerate(sent) if not key} <= set(offsets)
+
+
+def test_two_queues_share_a_bundle_and_an_entry():
+    tier = KeyedTier()
+    for queue in (QUEUE, OTHER):
+        tier.post(queue, [mail("a")] * 5)
+        tier.post(queue, [mail("z")], roll=True)
+    before = tier.journal.number
+    done = compact(tier)["applied"]
+    assert (done["steps"], done["entries"], done["bundles"]) == (2, 1, 1)
+    assert tier.journal.number == before + 1
+    assert [at for at, _ in messages(tier, OTHER)] == [4, 5]
+    check(tier)
+
+
+def test_a_key_is_found_by_the_index_where_its_message_lies_now():
+    tier = filled([[mail("a"), mail("b"), mail("a"), mail("b"), mail("a")], [mail("z")]])
+    tier.index()
+    compact(tier)
+    found = tier.ask("t", "b")
+    assert [hit.queue_offset for hit in found.hits] == [3]
+    assert [hit.queue_offset for hit in tier.ask("t", "a").hits] == [4]
