@@ -17,7 +17,7 @@ from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from simulation.lives import Life
 
@@ -80,7 +80,7 @@ class Broker(SyntheticStore):
         resting: Queues that get nothing for a while.
     """
 
-    def __init__(self, rng: random.Random, queues: int) -> None:
+    def __init__(self, rng: random.Random, topics: Sequence[str], queues: int) -> None:
         """``pause`` is to be set: lets virtual time pass."""
         super().__init__()
         self._rng = rng
@@ -89,7 +89,7 @@ class Broker(SyntheticStore):
         self.count: Callable[[str], None] = lambda _what: None
         self.repeats = False  # bodies that can be compressed
         self.sizes = rng.choice(((5, 40, 40, 300, 900), (5, 40, 40, 300, 900), (40,)))
-        self._names = [MessageQueue(f"topic{number % 2}", number // 2) for number in range(queues)]
+        self._names = [MessageQueue(topics[number % 2], number // 2) for number in range(queues)]
         self.greed = rng.choice((0.0, 0.0, 0.0, 0.3))
         self.bustle = rng.choice((0.0, 0.5))
         self.falls = rng.choice((0.0, 0.0, 0.1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections import Counter
 from dataclasses import replace
@@ -86,12 +87,15 @@ class History:
         refused: Parts that do not begin where their queue ends, and what speaks of a life that is over.
         taken_back: How often each generation has cut a life.
         met_first: What retention had taken of each queue when the broker was attached for the first time: up to there.
+        folds: The store takes names for one that differ only in case.
         flips: Some reads give a wrong bit, so that a writer may not know the mark of what stays of a part.
         may_expire: Whether what has this as its newest store time may be given up now, by a topic's policy.
         met: What was met how often (branches that carry a guarantee).
     """
 
-    def __init__(self, prefix: str, objects: Mapping[str, Any], broker: Broker) -> None:
+    def __init__(
+        self, prefix: str, objects: Mapping[str, Any], broker: Broker, *, folds: bool = False
+    ) -> None:
         self._prefix = prefix
         self._get: Callable[[str], bytes] = lambda key: objects[prefix + key].data
         self._has: Callable[[str], bool] = lambda key: prefix + key in objects
@@ -104,6 +108,7 @@ class History:
         self.courses: dict[tuple[str, int, int], list[dict[int, bytes]]] = {}
         self.texts: dict[int, bytes] = {}
         self.met_first: dict[QueueKey, int] = {}
+        self.folds = folds
         self.flips = False
         self.taken_back: Counter[int] = Counter()
         self._now_s = 0.0
@@ -193,7 +198,9 @@ class History:
         require(order == sorted(order) or level > 0, f"{key} is not sorted: {order}")
         queues = [one.queue for one in sections]
         require(queues == sorted(queues), f"{key} is not sorted: {queues}")
-        kind, *folders = key.split("/")
+        require(not self.folds or key == key.lower(), f"I11: {key} has capital letters")
+        self.met["escaped"] += "~" in key
+        kind, *folders = re.sub("~(..)", lambda found: chr(int(found[1], 16)), key).split("/")
         require(kind != "queue" or len(set(queues)) == 1, f"{key} has other queues: {queues}")
         require(
             kind != "topic" or {topic for topic, _ in queues} == {folders[0]}, f"{key}: {queues}"

@@ -648,6 +648,16 @@ def _gaps_go_with_an_expiry() -> Patches:
     return [mock.patch.object(state, "expired", other)]
 
 
+def _case_not_escaped() -> Patches:
+    """What a store says of upper and lower case is not heeded."""
+    made = Uploader.__init__
+
+    def plain(self: Uploader, *arguments: Any, **more: Any) -> None:
+        made(self, *arguments, **{**more, "escapes_case": False})
+
+    return [mock.patch.object(Uploader, "__init__", plain)]
+
+
 def _cloned_writer_goes_on() -> Patches:
     """A part of the own generation that was not sent is no reason to stop."""
     refuse = JournalWriter._refuse
@@ -709,6 +719,7 @@ MUTANTS: dict[str, Callable[[], Patches]] = {
     "a segment is as old as its oldest message": _expired_by_the_oldest,
     "gaps go with an expiry in front of them": _gaps_go_with_an_expiry,
     "a clone's entry is no reason to stop": _cloned_writer_goes_on,
+    "capital letters on a store that ignores case": _case_not_escaped,
 }
 RARE: dict[str, Callable[[], Patches]] = {
     "a merge that presumes nothing": _merge_presumes_nothing,

@@ -29,7 +29,7 @@ from simulation.scheduler import START_MS, Scheduler, SimClock
 
 from backends.errors import BackendError
 from backends.memory import MemoryStore
-from backends.testing.faulty import READS, WRITES, Fault, FaultyStore, Rule
+from backends.testing.faulty import READS, WRITES, CaseFoldingStore, Fault, FaultyStore, Rule
 from backends.wrapping import WrappingStore
 from tiered import keys
 from tiered.api.broker_place import Place
@@ -49,10 +49,15 @@ if TYPE_CHECKING:
     from simulation.scheduler import Owner
     from typing_extensions import Buffer
 
+    from backends.base import ObjectStore
+
 END_S = 30.0
 """Virtual seconds of bad luck; what comes after is healing."""
 THOROUGH_EVERY = 5
 """Of so many seeds one is read to the last byte, verified deep and against the broker, and cleaned by a last gc."""
+FOLDS_EVERY = 7
+"""Of so many seeds one has a store that takes names for one that differ only in case, and topics with such names."""
+TOPICS, TOPICS_FOLDED = ("topic0", "topic1"), ("Topic", "topic")
 PACKS_EVERY = 6
 """Of so many seeds one has writers that compress what is of the last level, and messages for which that is worth it."""
 _BAD_END = 0.3
@@ -89,7 +94,7 @@ class _Traps:
 class Ledger(WrappingStore):
     """Tells history of each object as it becomes visible."""
 
-    def __init__(self, inner: MemoryStore, world: World) -> None:
+    def __init__(self, inner: ObjectStore, world: World) -> None:
         super().__init__(inner)
         self._world = world
 
@@ -128,16 +133,16 @@ class World:
         self.scheduler = Scheduler(rng)
         self.place = Place("c", "b")
         self.memory = MemoryStore(now_ms=SimClock(self.scheduler).now_ms)
-        self.ledger = Ledger(self.memory, self)
+        folds = seed % FOLDS_EVERY == FOLDS_EVERY // 2
+        self.ledger = Ledger(CaseFoldingStore(self.memory) if folds else self.memory, self)
         self.faulty = FaultyStore(self.ledger, random.Random(seed + 1))
-        self.broker = Broker(rng, queues=rng.randrange(1, 5))
-        self.packs = seed % PACKS_EVERY == PACKS_EVERY - 1
-        self.broker.repeats = self.packs
+        self.broker = Broker(rng, TOPICS_FOLDED if folds else TOPICS, queues=rng.randrange(1, 5))
+        self.packs = self.broker.repeats = seed % PACKS_EVERY == PACKS_EVERY - 1
         self.broker.pause = self.scheduler.pause
         self.broker.elapsed_s = lambda: self.scheduler.now_s
         self.broker.count = self.count
         self.is_thorough = seed % THOROUGH_EVERY == 0
-        self.history = History(self.place.prefix, self.memory._objects, self.broker)
+        self.history = History(self.place.prefix, self.memory._objects, self.broker, folds=folds)
         self.history.may_expire = self._may_expire
         self.removed: set[str] = set()
         self.processes: list[Process] = []
