@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from support import oracle
 from tests.e2e import harness
 from tests.e2e.harness import until
 from tests.mount.harness import MountProcess, tier_of
+from tiered.format.fastjson import loads
+from tiered.local.configs import parse_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,6 +159,13 @@ def test_beside_the_live_broker_it_is_refused_and_takes_its_place_when_that_is_g
     assert sorted(half + rest, key=place) == sorted(real, key=place)
 
 
+def committed(store: Path) -> int:
+    """Messages of topic t that the broker knows to be consumed by group g."""
+    path = store / "config" / "consumerOffset.json"
+    table = parse_offsets(loads(path.read_bytes())) if path.exists() else {}
+    return sum(table.get(("g", "t"), {}).values())
+
+
 @pytest.mark.slow
 def test_consumers_that_run_go_on_at_the_mount_and_lose_nothing(tmp_path: Path):
     """They are held up while messages come and the broker goes, so that what they had not taken is left to the mount."""
@@ -172,7 +180,7 @@ def test_consumers_that_run_go_on_at_the_mount_and_lose_nothing(tmp_path: Path):
             )
         try:
             until(lambda: out.read_bytes().count(b"\n") >= 200, "200 messages", 60)
-            time.sleep(6)  # it commits every 5 s
+            until(lambda: committed(broker.store) == 200, "200 committed", 60)
             consumer.send_signal(signal.SIGSTOP)
             broker.produce("t", 300, queues=4, seed=8)
             real = consume("pull", broker.address, "t")

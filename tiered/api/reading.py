@@ -89,10 +89,11 @@ def read_span(tier: OpenTier, span: Span, *, batch_bytes: int) -> Iterator[TierB
         StoreUnavailableError: The store does not answer. The iterator is over; a new one may go on behind the last batch.
     """
     with tier.group() as group:
-        yield from _read(tier, span, group, batch_bytes)
+        yield from read_for(tier, span, group, batch_bytes)
 
 
-def _read(tier: OpenTier, span: Span, group: str, batch_bytes: int) -> Iterator[TierBatch]:
+def read_for(tier: OpenTier, span: Span, group: str, batch_bytes: int) -> Iterator[TierBatch]:
+    """As ``read_span``, for a group of readers that read ahead together (``OpenTier.group``, ``OpenTier.expect``)."""
     at = span.start
     while at < span.stop:
         found = tier.fetch(
@@ -128,7 +129,7 @@ def read_spans(
     """
 
     def read(span: Span) -> Iterator[TierBatch]:
-        yield from _read(tier, span, group, batch_bytes)
+        yield from read_for(tier, span, group, batch_bytes)
         tier.forget(group, span.cursor.queue)
 
     with tier.group() as group:

@@ -75,6 +75,7 @@ COMMANDS: Mapping[str, Entry] = {
     "rebuild": Entry("rebuild", "Makes a lost journal again, from the objects."),
     "doctor": Entry("doctor", "Looks for what is set up wrong, and says what to do."),
     "mount": Entry("mount", "Serves a tier read-only to RocketMQ's clients."),
+    "restore": Entry("restore", "Makes a store directory of a tier, for a broker to start on."),
     "timer": Entry("timer", "Keeps messages that are due much later."),
     "timer.import": Entry("timer:IMPORT", "Takes a broker's pending timers into the tier, once."),
     "timer.ls": Entry("timer:LS", "Lists the hours in which messages are due."),

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tiered.store.encoding import QueueKey
 
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 PERM_READ_WRITE: Final = 6
 _PERM_INHERIT: Final = 7
 _PERM_SYNC_MEMBER: Final = 1
@@ -101,6 +104,16 @@ class TopicTable:
         )
         for count in _COUNTS:
             config[count] = max(int(config.get(count, 0)), queues)
+
+    def adopt(self, name: str, config: Mapping[str, Any]) -> None:
+        """Take over a topic as a broker had it. Not yet saved."""
+        self._table[name] = dict(config)
+
+    def set_batch(self, name: str) -> None:
+        """Make a topic's consume queues of the batch kind. Not yet saved."""
+        attributes = self._table[name].get("attributes")
+        kept = attributes if isinstance(attributes, dict) else {}
+        self._table[name]["attributes"] = {**kept, "queue.type": "BatchCQ"}
 
     def ensure(
         self, name: str, queue_id: int, *, queues: int, now_ms: int, queue_type: str | None = None

@@ -1,0 +1,345 @@
+"""Restoring: a store directory of a tier, held to what Java found in the one that the tier was made of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from support import oracle
+from zlib_ng import zlib_ng
+
+from tests.e2e.harness import LocalLog, bounds, captured, here, read_dump, unpack
+from tests.mount.harness import mounted
+from tiered.api.tier import open as open_tier
+from tiered.clock import SystemClock
+from tiered.errors import InvalidError
+from tiered.format.record import Record, decode_record, encode_record
+from tiered.mount import codes
+from tiered.mount.restore import Restore, Selection, plan_restore
+from tiered.store.options import StoreOptions
+from tiered.store.restored import RestoredLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Tier = Callable[[str], tuple[Path, str]]
+
+NAMES = (
+    "s01-basic", "s04-batch-compress", "s06-expired", "s09-big-offsets", "s10-consumers",
+    "s11-lmq-batchcq",
+)  # fmt: skip
+SMALL = ("--log-file-size", "256KiB", "--queue-items", "100")
+OPTIONS = StoreOptions(256 << 10, 100)
+PLACES = {"physical_offset", "offset_msg_id"}
+Message = dict[str, Any]
+
+
+def restored(url: str, folder: Path, *options: str | Path) -> Path:
+    store = folder / "restored"
+    here("restore", url, "--to", store, *SMALL, *options).good()
+    return store
+
+
+def without_places(messages: list[Message], *more: str) -> list[Message]:
+    """Messages without what a restore changes; an id that is the offset id changes with it."""
+    found = []
+    for message in messages:
+        left_out = PLACES | set(more)
+        if message["msg_id"] == message["offset_msg_id"]:
+            left_out |= {"msg_id"}
+        found.append({k: v for k, v in message.items() if k not in left_out})
+    return found
+
+
+def messages_of(store: Path, folder: Path, *, holes: int = 0) -> dict[str, list[Message]]:
+    """What another tier of the store has, by topic."""
+    url = f"file://{folder}/again"
+    ran = here("attach", store, "--to", url, "--once", "--json")
+    assert ran.code == (1 if holes else 0), ran
+    assert ran.document["missing"] == holes
+    topics = {queue.topic for queue in bounds(url)}
+    return {topic: here("cat", url, topic).good().rows for topic in topics}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_message_is_there_again_at_its_queue_offset(
+    name: str, captured_tier: Tier, tmp_path: Path
+):
+    store = restored(captured_tier(name)[1], tmp_path)
+    found = messages_of(store, tmp_path)
+    wanted = {topic: messages for topic, messages in captured(name).messages.items() if messages}
+    assert set(found) == set(wanted)
+    for topic, messages in wanted.items():
+        assert without_places(found[topic], "log_offset") == without_places(messages)
+
+
+@pytest.mark.parametrize("name", ["s01-basic", "s09-big-offsets"])
+def test_records_differ_in_their_place_alone_and_lie_in_the_order_of_their_store_times(
+    name: str, captured_tier: Tier, tmp_path: Path
+):
+    original, url = captured_tier(name)
+    store = restored(url, tmp_path)
+    before, after = LocalLog(original), LocalLog(store)
+    found = messages_of(store, tmp_path)
+    for topic, messages in captured(name).messages.items():
+        for was, now in zip(messages, found.get(topic, []), strict=True):
+            old, new = before.record(was), after.record(now)
+            assert old[:28] + old[36:] == new[:28] + new[36:]
+            assert decode_record(new, 0).physical_offset == now["physical_offset"]
+    everything = [one for messages in found.values() for one in messages]
+    everything.sort(key=lambda one: one["physical_offset"])
+    times = [one["store_timestamp_ms"] for one in everything]
+    assert times == sorted(times)
+
+
+def test_only_what_is_asked_for(captured_tier: Tier, tmp_path: Path):
+    everything = captured("s01-basic").messages
+    times = sorted(one["store_timestamp_ms"] for one in everything["orders"])
+    begin, end = times[300], times[900]
+    url = captured_tier("s01-basic")[1]
+    options = ("--topics", "orders,uni*", "--from", str(begin), "--until", str(end))
+    found = messages_of(restored(url, tmp_path, *options), tmp_path)
+    for topic in ("orders", "unicode"):
+        wanted = [m for m in everything[topic] if begin <= m["store_timestamp_ms"] < end]
+        assert without_places(found.get(topic, []), "log_offset") == without_places(wanted)
+    assert set(found) <= {"orders", "unicode"}
+
+
+def test_a_dry_run_says_what_comes_and_writes_nothing(captured_tier: Tier, tmp_path: Path):
+    url, to = captured_tier("s01-basic")[1], tmp_path / "restored"
+    words = ("restore", url, "--to", to, *SMALL, "--json")
+    said = here(*words, "--dry-run").good().document
+    assert not to.exists()
+    done = here(*words).good().document
+    assert (said["is_dry_run"], done["is_dry_run"]) == (True, False)
+    assert said["messages"] == captured("s01-basic").count
+    assert said["size_bytes"] == done["size_bytes"]
+    assert said["requests"] / 4 <= done["requests"] <= said["requests"] * 4 + 16
+    assert said["request_dollars"] > 0
+    assert said["seconds"] >= 0
+
+
+# -- the tables -----------------------------------------------------------------------------------
+
+
+def test_a_decommissioned_broker_has_its_tables_again(tmp_path: Path):
+    original, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    here("attach", original, "--to", url, "--decommission").good()
+    with mounted(url) as served, served.client() as client:
+        place = {"consumerGroup": "ordered", "topic": "other", "queueId": 1}
+        client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=7, **place)
+        served.stop()
+    store = restored(url, tmp_path)
+    was, now = (
+        {name: json.loads(_strict((path / "config" / name).read_text())) for name in TABLES}
+        for path in (original, store)
+    )
+    topics, groups = (name for name in TABLES if name != "consumerOffset.json")
+    kept = {"work", "other", "%RETRY%failing", "%DLQ%failing", "%RETRY%ordered"}
+    for topic in kept:
+        assert now[topics]["topicConfigTable"][topic] == was[topics]["topicConfigTable"][topic]
+    assert now[groups]["subscriptionGroupTable"] == was[groups]["subscriptionGroupTable"]
+    before = was["consumerOffset.json"]["offsetTable"]
+    after = now["consumerOffset.json"]["offsetTable"]
+    assert after == {name: row for name, row in before.items() if name.count("@") == 1} | {
+        "other@ordered": before["other@ordered"] | {"1": 7}
+    }
+
+
+TABLES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
+
+
+def _strict(text: str) -> str:
+    from tiered.format.fastjson import loads
+
+    return json.dumps(loads(text))
+
+
+# -- cut short ------------------------------------------------------------------------------------
+
+
+def log_of(store: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((store / "commitlog").iterdir()))
+
+
+@pytest.mark.parametrize("stops_after", [0, 1, 5])
+def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
+    stops_after: int, captured_tier: Tier, tmp_path: Path
+):
+    url = captured_tier("s01-basic")[1]
+    whole = restored(url, tmp_path)
+    pieces = iter([False] * stops_after)
+    to = tmp_path / "stopped"
+    with open_tier(url) as tier:
+        plan = plan_restore(tier, Selection())
+
+        def run(stop: Callable[[], bool]) -> bool:
+            restore = Restore(
+                tier, plan, str(to), OPTIONS, SystemClock(), memory_bytes=1 << 20, stop=stop
+            )
+            return restore.run().is_complete
+
+        assert not run(lambda: next(pieces, True))
+        assert (to / "abort").exists()
+        with pytest.raises(InvalidError, match="something else"):
+            Restore(
+                tier,
+                plan_restore(tier, Selection(lambda topic: topic == "orders")),
+                str(to),
+                OPTIONS,
+                SystemClock(),
+                memory_bytes=1 << 20,
+            ).run()
+        with (to / "commitlog").joinpath(f"{1 << 18:020d}").open("r+b") as file:
+            file.seek(-100, 2)
+            file.write(b"what a crash leaves behind the end")
+        assert run(lambda: False)
+    assert not (to / "abort").exists()
+    assert not (to / "restore.json").exists()
+    assert sorted(records_of(to)) == sorted(records_of(whole))
+
+
+def records_of(store: Path) -> list[tuple[str, int, int]]:
+    return [(record.topic, record.queue_id, record.queue_offset) for record in walk(log_of(store))]
+
+
+def walk(log: bytes) -> Iterator[Record]:
+    at = 0
+    while at < len(log) and int.from_bytes(log[at : at + 4]):
+        size = int.from_bytes(log[at : at + 4])
+        if log[at + 4 : at + 8] != bytes.fromhex("cbd43194"):
+            yield decode_record(log, at)
+        at += size
+
+
+def test_a_directory_with_something_in_it_is_refused(captured_tier: Tier, tmp_path: Path):
+    (tmp_path / "file").touch()
+    ran = here("restore", captured_tier("s01-basic")[1], "--to", tmp_path)
+    assert ran.code == 2
+    assert "there is something already" in ran.error
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_nothing_to_restore_is_an_error(captured_tier: Tier, tmp_path: Path):
+    url = captured_tier("s01-basic")[1]
+    ran = here("restore", url, "--to", tmp_path / "restored", "--topics", "none")
+    assert ran.code == 2
+    assert "there is nothing to restore" in ran.error
+
+
+# -- gaps and records of their own kind -----------------------------------------------------------
+
+
+def tier_with_a_gap(folder: Path) -> tuple[str, int]:
+    """Of a queue in whose middle an object is lost for good; how many messages that were."""
+    store, url = unpack("s01-basic", folder), f"file://{folder}/tier"
+    small = ("--bundle-size", "16KiB", "--segment-size", "32KiB")
+    here("attach", store, "--to", url, "--once", *small).good()
+    (prefix,) = (folder / "tier").glob("*/broker-a")
+    for lost in (prefix / "journal", *prefix.glob("bundle/[1-9]")):
+        shutil.rmtree(lost)
+    sorted(prefix.glob("queue/large/0000000000/0000000000/*"))[1].unlink()
+    here("rebuild", url, "--apply", "-", "--accept-gaps").good()
+    (left,) = {row["gap_messages"] for row in here("status", url, "--json").document["brokers"]}
+    assert left
+    return url, left
+
+
+def test_where_the_tier_has_a_gap_the_queue_goes_on_behind_it(tmp_path: Path):
+    url, left = tier_with_a_gap(tmp_path)
+    ran = here("restore", url, "--to", tmp_path / "restored", *SMALL, "--json").good()
+    assert ran.document["filled_offsets"] == left
+    found = messages_of(tmp_path / "restored", tmp_path, holes=left)
+    for topic in {queue.topic for queue in bounds(url)}:
+        wanted = here("cat", url, topic).good().rows
+        assert without_places(found[topic], "log_offset") == without_places(wanted, "log_offset")
+
+
+def test_a_property_crc_covers_the_new_place(tmp_path: Path):
+    """``enabledAppendPropCRC``: a CRC of the whole record stands at its end, digits last first."""
+    (message, *_) = captured("s01-basic").messages["orders"]
+    record = decode_record(LocalLog(unpack("s01-basic", tmp_path)).record(message), 0)
+    from dataclasses import replace
+
+    tail = b"__CRC32#\x01" + b"0" * 10 + b"\x02"
+    raw = record.properties_raw + tail
+    data = bytearray(
+        encode_record(replace(record, properties_raw=raw, size=record.size + len(tail)))
+    )
+    log = RestoredLog.open(tmp_path / "restored", file_bytes=1 << 16, now_ms=0)
+    try:
+        log.put(np.frombuffer(data, np.uint8), np.array([len(data)]))
+        log.sync()
+    finally:
+        log.close()
+    written = log_of(tmp_path / "restored")[: len(data)]
+    assert decode_record(written, 0).physical_offset == 1 << 16
+    digits = f"{zlib_ng.crc32(written[:-20]) & 0x7FFFFFFF:010d}"[::-1].encode()
+    assert written[-20:] == b"__CRC32#\x01" + digits + b"\x02"
+
+
+def test_a_record_that_fits_no_file_is_told(captured_tier: Tier, tmp_path: Path):
+    url = captured_tier("s01-basic")[1]
+    ran = here("restore", url, "--to", tmp_path / "restored", "--log-file-size", "64KiB")
+    assert ran.code == 2
+    assert "does not fit log files of 65536" in ran.error
+
+
+# -- Java -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.java
+@oracle.needs_java
+@pytest.mark.parametrize("name", ["s06-expired", "s09-big-offsets", "s11-lmq-batchcq"])
+def test_javas_own_store_reads_what_was_restored(name: str, captured_tier: Tier, tmp_path: Path):
+    dumped = read_dump(oracle.dump(restored(captured_tier(name)[1], tmp_path)))
+    wanted = captured(name)
+    filled = {queue: found for queue, found in wanted.bounds.items() if found[0] < found[1]}
+    assert {queue: dumped.bounds[queue] for queue in filled} == filled
+    for topic, messages in wanted.messages.items():
+        assert without_places(dumped.messages.get(topic, [])) == without_places(messages)
+
+
+@pytest.mark.java
+@oracle.needs_java
+def test_javas_clients_pass_over_a_gap(tmp_path: Path):
+    url, left = tier_with_a_gap(tmp_path)
+    wanted = here("cat", url, "large").good().rows
+    with oracle.Broker(tmp_path, restored(url, tmp_path)) as broker:
+        broker.start()
+        found = oracle.run("pull", "--namesrv", broker.address, "--topic", "large")
+    assert left
+    assert [(one["queue_id"], one["queue_offset"], one["msg_id"]) for one in found] == [
+        (one["queue_id"], one["queue_offset"], one["msg_id"]) for one in wanted
+    ]
+
+
+@pytest.mark.java
+@oracle.needs_java
+def test_a_broker_starts_on_it_clients_read_everything_and_produce_more(
+    captured_tier: Tier, tmp_path: Path
+):
+    store = restored(captured_tier("s06-expired")[1], tmp_path)
+    wanted = captured("s06-expired")
+    with oracle.Broker(tmp_path, store) as broker:
+        broker.start()
+        queues = {q.queue_id: b for q, b in wanted.bounds.items() if q.topic == "long-lived"}
+        assert broker.offsets("long-lived") == queues
+        found = oracle.run("pull", "--namesrv", broker.address, "--topic", "long-lived")
+        ids = [(one["queue_id"], one["queue_offset"], one["msg_id"]) for one in found]
+        assert ids == [
+            (one["queue_id"], one["queue_offset"], one["msg_id"])
+            for one in wanted.messages["long-lived"]
+        ]
+        made = broker.produce("long-lived", 20, queues=len(queues), seed=3)
+        ends = {queue_id: end for queue_id, (_, end) in queues.items()}
+        for message in sorted(made, key=lambda one: (one["queue_id"], one["queue_offset"])):
+            assert message["queue_offset"] == ends[message["queue_id"]]
+            ends[message["queue_id"]] += 1
+        key = wanted.messages["long-lived"][5]["msg_id"]
+        words = ("--namesrv", broker.address, "--topic", "long-lived", "--msgid", key)
+        assert [one["msg_id"] for one in oracle.run("view", *words)] == [key]

@@ -1,0 +1,277 @@
+"""``tiered restore``: a tier's messages as a store directory on which a broker starts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tiered.cli.errors import DONE, NEEDS_A_PERSON
+from tiered.cli.frame import make_command
+from tiered.cli.options import argument, flag, option, required, several
+from tiered.cli.output import Output
+from tiered.cli.signals import Stopper
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import Moment, counted, format_size, parse_size, topic_filter, whole
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tiered.api.tier import Tier
+    from tiered.cli.call import Call
+    from tiered.mount.restore import Restored, RestorePlan, Selection
+
+_MIB = 1024 * 1024
+_RESULTS = (
+    *("is_complete", "records", "log_end", "filled_offsets", "topics", "groups"),
+    "consumer_offsets",
+)
+"""What a dry run does not know."""
+DRAIN_S = 10.0
+"""For what is under way when it is stopped."""
+SAMPLE_BYTES = 4 * _MIB
+"""How much is read to tell how long it would take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreOptions:
+    """What ``tiered restore`` can be told."""
+
+    url: str = argument()
+    to: str = required(
+        "store directory to make: empty, missing, or with a restore that was cut short", "DIR", str
+    )
+    topics: tuple[str, ...] = several(
+        "topics to restore, as globs", "GLOB,...", str, default_text="all"
+    )
+    from_: Moment | None = option(
+        "begin each queue with the first message stored at or after this time",
+        "TIME",
+        Moment,
+        default_text="the first there is",
+    )
+    until: Moment | None = option(
+        "end each queue before the first message stored at or after this time",
+        "TIME",
+        Moment,
+        default_text="the last there is",
+    )
+    dry_run: bool = flag(
+        "say what would be done, what it costs and how long it takes; one sample is read"
+    )
+    log_file_size_bytes: int = option(
+        "size of a commit-log file, as the broker's mappedFileSizeCommitLog",
+        "SIZE",
+        parse_size,
+        default=1024 * _MIB,
+    )
+    queue_items: int = option(
+        "items of a consume-queue file; 20 times it is the broker's mappedFileSizeConsumeQueue",
+        "N",
+        whole(1),
+        default=300_000,
+    )
+    memory_bytes: int = option(
+        "bytes for what is read, half of it ahead; at least 64 KiB of each queue are held",
+        "SIZE",
+        parse_size,
+        default=256 * _MIB,
+    )
+
+
+def run(call: Call, options: RestoreOptions) -> int:
+    """Plan, and restore unless it is a dry run."""
+    from tiered.cli.tiers import open_tier
+    from tiered.mount.restore import Restore, plan_restore
+    from tiered.store.options import StoreOptions
+
+    output, stopping = Output(call), threading.Event()
+    with contextlib.ExitStack() as stack:
+        tier = open_tier(call, options.url, stack, memory_bytes=options.memory_bytes)
+        plan = plan_restore(tier, read_selection(call, options))
+        document = planned(options, tier, plan)
+        if options.dry_run:
+            document["seconds"] = sampled_seconds(call, tier, plan)
+            return told(call, output, document, plan_lines(document))
+        require_room(options, plan)
+        sizes = StoreOptions(options.log_file_size_bytes, options.queue_items)
+        restore = Restore(
+            tier,
+            plan,
+            options.to,
+            sizes,
+            call.clock,
+            memory_bytes=options.memory_bytes,
+            stop=stopping.is_set,
+        )
+        began_s = call.clock.monotonic_s()
+        progress = call.progress(
+            "restoring",
+            lambda: Progressed(
+                format_size(restore.done_bytes), restore.done_bytes, plan.record_bytes
+            ),
+        )
+        stopper = stack.enter_context(Stopper(call.watch, stopping.set, seconds=DRAIN_S))
+        with progress:
+            result = restore.run()
+        requests = tier.meter.snapshot()
+        document |= {
+            **done(result),
+            "requests": requests.requests,
+            "request_dollars": round(requests.dollars, 6),
+            "seconds": round(call.clock.monotonic_s() - began_s, 3),
+        }
+    told(call, output, document, result_lines(options, document))
+    return DONE if result.is_complete else stopper.exit_code or NEEDS_A_PERSON
+
+
+def read_selection(call: Call, options: RestoreOptions) -> Selection:
+    """What the options say."""
+    from tiered.mount.restore import Selection
+
+    return Selection(
+        selects=topic_filter(options.topics),
+        from_ms=call.ms(options.from_),
+        until_ms=call.ms(options.until),
+    )
+
+
+def require_room(options: RestoreOptions, plan: RestorePlan) -> None:
+    """Refuse a disk on which there is not enough room.
+
+    Raises:
+        InvalidError: So it is.
+    """
+    place = Path(options.to).absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if (place / "restore.json").exists() or free > plan.record_bytes + plan.list_bytes:
+        return
+    raise InvalidError(
+        f"{format_size(plan.record_bytes + plan.list_bytes)} are to be restored, and {format_size(free)} are free",
+        where=str(place),
+        do="choose another disk, or fewer messages with --topics, --from and --until",
+    )
+
+
+def sampled_seconds(call: Call, tier: Tier, plan: RestorePlan) -> float:
+    """About how long it would take, by reading the beginning of the largest queue."""
+    from tiered.api.reading import read_span
+
+    span = max(plan.spans, key=lambda span: span.stop - span.start)
+    began_s, read_bytes = call.clock.monotonic_s(), 0
+    for batch in read_span(tier, span, batch_bytes=_MIB):
+        read_bytes += memoryview(batch.records.data).nbytes
+        if read_bytes >= SAMPLE_BYTES:
+            break
+    seconds = call.clock.monotonic_s() - began_s
+    return round(seconds * plan.record_bytes / max(read_bytes, 1), 1)
+
+
+def planned(options: RestoreOptions, tier: Tier, plan: RestorePlan) -> dict[str, Any]:
+    """What is known before it begins."""
+    return {
+        "format": 1,
+        "url": tier.meter.url,
+        "cluster": tier.place.cluster,
+        "broker": tier.place.broker,
+        "store": options.to,
+        "is_dry_run": options.dry_run,
+        "queues": len(plan.spans),
+        "skipped_queues": plan.skipped,
+        "messages": plan.messages,
+        "size_bytes": plan.record_bytes,
+        "list_bytes": plan.list_bytes,
+        "requests": plan.requests,
+        "request_dollars": round(plan.dollars, 6),
+        "seconds": None,
+        **dict.fromkeys(_RESULTS),
+    }
+
+
+def done(result: Restored) -> dict[str, Any]:
+    """What came of it."""
+    return {
+        "is_complete": result.is_complete,
+        "records": result.records,
+        "size_bytes": result.record_bytes,
+        "log_end": result.log_end,
+        "filled_offsets": result.filled,
+        "topics": result.topics,
+        "groups": result.groups,
+        "consumer_offsets": result.offsets,
+    }
+
+
+def plan_lines(document: dict[str, Any]) -> list[str]:
+    """Of a dry run, for people."""
+    return [
+        (
+            f"tiered: would restore {counted(document['messages'], 'message')} of"
+            f" {counted(document['queues'], 'queue')}: {format_size(document['size_bytes'])} of records,"
+            f" {format_size(document['list_bytes'])} of consume queues"
+        ),
+        (
+            f"tiered: about {counted(document['requests'], 'request')},"
+            f" {document['request_dollars']:.4f} dollars, and {document['seconds']:.0f} s by the speed of a sample"
+        ),
+    ]
+
+
+def result_lines(options: RestoreOptions, document: dict[str, Any]) -> list[str]:
+    """What was done, for people."""
+    found = [
+        (
+            f"tiered: {counted(document['records'], 'record')}, {format_size(document['size_bytes'])} restored,"
+            f" {counted(document['requests'], 'request')}, {document['seconds']:.1f} s"
+        )
+    ]
+    if not document["is_complete"]:
+        return [*found, "tiered: it was stopped; the same command goes on where it ended"]
+    if document["filled_offsets"]:
+        filled = counted(document["filled_offsets"], "queue offset has", "queue offsets have")
+        found.append(f"tiered: {filled} no message, as in the tier; clients pass over them")
+    return [
+        *found,
+        (
+            f"tiered: {counted(document['topics'], 'topic')}, {counted(document['groups'], 'group')}, offsets of"
+            f" {counted(document['consumer_offsets'], 'queue')} in config/"
+        ),
+        (
+            "tiered: queue offsets, unique ids and times are as they were; message ids made of host and offset are"
+            " new, since records lie elsewhere in the log"
+        ),
+        (
+            f"tiered: start a broker with storePathRootDir={options.to},"
+            f" brokerName={document['broker']}, brokerClusterName={document['cluster']}"
+        ),
+    ]
+
+
+def told(call: Call, output: Output, document: dict[str, Any], lines: Sequence[str]) -> int:
+    """Say it, to people and as was asked for."""
+    for line in lines:
+        call.say(line)
+    if output.form != "table":
+        output.emit(document, [document], list(document))
+    return DONE
+
+
+COMMAND = make_command(
+    "restore",
+    RestoreOptions,
+    run,
+    examples=[
+        "tiered restore s3://bucket/prefix --to /data/rocketmq/store --dry-run",
+        "tiered restore file:///tmp/tier --to /tmp/restored --topics 'orders*' --from now-2d",
+    ],
+    details=(
+        "One commit log in the order of store times, consume queues, key index and tables; queue offsets stay as they"
+        " were. What was stopped goes on when it is called again. docs/mount.md says what changes."
+    ),
+)

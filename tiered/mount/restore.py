@@ -1,0 +1,543 @@
+"""Restore: a tier's messages as a store directory on which a broker starts.
+
+Overview: ``plan_restore`` says what would be read and written, from the journal alone (and a request or two a queue where a
+time is asked for). ``Restore.run`` reads all queues side by side, puts their records into one commit log in the order of
+their store times, writes the tables of topics, groups and offsets, and has the log listed: consume queues and key index
+are made from it by the embedded store's own recovery.
+
+What stays: every byte of a record but its physical offset, and so queue offsets, ids that producers gave, store and born
+times and hosts. What changes: physical offsets, and with them message ids that are made of host and offset.
+
+Ordering: a record is in the log before it counts as restored; ``restore.json`` in the directory says how far that is, and is
+written after the log was synced. The tables come next, then the lists, then ``abort`` and ``restore.json`` go.
+
+After a crash, or when it was stopped: the same command goes on from ``restore.json``. It refuses another selection, and a
+directory that has anything else in it.
+
+Memory: a batch a queue, about ``memory_bytes`` in all, but at least 64 KiB of each queue, and what the tier's reader caches.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered.api.reading import Span, plan_span, read_for
+from tiered.api.stores import backend_errors
+from tiered.errors import InvalidError
+from tiered.format.consume_queue import ITEM_BYTES
+from tiered.format.fastjson import loads
+from tiered.format.record import decode_record
+from tiered.format.sysflag import INNER_BATCH
+from tiered.journal.reader import JournalReader
+from tiered.keys import mount_prefix
+from tiered.local.configs import GROUPS_FILE, OFFSETS_FILE, read_text
+from tiered.local.topics import reason_left_out
+from tiered.log.handover import Handover, read_handover
+from tiered.model import Boundary, MessageQueue, QueueOffset
+from tiered.mount.offsets import MountMachine
+from tiered.store.disk import make_folder, replace_file
+from tiered.store.message_store import MessageStore
+from tiered.store.restored import RestoredLog, fill_holes
+from tiered.store.topictable import TopicTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tiered.api.tier import Tier
+    from tiered.clock import Clock
+    from tiered.log.decode import TierBatch
+    from tiered.log.parts import Parts
+    from tiered.store.options import StoreOptions
+
+Longs = npt.NDArray[np.int64]
+STATE_FILE: Final = "restore.json"
+STATE_FORMAT: Final = 1
+SAVE_BYTES: Final = 64 << 20
+"""How much is restored between two notes of how far it is; what a crash does again, at most."""
+BATCH_BYTES_MIN: Final = 64 << 10
+BATCH_BYTES_MAX: Final = 4 << 20
+SYS_FLAG_AT: Final = 36
+"""Where a record holds its sysFlag: 4 bytes, big-endian."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is to be restored.
+
+    Attributes:
+        selects: Which topics.
+        from_ms: Messages stored at or after it, UTC; None: from the first.
+        until_ms: Messages stored before it; None: up to the last.
+    """
+
+    selects: Callable[[str], bool] = field(default=lambda _topic: True)
+    from_ms: int | None = None
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What would be done.
+
+    Attributes:
+        spans: Of each queue that has anything, in order.
+        messages: How many queue offsets these are, holes included.
+        record_bytes: Of their records, about where a part is not wanted whole.
+        list_bytes: Of the consume queues.
+        requests: To the tier's store, about.
+        dollars: For these, by list prices.
+        skipped: Queues that have messages, of which none is selected.
+        has_holes: There are queue offsets without a message among these.
+    """
+
+    spans: tuple[Span, ...]
+    messages: int
+    record_bytes: int
+    list_bytes: int
+    requests: int
+    dollars: float
+    skipped: int
+    has_holes: bool
+
+
+def plan_restore(tier: Tier, selection: Selection) -> RestorePlan:
+    """Say what a restore would do.
+
+    Raises:
+        InvalidError: There is nothing to restore.
+        StoreUnavailableError: The tier does not answer.
+    """
+    spans, messages, sizes, reads, skipped = [], 0, 0, 0, 0
+    for queue in tier.queues():
+        span = _span(tier, queue, selection) if selection.selects(queue.topic) else None
+        if span is None or span.start >= span.stop:
+            skipped += 1
+            continue
+        size, parts = _weigh(span)
+        spans.append(span)
+        messages, sizes, reads = messages + span.stop - span.start, sizes + size, reads + parts
+    if not spans:
+        raise InvalidError(
+            "there is nothing to restore",
+            where=tier.store.url,
+            do="check --topics, --from and --until; `tiered ls URL` shows what there is",
+        )
+    dollars = reads / 1000 * tier.meter.snapshot().prices.read_per_1000
+    return RestorePlan(
+        tuple(spans),
+        messages,
+        sizes,
+        messages * ITEM_BYTES,
+        reads,
+        dollars,
+        skipped,
+        any(map(_has_holes, spans)),
+    )
+
+
+def _span(tier: Tier, queue: MessageQueue, selection: Selection) -> Span:
+    """Of one queue, from the first message in time to the first behind it."""
+    cursor = tier.reader.cursor(queue)
+    start: int = cursor.low
+    stop: int = cursor.end
+    with backend_errors():
+        if selection.from_ms is not None:
+            start = tier.reader.queue(queue).offset_by_time(selection.from_ms, Boundary.LOWER)
+        if selection.until_ms is not None:
+            stop = tier.reader.queue(queue).offset_by_time(selection.until_ms, Boundary.LOWER)
+    return plan_span(cursor, start, max(start, stop))
+
+
+def _has_holes(span: Span) -> bool:
+    """Whether a queue offset between two messages may be without one."""
+    life = span.cursor.life
+    return bool(life.gaps) or bool(life.parts().rows["holes"].any())
+
+
+def _weigh(span: Span) -> tuple[int, int]:
+    """Bytes of records, and requests, about: one for the items and one for the records of each part, or of each MiB."""
+    parts: Parts = span.cursor.life.parts()
+    rows = parts.rows
+    first, count = rows["queue_offset"], rows["count"].astype(np.int64)
+    wanted = np.minimum(first + count, span.stop) - np.maximum(first, span.start)
+    wanted = np.maximum(wanted, 0)
+    share = wanted / np.maximum(count, 1)
+    size = int((rows["log_bytes"] * share).sum())
+    reads = int((wanted > 0).sum()) + int((rows["stored_bytes"] * share).sum() // (1 << 20))
+    return size, reads
+
+
+# -- reading side by side -------------------------------------------------------------------------
+
+
+class _Source:
+    """One queue, batch by batch.
+
+    Attributes:
+        queue: Which.
+        next: Queue offset behind what was taken.
+        stop: Where it ends.
+        keys: int64[n], store times of the records at hand, never falling.
+        at: How many of these were taken.
+    """
+
+    def __init__(self, span: Span, batches: Iterator[TierBatch]) -> None:
+        self.queue = span.cursor.queue
+        self.next, self.stop = span.start, span.stop
+        self._batches = batches
+        self._last_ms = 0
+        self._view = memoryview(b"")
+        self._positions = self._sizes = self._ends = self.keys = np.empty(0, np.int64)
+        self.at = 0
+
+    def fill(self) -> bool:
+        """See to it that there is something at hand; whether there is."""
+        while self.at == len(self.keys):
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self._open(batch)
+        return True
+
+    def _open(self, batch: TierBatch) -> None:
+        records = batch.records
+        present = np.flatnonzero(records.sizes > 0)
+        positions = records.positions[present]
+        first = np.diff(positions, prepend=-1) != 0  # messages of an inner batch share their record
+        present, positions = present[first], positions[first]
+        self._view = memoryview(records.data).cast("B")
+        self._positions, self._sizes = positions, records.sizes[present].astype(np.int64)
+        self._ends = np.append(present[1:] + records.base_offset, int(batch.end_offset))[
+            : len(present)
+        ]
+        times = np.maximum(records.store_timestamps_ms[present], self._last_ms)
+        self.keys, self.at = np.maximum.accumulate(times), 0
+        if len(present):
+            self._last_ms = int(self.keys[-1])
+        else:
+            self.next = batch.end_offset
+
+    def take(self, horizon_ms: int) -> tuple[Longs, Longs, memoryview, Longs]:
+        """Keys, positions, bytes and sizes of all records at hand that were stored up to a time."""
+        end = int(np.searchsorted(self.keys, horizon_ms, side="right"))
+        taken = slice(self.at, end)
+        if end > self.at:
+            self.next = QueueOffset(int(self._ends[end - 1]))
+        self.at = end
+        return self.keys[taken], self._positions[taken], self._view, self._sizes[taken]
+
+
+def merged(sources: Sequence[_Source]) -> Iterator[tuple[npt.NDArray[np.uint8], Longs]]:
+    """Records of all queues in the order of their store times; those of one queue stay in theirs.
+
+    Yields:
+        Records one behind the other, in memory of their own, and the size of each.
+    """
+    left = [source for source in sources if source.fill()]
+    while left:
+        horizon_ms = min(int(source.keys[-1]) for source in left)
+        taken = [source.take(horizon_ms) for source in left if source.keys[source.at] <= horizon_ms]
+        yield _in_order(taken)
+        left = [source for source in left if source.fill()]
+
+
+def _in_order(
+    taken: Sequence[tuple[Longs, Longs, memoryview, Longs]],
+) -> tuple[npt.NDArray[np.uint8], Longs]:
+    keys = np.concatenate([one[0] for one in taken])
+    order = np.argsort(keys, kind="stable")
+    starts = np.concatenate([one[1] for one in taken])[order]
+    sizes = np.concatenate([one[3] for one in taken])[order]
+    owners = np.repeat(np.arange(len(taken)), [len(one[0]) for one in taken])[order]
+    goes_on = (np.diff(owners) == 0) & (starts[1:] == starts[:-1] + sizes[:-1])
+    firsts = np.flatnonzero(np.append(True, ~goes_on))
+    lasts = np.append(firsts[1:], len(starts)) - 1
+    runs = zip(
+        owners[firsts].tolist(),
+        starts[firsts].tolist(),
+        (starts[lasts] + sizes[lasts]).tolist(),
+        strict=True,
+    )
+    joined = bytearray().join([taken[owner][2][start:end] for owner, start, end in runs])
+    return np.frombuffer(joined, np.uint8), sizes
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore left behind.
+
+    Attributes:
+        is_complete: It was not stopped.
+        records: Put in this run; an inner batch is one.
+        record_bytes: Of these.
+        log_end: Where the log ends.
+        filled: Queue offsets without a message between others, as where the tier has a gap.
+        topics, groups: In the tables.
+        offsets: Queues of which a group's offset is in the table.
+    """
+
+    is_complete: bool
+    records: int
+    record_bytes: int
+    log_end: int
+    filled: int = 0
+    topics: int = 0
+    groups: int = 0
+    offsets: int = 0
+
+
+class Restore:
+    """One restore of one tier into one directory. See the module's contract.
+
+    Attributes:
+        done_bytes: Bytes of records put in this run.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        plan: RestorePlan,
+        directory: str,
+        options: StoreOptions,
+        clock: Clock,
+        *,
+        memory_bytes: int,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            tier: Which.
+            plan: What of it.
+            directory: Where to; empty, missing, or with a restore of the same that was cut short.
+            options: Sizes of files.
+            clock: Time.
+            memory_bytes: See the module.
+            stop: Asked between two pieces; True ends it in order.
+        """
+        self.done_bytes = 0
+        self._tier = tier
+        self._plan = plan
+        self._root = Path(directory).absolute()
+        self._options = options
+        self._clock = clock
+        self._stop = stop
+        share = memory_bytes // max(2 * len(plan.spans), 1)
+        self._batch_bytes = min(max(share, BATCH_BYTES_MIN), BATCH_BYTES_MAX)
+        self._batch_topics: set[str] = set()
+        self._records = 0
+
+    def run(self) -> Restored:
+        """Do it, or what is left of it.
+
+        Raises:
+            InvalidError: The directory has something else in it, or a record does not fit a file.
+            StoreUnavailableError: The tier does not answer, or the disk refuses it.
+            DataError: Bytes of the tier are damaged. What is in the log stays; the restore may go on when they are mended.
+        """
+        known = self._load()
+        log = RestoredLog.open(
+            self._root,
+            file_bytes=self._options.commitlog_file_bytes,
+            now_ms=int(self._clock.now_ms()),
+            end=None if known is None else int(known["log_end"]),
+            has_holes=self._plan.has_holes,
+        )
+        try:
+            is_whole = self._fill_log(log, known)
+        finally:
+            log.close()
+        result = Restored(is_whole, self._records, self.done_bytes, log.end)
+        return self._finish(result) if is_whole else result
+
+    # -- the log ----------------------------------------------------------------------------------
+
+    def _fill_log(self, log: RestoredLog, known: Mapping[str, Any] | None) -> bool:
+        """Put what is not there yet; whether all is."""
+        went_on = {(t, q): (start, stop) for t, q, start, stop in known["next"]} if known else {}
+        self._batch_topics.update(known["batch_topics"] if known else ())
+        with self._tier.group() as group:
+            spans = [self._left(span, went_on) for span in self._plan.spans]
+            self._tier.expect(group, [(one.cursor, one.start, one.stop) for one in spans])
+            sources = [
+                _Source(span, read_for(self._tier, span, group, self._batch_bytes))
+                for span in spans
+            ]
+            saved_bytes = 0
+            self._save(log, sources)
+            try:
+                for data, sizes in self._pieces(sources):
+                    self._note_batches(data, sizes)
+                    log.put(data, sizes)
+                    self.done_bytes += len(data)
+                    self._records += len(sizes)
+                    if self.done_bytes - saved_bytes >= SAVE_BYTES:
+                        self._save(log, sources)
+                        saved_bytes = self.done_bytes
+                    if self._stop():
+                        return False
+            finally:
+                self._save(log, sources)
+        return True
+
+    @staticmethod
+    def _left(span: Span, went_on: Mapping[tuple[str, int], tuple[int, int]]) -> Span:
+        queue, whole = span.cursor.queue, (span.start, span.stop)
+        start, stop = went_on.get((queue.topic, queue.queue_id), whole)
+        return Span(span.cursor, QueueOffset(start), QueueOffset(stop), is_firm=True)
+
+    def _pieces(self, sources: Sequence[_Source]) -> Iterator[tuple[npt.NDArray[np.uint8], Longs]]:
+        with backend_errors():
+            yield from merged(sources)
+
+    def _note_batches(self, data: npt.NDArray[np.uint8], sizes: Longs) -> None:
+        """Remember topics with inner batches: their consume queues are of another kind."""
+        starts = np.cumsum(sizes) - sizes
+        flags = data[starts[:, None] + np.arange(SYS_FLAG_AT, SYS_FLAG_AT + 4)]
+        packed = flags.copy().view(">i4").ravel() & INNER_BATCH
+        for start in starts[packed != 0].tolist():
+            self._batch_topics.add(decode_record(data.data, start, check_crc=False).topic)
+
+    # -- how far it is ----------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same when it goes on."""
+        tier = self._tier
+        return {
+            "format": STATE_FORMAT,
+            "url": tier.store.url,
+            "place": [tier.place.cluster, tier.place.broker],
+            "file_bytes": self._options.commitlog_file_bytes,
+        }
+
+    def _load(self) -> dict[str, Any] | None:
+        """What a restore that was cut short has left; None: there was none.
+
+        Raises:
+            InvalidError: It was another one.
+        """
+        raw = read_text(str(self._root / STATE_FILE))
+        if raw is None:
+            return None
+        known: dict[str, Any] = loads(raw)
+        mine = {(span.cursor.queue.topic, span.cursor.queue.queue_id) for span in self._plan.spans}
+        is_same = all(known.get(name) == value for name, value in self._identity().items())
+        if not is_same or {(row[0], row[1]) for row in known["next"]} != mine:
+            raise InvalidError(
+                "a restore of something else was cut short there",
+                where=str(self._root),
+                do="go on with the options that it had, or name an empty directory",
+            )
+        return known
+
+    def _save(self, log: RestoredLog, sources: Sequence[_Source]) -> None:
+        """Note how far it is, once that is on the disk."""
+        log.sync()
+        rows = [
+            [source.queue.topic, source.queue.queue_id, int(source.next), int(source.stop)]
+            for source in sources
+        ]
+        document = {
+            **self._identity(),
+            "log_end": log.end,
+            "next": rows,
+            "batch_topics": sorted(self._batch_topics),
+        }
+        replace_file(self._root / STATE_FILE, json.dumps(document).encode())
+
+    # -- tables and lists -------------------------------------------------------------------------
+
+    def _finish(self, result: Restored) -> Restored:
+        tier, now_ms = self._tier, int(self._clock.now_ms())
+        with backend_errors():
+            handover = read_handover(tier.store, tier.place.prefix, tier.state.store)
+            offsets = self._offsets(handover)
+        topics = self._write_topics(handover, now_ms)
+        groups = dict(handover.groups) if handover is not None else {}
+        self._write_tables(groups, offsets, now_ms)
+        store = MessageStore.open(
+            self._root,
+            cluster=tier.place.cluster,
+            broker=tier.place.broker,
+            clock=self._clock,
+            options=self._options,
+            anew=True,
+        )
+        with store:
+            ends = store.queues()
+        filled = fill_holes(str(self._root), ends, self._options.commitlog_file_bytes)
+        (self._root / STATE_FILE).unlink()
+        count = sum(map(len, offsets.values()))
+        return Restored(
+            True,
+            result.records,
+            result.record_bytes,
+            result.log_end,
+            filled,
+            topics,
+            len(groups),
+            count,
+        )
+
+    def _write_topics(self, handover: Handover | None, now_ms: int) -> int:
+        """The table of topics: as the broker had them, else with as many queues as have messages."""
+        place = self._tier.place
+        table = TopicTable.make(str(self._root), cluster=place.cluster, broker=place.broker)
+        restored: dict[str, int] = {}
+        for span in self._plan.spans:
+            queue = span.cursor.queue
+            restored[queue.topic] = max(restored.get(queue.topic, 0), queue.queue_id + 1)
+        known = handover.topics if handover is not None else {}
+        is_whole = not self._plan.skipped
+        for name, config in known.items():
+            is_own = reason_left_out(name, cluster=place.cluster, broker=place.broker) is not None
+            if name in restored or (is_whole and not is_own):
+                table.adopt(name, config)
+        for name, queues in restored.items():
+            table.put(name, queues)
+            if name in self._batch_topics:
+                table.set_batch(name)
+        table.save(now_ms)
+        return len({*restored, *(name for name in known if is_whole)})
+
+    def _offsets(self, handover: Handover | None) -> Mapping[tuple[str, str], Mapping[int, int]]:
+        """Where groups are: with a mount, where one has served the tier, else as the broker had it."""
+        tier = self._tier
+        offsets = dict(handover.offsets) if handover is not None else {}
+        prefix = mount_prefix(tier.place.prefix, tier.place.broker)
+        reader = JournalReader(tier.store, prefix, MountMachine())
+        reader.catch_up()
+        if reader.number and reader.state.handover == (
+            handover.key if handover is not None else ""
+        ):
+            for name, row in reader.state.offsets.items():
+                offsets[name] = {**offsets.get(name, {}), **row}
+        return offsets
+
+    def _write_tables(
+        self,
+        groups: Mapping[str, Mapping[str, Any]],
+        offsets: Mapping[tuple[str, str], Mapping[int, int]],
+        now_ms: int,
+    ) -> None:
+        version = {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
+        rows = {f"{topic}@{group}": row for (group, topic), row in sorted(offsets.items())}
+        self._write_table(OFFSETS_FILE, {"dataVersion": version, "offsetTable": rows})
+        if groups:
+            table = {"forbiddenTable": {}, "subscriptionGroupTable": groups}
+            self._write_table(GROUPS_FILE, {"dataVersion": version, **table})
+
+    def _write_table(self, name: str, document: Mapping[str, Any]) -> None:
+        path = self._root / name
+        make_folder(path.parent)
+        text = json.dumps(document, indent="\t", separators=(",", ":"), ensure_ascii=False)
+        replace_file(path, text.encode("utf-8", "surrogateescape"))

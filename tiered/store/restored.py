@@ -1,0 +1,226 @@
+"""The commit log of a store that is made of records of another one, and what its consume queues lack then.
+
+**Contract.** Records keep every byte but their place: the physical offset, and the property CRC over it where a record has
+one. They are put in the order given; where one does not fit a file, a blank fills the rest, as a broker does it. The log
+begins with the second file of its row, not at 0: an entry that stands for no message names place 0, and is below the log so.
+What was put is on the disk after ``sync``; ``open`` goes on at a place that was synced, and cuts off what lies behind it.
+From ``open`` to ``MessageStore.open(anew=True)``, which lists the log, the directory looks as after a broker's crash.
+
+``fill_holes`` puts an entry for no message wherever a queue has none between its first and its last: without, a broker's
+start would take the queue's end to be there. Such an entry names a place in the log that is not below its minimum, since a
+broker looks for a queue's first message by bisection, and that lies in a file before all records, since a broker that finds
+no record passes over the rest of that file: so the log gets a first file with nothing but a blank in it, where there are
+to be holes (``has_holes``). For one thread.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+from zlib_ng import zlib_ng
+
+from tiered.errors import InvalidError
+from tiered.format.consume_queue import FILLER_SIZE, ITEM_BYTES, encode_items
+from tiered.format.record import BLANK_BYTES_MIN, CRC_MASK, MAGIC_BLANK, SIZE_AND_MAGIC
+from tiered.local.consumequeues import PlainQueue
+from tiered.local.files import FileCache
+from tiered.local.layout import LOG_DIRECTORY, inspect, queue_file_bytes
+from tiered.store.disk import Disk, RowWriter, StoreHold, cut_row
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from tiered.model import MessageQueue, QueueOffset
+
+Longs = npt.NDArray[np.int64]
+PLACE_AT: Final = 28
+"""Where a record holds its physical offset: 8 bytes, big-endian."""
+CRC_NAME: Final = b"__CRC32#\x01"
+"""How the property begins that ends a record with a CRC of all before it; ten digits, last first, and a 2 follow."""
+CRC_BYTES: Final = 20
+_ITEMS: Final = 1 << 16
+
+
+class RestoredLog:
+    """See the module.
+
+    Attributes:
+        root: The store's directory.
+        end: Physical offset behind the last record.
+    """
+
+    def __init__(self, hold: StoreHold, file_bytes: int, end: int) -> None:
+        """Used by ``open``."""
+        self.root = hold.root
+        self.end = end
+        self._hold = hold
+        self._file_bytes = file_bytes
+        self._folder = f"{hold.root}/{LOG_DIRECTORY}"
+        self._rows = RowWriter()
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        file_bytes: int,
+        now_ms: int,
+        end: int | None = None,
+        has_holes: bool = False,
+    ) -> RestoredLog:
+        """Begin a log in a directory that is empty or missing, or go on with one.
+
+        Args:
+            directory: A broker's ``storePathRootDir``.
+            file_bytes: Of each file of the log.
+            now_ms: UTC.
+            end: Where to go on: an ``end`` that was synced; None: it is begun.
+            has_holes: ``fill_holes`` will be wanted; only where it is begun.
+
+        Raises:
+            InvalidError: There is something in the directory, or someone else writes to it.
+            StoreUnavailableError: The disk refuses it.
+        """
+        hold = StoreHold.of_new(directory) if end is None else StoreHold(str(Path(directory)))
+        log = cls(hold, file_bytes, file_bytes if end is None else end)
+        try:
+            with Disk(hold.root):
+                hold.begin(now_ms)
+                cut_row(log._rows, log._folder, file_bytes, log.end)
+                if end is None and has_holes:
+                    log._blank(file_bytes)
+                log._rows.sync()
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def put(self, data: npt.NDArray[np.uint8], sizes: Longs) -> None:
+        """Put records one behind the other.
+
+        Args:
+            data: The records as they were, in their new order; they are changed in place.
+            sizes: int64[n], bytes of each.
+
+        Raises:
+            InvalidError: One does not fit a file.
+            StoreUnavailableError: The disk refuses it.
+        """
+        starts = np.cumsum(sizes) - sizes
+        done = 0
+        with Disk(self.root):
+            while done < len(sizes):
+                fitting = self._fitting(sizes, starts, done)
+                if not fitting:
+                    self._end_file(int(sizes[done]))
+                    continue
+                self._write(data, starts[done : done + fitting], sizes[done : done + fitting])
+                done += fitting
+
+    def _fitting(self, sizes: Longs, starts: Longs, first: int) -> int:
+        """How many records from ``first`` on fit the present file, with room for a blank."""
+        room = self._file_bytes - self.end % self._file_bytes - BLANK_BYTES_MIN
+        ends = starts[first:] + sizes[first:] - starts[first]
+        return int(np.searchsorted(ends, room, side="right"))
+
+    def _end_file(self, size: int) -> None:
+        inside = self.end % self._file_bytes
+        if not inside:
+            raise InvalidError(
+                f"a record of {size} bytes does not fit log files of {self._file_bytes}",
+                do="choose larger ones with --log-file-size",
+            )
+        self._blank(self._file_bytes - inside)
+
+    def _blank(self, size: int) -> None:
+        """Fill the rest of a file."""
+        blank = SIZE_AND_MAGIC.pack(size, MAGIC_BLANK)
+        self._rows.write(self._folder, self._file_bytes, self.end, blank)
+        self.end += size
+
+    def _write(self, data: npt.NDArray[np.uint8], starts: Longs, sizes: Longs) -> None:
+        begin = int(starts[0])
+        places = self.end + starts - begin
+        data[starts[:, None] + np.arange(PLACE_AT, PLACE_AT + 8)] = (
+            places.astype(">i8").view(np.uint8).reshape(-1, 8)
+        )
+        _renew_property_crcs(data, starts, sizes)
+        until = int(starts[-1] + sizes[-1])
+        self._rows.write(self._folder, self._file_bytes, self.end, data[begin:until].data)
+        self.end += until - begin
+
+    def sync(self) -> None:
+        """Bring to the disk what was put.
+
+        Raises:
+            StoreUnavailableError: It may not be there.
+        """
+        with Disk(self.root):
+            self._rows.sync()
+
+    def close(self) -> None:
+        """Close the files, and give the directory free; without ``sync``."""
+        self._rows.close()
+        self._hold.close()
+
+
+def _renew_property_crcs(data: npt.NDArray[np.uint8], starts: Longs, sizes: Longs) -> None:
+    """Of records that end with a CRC of themselves, as few brokers write them."""
+    name = np.frombuffer(CRC_NAME, np.uint8)
+    ends = starts + sizes
+    marked = np.flatnonzero(sizes > CRC_BYTES + PLACE_AT)
+    tails = data[(ends[marked] - CRC_BYTES)[:, None] + np.arange(len(name))]
+    for number in marked[(tails == name).all(axis=1)].tolist():
+        start, end = int(starts[number]), int(ends[number])
+        crc = zlib_ng.crc32(data[start : end - CRC_BYTES]) & CRC_MASK
+        digits = f"{crc:010d}"[::-1].encode()
+        data[end - CRC_BYTES + len(name) : end - 1] = np.frombuffer(digits, np.uint8)
+
+
+def fill_holes(directory: str, ends: Mapping[MessageQueue, QueueOffset], place: int) -> int:
+    """Put entries for no message where queues have none.
+
+    Args:
+        directory: Of a store that was listed and closed.
+        ends: One past the last queue offset of each queue (``MessageStore.queues``).
+        place: Physical offset that they name: where the log begins.
+
+    Returns:
+        How many were put.
+
+    Raises:
+        StoreUnavailableError: The disk refuses it.
+    """
+    layout, cache, rows, count = inspect(directory), FileCache(), RowWriter(), 0
+    try:
+        with Disk(directory):
+            for queue, end in ends.items():
+                folder = layout.queue_directory(queue, is_batch=False)
+                if Path(folder).is_dir():  # units of batch queues say themselves what they are of
+                    size = queue_file_bytes(folder, is_batch=False)
+                    count += _fill(PlainQueue(cache, folder, size), rows, place, int(end))
+            rows.sync()
+    finally:
+        rows.close()
+        cache.close()
+    return count
+
+
+def _fill(index: PlainQueue, rows: RowWriter, place: int, end: int) -> int:
+    first, row, count = index.span()[0], index.row, 0
+    for start in range(first, end, _ITEMS):
+        entries = index.entries(start, min(start + _ITEMS, end))
+        missing = np.flatnonzero(entries.sizes == 0)
+        for run in np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1):
+            if len(run):
+                items = encode_items(
+                    np.full(len(run), place), np.full(len(run), FILLER_SIZE), np.zeros(len(run))
+                )
+                at = (start + int(run[0])) * ITEM_BYTES
+                rows.write(row.directory, row.file_bytes, at, items)
+                count += len(run)
+    return count
