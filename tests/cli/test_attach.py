@@ -11,12 +11,17 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tiered.attach.index_settings import IndexSettings
+from tiered.attach.metrics_server import MetricsServer
+from tiered.attach.observe import is_well
 from tiered.attach.writer import Attachment, AttachSettings
 from tiered.cli.values import topic_filter
+from tiered.index.indexer import Indexer
 
 if TYPE_CHECKING:
     import subprocess
@@ -327,6 +332,49 @@ def test_metrics_and_health_are_served(start: Start, basic: Path, tmp_path: Path
         process.terminate()
         process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+def until_unhealthy(base: str) -> str:
+    deadline = time.monotonic() + 60
+    while (found := fetch(f"{base}/healthz"))[0] == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert found[0] == 503
+    return found[1]
+
+
+def test_it_is_unhealthy_while_nothing_can_be_committed(start: Start, basic: Path, tmp_path: Path):
+    to = ("--to", f"file://{tmp_path}/tier", "--freshness", "0.2", "--drain-seconds", "0.1")
+    slow = ("--max-upload-rate", "1KiB", "--bundle-size", "16KiB")
+    process = start("attach", basic, *to, *slow, "--metrics-listen", "127.0.0.1:0")
+    try:
+        base = metrics_of(process)
+        assert fetch(f"{base}/healthz") == (200, "ok")
+        assert re.match(r"nothing could be committed for \d+ s", until_unhealthy(base))
+        assert values_of(base)["tiered_up"] == "0"
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_it_is_unhealthy_when_its_index_has_ended(
+    monkeypatch: pytest.MonkeyPatch, basic: Path, tmp_path: Path
+):
+    def ends(*_: object, **__: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Indexer, "step", ends)
+    settings = AttachSettings(index=IndexSettings())
+    attachment = Attachment.open(str(basic), f"file://{tmp_path}/tier", settings)
+    health = partial(is_well, attachment)
+    server = MetricsServer("127.0.0.1", 0, metrics=str, health=health)
+    try:
+        said = until_unhealthy(f"http://127.0.0.1:{server.port}")
+        assert said == "the key index ended by a defect: ZeroDivisionError: "
+        attachment.run(once=True)  # the messages are tiered all the same
+    finally:
+        server.close()
+        attachment.close()
 
 
 def test_an_address_in_use_is_wrong_usage(tiered: CommandLine, basic: Path, tmp_path: Path):
