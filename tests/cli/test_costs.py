@@ -11,7 +11,7 @@ from support.journals import PREFIX
 from support.tiers import TierBuilder
 
 from tiered.journal.entry import Entry
-from tiered.upkeep.costs import (
+from tiered.upkeep.status import (
     ENTRIES_MAX,
     MONTH_S,
     Rate,

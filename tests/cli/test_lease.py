@@ -15,7 +15,7 @@ from tiered.clock import ManualClock
 from tiered.errors import FencedError
 from tiered.journal.lease import Holder, Lease, read_lease
 from tiered.keys import LEASE
-from tiered.upkeep.lease import break_lease, report_lease
+from tiered.upkeep.workplace import break_lease, report_lease
 
 if TYPE_CHECKING:
     from pathlib import Path

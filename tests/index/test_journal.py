@@ -22,7 +22,7 @@ from tiered.log.parts import Cover, IndexObject, ObjectRange
 from tiered.log.ranges import clipped, joined, ranges_of, without
 from tiered.log.state import TierMachine
 from tiered.log.verify import verify_tier
-from tiered.log.verify_index import check_indexes
+from tiered.log.verify_objects import check_indexes
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

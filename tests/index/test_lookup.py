@@ -14,8 +14,8 @@ from tiered.index import hashing
 from tiered.journal.entry import json_text
 from tiered.log.indexed import index_action, indexed_to
 from tiered.log.state import TierMachine
-from tiered.log.verify_index import check_indexes
-from tiered.log.verify_state import check_state
+from tiered.log.verify_objects import check_indexes
+from tiered.log.verify_report import check_state
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from tiered.errors import FencedError
 from tiered.journal.lease import Holder, Lease
 from tiered.log.verify import verify_tier
 from tiered.model import MessageQueue
-from tiered.upkeep.rebuild_index import apply_rebuild_index, plan_rebuild_index
-from tiered.upkeep.reign import reign_and
-from tiered.upkeep.workplace import Workplace
+from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
+from tiered.upkeep.workplace import Workplace, reign_and
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from tiered.journal.lease import Holder, JournalEnd, Lease, read_lease
 from tiered.journal.reader import JournalReader
 from tiered.journal.writer import JournalWriter
 from tiered.keys import JOURNAL, LEASE, checkpoint_key, entry_key
-from tiered.upkeep.lease import break_lease
+from tiered.upkeep.workplace import break_lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from tests.log.test_takeback import head, take_back, then
 from tiered.log.cursor import History, history_of, life_at
 from tiered.log.expiry import segment_end
 from tiered.log.parts import queue_action
-from tiered.log.verify_state import check_state
+from tiered.log.verify_report import check_state
 from tiered.model import Boundary
 
 STEPS = st.lists(

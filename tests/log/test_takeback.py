@@ -15,7 +15,7 @@ from tiered.journal.entry import Entry
 from tiered.log.divergence import first_difference
 from tiered.log.parts import Parts, queue_action
 from tiered.log.takeback import Head, head_of, is_tail, rest_of
-from tiered.log.verify_state import check_state
+from tiered.log.verify_report import check_state
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:

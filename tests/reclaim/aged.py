@@ -19,7 +19,7 @@ from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
     from backends.base import ObjectStore
-    from tiered.upkeep.plans import Plan
+    from tiered.upkeep.workplace import Plan
 
 GRACE_S = 100
 PLACE = Place("c", "b")

@@ -20,11 +20,11 @@ from tiered.errors import InvalidError, StoreUnavailableError, TieredStoreError
 from tiered.log.verify import verify_tier
 from tiered.upkeep.expire import apply_steps, plan_delete_topic, plan_expire
 from tiered.upkeep.gc import apply_gc
-from tiered.upkeep.rebuild_index import apply_rebuild_index, plan_rebuild_index
+from tiered.upkeep.rebuild import apply_rebuild_index, plan_rebuild_index
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
-    from tiered.upkeep.plans import Plan
+    from tiered.upkeep.workplace import Plan
 
 
 def expiring() -> tuple[Tier, Plan]:

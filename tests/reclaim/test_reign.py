@@ -19,7 +19,7 @@ from tiered.log.verify import verify_tier
 from tiered.upkeep import gc
 from tiered.upkeep.expire import apply_steps, plan_delete_topic
 from tiered.upkeep.gc import apply_gc, plan_gc
-from tiered.upkeep.reign import reign_and
+from tiered.upkeep.workplace import reign_and
 
 if TYPE_CHECKING:
     import threading

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from backends.base import ByteRange, ObjectStore
-    from tiered.upkeep.plans import Plan
+    from tiered.upkeep.workplace import Plan
 
 THREADS = 4
 

@@ -380,9 +380,9 @@ def _memory_not_given_back() -> Patches:
 def _gc_without_grace() -> Patches:
     from tiered.log.history import TierHistory
     from tiered.log.named import named_objects
-    from tiered.upkeep import survey
+    from tiered.upkeep import gc
 
-    plan = survey.plan_orphans
+    plan = gc.plan_orphans
 
     def hasty(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
         named = set(named_objects(known.state))
@@ -395,7 +395,7 @@ def _gc_without_grace() -> Patches:
         )
 
     return [
-        mock.patch.object(survey, "plan_orphans", hasty),
+        mock.patch.object(gc, "plan_orphans", hasty),
         mock.patch.object(TierHistory, "protected", return_value=set()),
     ]
 
@@ -403,7 +403,7 @@ def _gc_without_grace() -> Patches:
 def _gc_of_what_is_named_in_part() -> Patches:
     """A bundle of which some section is not named any more counts as not named."""
     from tiered.log import history, orphans
-    from tiered.upkeep import survey
+    from tiered.upkeep import gc
 
     named_objects = orphans.named_objects
 
@@ -423,19 +423,19 @@ def _gc_of_what_is_named_in_part() -> Patches:
         }
         return {key: row for key, row in named.items() if key in full or key in sizes}
 
-    return [mock.patch.object(one, "named_objects", whole) for one in (history, orphans, survey)]
+    return [mock.patch.object(one, "named_objects", whole) for one in (history, orphans, gc)]
 
 
 def _gc_of_the_present_reign() -> Patches:
-    from tiered.upkeep import survey
+    from tiered.upkeep import gc
 
-    plan = survey.plan_orphans
+    plan = gc.plan_orphans
 
     def greedy(listed: Any, probes: Any, known: Any, *, limit: int) -> Any:
         old_ms = known.old_ms + 4500
         return plan(listed, probes, replace(known, reign=1 << 60, old_ms=old_ms), limit=limit)
 
-    return [mock.patch.object(survey, "plan_orphans", greedy)]
+    return [mock.patch.object(gc, "plan_orphans", greedy)]
 
 
 def _tail_not_held() -> Patches:

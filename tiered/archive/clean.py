@@ -24,7 +24,7 @@ from tiered.archive.machine import clean_action
 from tiered.archive.moves import Replaced
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
-from tiered.upkeep.plans import FORMAT, Plan, moved_on
+from tiered.upkeep.workplace import FORMAT, Plan, moved_on
 
 if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tiered.log.parts import queue_action
-from tiered.upkeep.reign import reign_and
+from tiered.upkeep.workplace import reign_and
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

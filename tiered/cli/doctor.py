@@ -35,8 +35,7 @@ def run(call: Call, options: DoctorOptions) -> int:
     """Look and print."""
     from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_objects
-    from tiered.upkeep.doctor import FAIL, REACHABILITY, examine
-    from tiered.upkeep.doctor_place import trial_store
+    from tiered.upkeep.doctor import FAIL, REACHABILITY, examine, trial_store
 
     probe_id = f"{random.SystemRandom().getrandbits(64):016x}"
     output, url, directory = Output(call), options.url, options.store

@@ -44,7 +44,7 @@ def run(call: Call, options: LeaseOptions) -> int:
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_objects
-    from tiered.upkeep.lease import break_lease, report_lease
+    from tiered.upkeep.workplace import break_lease, report_lease
 
     output = Output(call)
     is_broken = False

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
     from tiered.upkeep.expire import Proof
-    from tiered.upkeep.plans import Plan
-    from tiered.upkeep.workplace import Workplace
+    from tiered.upkeep.workplace import Plan, Workplace
 
 Document = dict[str, Any]
 HOUR_MS = 3_600_000
@@ -112,7 +111,7 @@ def get_plan(
     Raises:
         InvalidError: The options contradict each other, or the file cannot be used.
     """
-    from tiered.upkeep.plans import load_plan, save_plan
+    from tiered.upkeep.workplace import load_plan, save_plan
 
     apply, save = options.apply, options.plan
     if apply and save:

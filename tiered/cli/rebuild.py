@@ -46,8 +46,7 @@ def run(call: Call, options: RebuildOptions) -> int:
     """Plan, and apply if told to."""
     from tiered.api.broker_place import ANY_SIGN
     from tiered.api.stores import backend_errors
-    from tiered.upkeep.rebuild import apply_rebuild
-    from tiered.upkeep.rebuild_plan import load_rebuild, plan_document, save_rebuild
+    from tiered.upkeep.rebuild import apply_rebuild, load_rebuild, plan_document, save_rebuild
 
     if options.index:
         return run_index(call, options)
@@ -141,8 +140,8 @@ def _result(document: dict[str, Any]) -> str:
 def run_index(call: Call, options: RebuildOptions) -> int:
     """Plan, and apply if told to."""
     from tiered.api.stores import backend_errors
-    from tiered.upkeep.rebuild_index import (
-        WHAT,
+    from tiered.upkeep.rebuild import (
+        INDEX_WHAT,
         apply_rebuild_index,
         has_work,
         plan_rebuild_index,
@@ -158,7 +157,7 @@ def run_index(call: Call, options: RebuildOptions) -> int:
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
         stack.enter_context(call.progress("rebuilding", lambda: done))
-        plan = get_plan(options, WHAT, at, lambda: plan_rebuild_index(at, told))
+        plan = get_plan(options, INDEX_WHAT, at, lambda: plan_rebuild_index(at, told))
         if options.apply and has_work(plan):
             applied = apply_rebuild_index(at, plan, items_max=1 << 20, told=told)
     document = {**plan, "applied": applied}

@@ -46,8 +46,7 @@ def run(call: Call, options: StatusOptions) -> int:
     """Read and print."""
     from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_local, open_objects
-    from tiered.upkeep.costs import bills_requests
-    from tiered.upkeep.status import read_status, status_document
+    from tiered.upkeep.status import bills_requests, read_status, status_document
 
     url, directory = options.url, options.store
     output = Output(call)
@@ -101,7 +100,7 @@ def _stored(broker: dict[str, Any]) -> str:
 
 
 def _show(output: Output, broker: dict[str, Any], now_ms: int, *, is_billed: bool) -> None:
-    from tiered.upkeep.costs import rate_text
+    from tiered.upkeep.status import rate_text
 
     output.line(f"{broker['cluster']}/{broker['broker']}")
     output.line(f"  writer    {_writer(broker, now_ms)}")

@@ -5,7 +5,7 @@ overlap, the newest wins, by generation and then by the sequence in which its wr
 
 * a newer writer knew the history when it began, so what an older one made and it made again was not history;
 * a merged section is made after those that it replaces, and says the same (but for one that came too late, of what was
-  taken back meanwhile: ``rebuild_chain._Late``);
+  taken back meanwhile: ``_Late``);
 * a section made again because nobody knew what became of the first try is made after it.
 
 What is not chosen is unused, and a bundle with nothing else an orphan. Where queue offsets go on and log offsets do not, or
@@ -26,30 +26,31 @@ anew. The next writer, or ``tiered rebuild --index``, makes it again.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from typing_extensions import Buffer
+
+from backends.errors import BackendError
+from tiered.errors import DataError
+from tiered.format.consume_queue import ITEM_BYTES
+from tiered.keys import maker_of
+from tiered.log.consume_queue import ITEM
+from tiered.log.marks import mark_of
 from tiered.log.named import named_bundles
-from tiered.log.parts import Part, QueueLife, TierState
-from tiered.log.rebuild_chain import (
-    Candidates,
-    Present,
-    choose,
-    choose_tail,
-    known_candidates,
-    known_life,
-)
-from tiered.log.rebuild_life import Loss, build_life, build_tails
-from tiered.log.takeback import is_tail
-from tiered.model import QueueOffset
+from tiered.log.parts import Gap, Part, Parts, QueueLife, SectionRange, Segment, TierState
+from tiered.log.takeback import Head, head_of, is_tail
+from tiered.model import LogOffset, MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tiered.log.rebuild_chain import LifeKey, Read
     from tiered.log.tables import Tabled
-    from tiered.model import MessageQueue
 
 EPOCH = 10**12
 """A rebuilt journal begins at the next multiple: beyond what a writer that we do not see may have used since."""
@@ -166,3 +167,509 @@ def _ended(lives: Sequence[QueueLife]) -> tuple[QueueLife, ...]:
     """All but the last have ended, and all but the last segment of each is sealed."""
     before = [replace(life, ended=life.ended or UNKNOWN_END, indexed=()) for life in lives[:-1]]
     return (*before, replace(lives[-1], ended="", indexed=()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Candidates for the parts of a rebuilt tier, and the choice among them. Pure.
+# --------------------------------------------------------------------------------------------------
+
+LifeKey = tuple[MessageQueue, int]
+"""A queue and the number of one of its lives."""
+Read = Callable[[SectionRange], Buffer]
+"""Reads a range of a section; a ``DataError`` or ``BackendError`` when it can not be read."""
+
+
+class Candidate(NamedTuple):
+    """A part that a section could be, and its age.
+
+    Attributes:
+        rank: Generation, sequence, and whether the readable journal names it: the greater is the newer.
+        part: The part.
+        segment: Base log offset of its segment.
+        is_merged: It was made by a merge or a repair.
+        taken_back: A merge found it in what the broker had taken back.
+        modified_ms: When the store got its bundle; -1 when it does not say.
+    """
+
+    rank: tuple[int, int, bool]
+    part: Part
+    segment: int
+    is_merged: bool
+    taken_back: bool
+    modified_ms: int
+
+
+# -- candidates ---------------------------------------------------------------------------------
+
+
+class Candidates:
+    """All sections of all bundles, in columns; those of one life become objects when it is looked at."""
+
+    def __init__(self, tabled: Sequence[Tabled]) -> None:
+        """Sort sections by life."""
+        self._tabled = tabled
+        self._parts = Parts.joined(one.named.parts for one in tabled)
+        counts = [len(one.named.parts) for one in tabled]
+        self._of = np.repeat(np.arange(len(tabled)), counts)
+        self._segments = [segment for one in tabled for segment in one.named.segments]
+        self._taken_back = [is_tail for one in tabled for is_tail in one.named.taken_back]
+        self._rows: dict[LifeKey, list[int]] = {}
+        row = 0
+        for one in tabled:
+            for life in zip(one.named.queues, one.named.incarnations, strict=True):
+                self._rows.setdefault(life, []).append(row)
+                row += 1
+
+    def lives(self) -> set[LifeKey]:
+        """Those that any section is of."""
+        return set(self._rows)
+
+    def of(self, life: LifeKey) -> Iterator[Candidate]:
+        """The sections of one life."""
+        for row in self._rows.get(life, ()):
+            one = self._tabled[self._of[row]]
+            made = one.said.object_id
+            yield Candidate(
+                (made.generation, made.sequence, False),
+                self._parts[row],
+                self._segments[row],
+                one.bundle.level > 0,
+                self._taken_back[row],
+                one.modified_ms,
+            )
+
+
+class Present:
+    """Whether parts that the readable journal names are there."""
+
+    def __init__(self, tabled: Sequence[Tabled], sizes: Mapping[str, int]) -> None:
+        """Take in what was listed, and what the tables say."""
+        self._tabled = {one.bundle.key: one.named.parts.rows for one in tabled if not one.salvaged}
+        self._sizes = sizes
+
+    def has(self, part: Part) -> bool:
+        """Whether a part's bundle is there, and says nothing else of the section.
+
+        Where its table is damaged, what the journal says is enough to read it.
+        """
+        if self._sizes.get(part.bundle.key) != part.bundle.size_bytes:
+            return False
+        rows = self._tabled.get(part.bundle.key)
+        if rows is None:
+            return True
+        at = int(np.searchsorted(rows["start"], part.section.start))
+        same = ("start", "records_bytes", "stored_bytes", "items", "size_bytes", "crc")
+        s = part.section
+        mine = (s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc)
+        return at < len(rows) and tuple(int(rows[name][at]) for name in same) == mine
+
+
+def known_candidates(known: TierState, life: LifeKey, present: Present) -> Iterator[Candidate]:
+    """The parts that the readable journal names, perhaps of cut sections, if their bundles are there."""
+    queue, incarnation = life
+    lives = known.queues.get(queue, ())
+    for number, one in enumerate(lives):
+        if one.incarnation != incarnation or is_tail(lives, number):
+            continue
+        for segment in one.segments:
+            for part in segment.parts:
+                made = maker_of(part.bundle.key)
+                if made is not None and present.has(part):
+                    rank = (made.generation, made.sequence, True)
+                    is_merged = part.bundle.level > 0
+                    base = segment.base_offset
+                    yield Candidate(rank, part, base, is_merged, False, -1)
+
+
+# -- choice -------------------------------------------------------------------------------------
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    queue: MessageQueue,
+    incarnation: int,
+    known: TierState,
+    read: Read,
+) -> list[Candidate]:
+    """The newest that do not overlap, in the order of their queue offsets.
+
+    Args:
+        candidates: Of one life.
+        queue: Whose.
+        incarnation: Which life.
+        known: What the readable beginning of the journal says.
+        read: Reads items and records, where a part has to be cut or two histories told apart; asked for nothing else.
+    """
+    able = [one for one in candidates if _may_be_history(one, queue, incarnation, known)]
+    reigns = _Reigns(able)
+    late = _Late(candidates, read)
+    chosen = _Chosen(read)
+    for one in sorted(able, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
+        if one.taken_back or (not one.is_merged and reigns.take_back(one)):
+            continue
+        if not (one.is_merged and not one.rank[2] and late.is_late(one)):
+            chosen.take(one)
+    return chosen.row
+
+
+def choose_tail(candidates: Sequence[Candidate], without: Sequence[Part]) -> list[Candidate]:
+    """Of what merges found taken back the newest that do not overlap, nor any of ``without``."""
+    chosen = _Chosen(None)
+    for one in sorted(candidates, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
+        part = one.part
+        is_known = any(
+            part.queue_offset < tail.queue_end and tail.queue_offset < part.queue_end
+            for tail in without
+        )
+        if one.taken_back and not is_known:
+            chosen.take(one)
+    return chosen.row
+
+
+class _Chosen:
+    """A row of parts, none overlapping another."""
+
+    def __init__(self, read: Read | None) -> None:
+        self.row: list[Candidate] = []
+        self._starts: list[int] = []
+        self._read = read
+
+    def take(self, one: Candidate) -> None:
+        """Take it, or what of it lies before a newer one that begins in its midst, if it fits."""
+        at = bisect_right(self._starts, one.part.queue_offset)
+        for fitting in self._whole_or_head(one, self.row[at : at + 1]):
+            if _fits(fitting.part, self.row[at - 1 : at] if at else [], self.row[at : at + 1]):
+                self._starts.insert(at, fitting.part.queue_offset)
+                self.row.insert(at, fitting)
+                return
+
+    def _whole_or_head(self, one: Candidate, behind: Sequence[Candidate]) -> Iterator[Candidate]:
+        yield one
+        part = one.part
+        newer = behind[0].part if behind else None
+        if newer is None or self._read is None:
+            return
+        if part.queue_offset < newer.queue_offset < part.queue_end:
+            head = cut_head(part, newer.queue_offset, newer.log_offset, self._read)
+            if head is not None:
+                yield one._replace(part=head)
+
+
+class _Reigns:
+    """Where each reign began to write, so that what an older one had made behind that is known to be no history."""
+
+    def __init__(self, able: Sequence[Candidate]) -> None:
+        lows: dict[int, int] = {}
+        for one in able:
+            if not one.is_merged:  # merging is no going on
+                generation, low = one.rank[0], one.part.queue_offset
+                lows[generation] = min(low, lows.get(generation, low))
+        self._generations = sorted(lows)
+        latest_first = [lows[generation] for generation in reversed(self._generations)]
+        self._lows = list(accumulate(latest_first, min))[
+            ::-1
+        ]  # of this generation and all later ones
+
+    def take_back(self, one: Candidate) -> bool:
+        """Whether a later reign began to write at or below its first offset."""
+        at = bisect_right(self._generations, one.rank[0])
+        return at < len(self._lows) and self._lows[at] <= one.part.queue_offset
+
+
+class _Late:
+    """Merges that came too late: of parts that the broker took back while they were gathered, so never named.
+
+    Such a one is newer than what was written in the place of these, and would win. It is known by two histories at the
+    same offsets: an older one, or one that a merge found taken back, that says what the merge says; and a newer one, older
+    than the merge, that says something else.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], read: Read) -> None:
+        plain = [one for one in candidates if not one.is_merged or one.taken_back]
+        plain.sort(key=lambda one: one.part.queue_offset)
+        self._pairs = list(_overlapping(plain))
+        self._read = read
+
+    def is_late(self, merged: Candidate) -> bool:
+        """Whether a merged section is no history."""
+        return any(
+            self._agree(old, merged) is True and self._agree(new, merged) is False
+            for one, two in self._pairs
+            for old, new in (_by_age(one, two),)
+            if not new.taken_back and new.rank < merged.rank
+        )
+
+    def _agree(self, one: Candidate, merged: Candidate) -> bool | None:
+        """Whether both say the same of the last queue offset that both have; None: that can't be told."""
+        low = max(one.part.queue_offset, merged.part.queue_offset)
+        at = min(one.part.queue_end, merged.part.queue_end) - 1
+        if at < low:
+            return None
+        try:
+            return _mark_at(one.part, at, self._read) == _mark_at(merged.part, at, self._read)
+        except (DataError, BackendError):
+            return None
+
+
+def _overlapping(row: Sequence[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:
+    """Pairs of different parts that overlap; the row is in the order of where they begin."""
+    open_ones: list[Candidate] = []
+    for one in row:
+        open_ones = [o for o in open_ones if o.part.queue_end > one.part.queue_offset]
+        for other in open_ones:
+            if other.part != one.part:
+                yield other, one
+        open_ones.append(one)
+
+
+def _by_age(one: Candidate, two: Candidate) -> tuple[Candidate, Candidate]:
+    """The older history first: what was taken back, else by rank."""
+    if one.taken_back != two.taken_back:
+        return (one, two) if one.taken_back else (two, one)
+    return (one, two) if one.rank < two.rank else (two, one)
+
+
+def _mark_at(part: Part, at: int, read: Read) -> tuple[int, int, int]:
+    """Where the record of a queue offset lies, how large it is, and its mark."""
+    begin = (at - part.queue_offset) * ITEM_BYTES
+    item = np.frombuffer(memoryview(read(part.index.part_of(begin, begin + ITEM_BYTES))), ITEM)[0]
+    start, size = int(item["log_offset"]), int(item["size"])
+    low = start - part.log_offset
+    if size <= 0 or not 0 <= low <= low + size <= part.log_bytes:
+        return start, size, 0
+    return start, size, mark_of(read(part.log.part_of(low, low + size)))
+
+
+def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Part | None:
+    """A part's items before ``end``, by reference; None unless exactly their records end at ``log_end``."""
+    count = end - part.queue_offset
+    try:
+        found = np.frombuffer(memoryview(read(part.index.part_of(0, count * ITEM_BYTES))), ITEM)
+    except (DataError, BackendError):
+        return None
+    sizes, ends = found["size"], found["log_offset"] + found["size"]
+    real = sizes > 0
+    if int(ends[real].max(initial=part.log_offset)) != log_end:
+        return None
+    holes = count - int(np.count_nonzero(real))
+    log_bytes = log_end - part.log_offset
+    return head_of(part, end, Head(part.queue_offset, part.log_offset, log_bytes, holes, 0))
+
+
+def _fits(part: Part, before: Sequence[Candidate], behind: Sequence[Candidate]) -> bool:
+    """Whether it overlaps neither neighbour, in queue offsets and in log offsets, and meets them in both or in none."""
+    row = [one.part for one in before] + [part] + [one.part for one in behind]
+    return all(
+        one.queue_end <= two.queue_offset
+        and one.log_end <= two.log_offset
+        and (one.queue_end < two.queue_offset or one.log_end == two.log_offset)
+        for one, two in pairwise(row)
+    )
+
+
+def _may_be_history(
+    one: Candidate, queue: MessageQueue, incarnation: int, known: TierState
+) -> bool:
+    """Whether the readable journal leaves it open that a later entry named this."""
+    generation, _, is_named = one.rank
+    lives = known.queues.get(queue, ())
+    life = known_life(known, queue, incarnation)
+    if is_named:
+        return True
+    if life is None:  # it had not begun, or was deleted, when the readable journal ends
+        later = not lives or incarnation > lives[-1].incarnation
+        return later and generation >= known.generation
+    if one.part.queue_end <= life.min_offset:
+        return False  # expired
+    if one.part.queue_end <= life.commit_offset:
+        return True  # merged since, or what had been merged
+    return generation >= known.generation and not life.ended
+
+
+def known_life(known: TierState, queue: MessageQueue, incarnation: int) -> QueueLife | None:
+    """A life that the readable journal knows; of those with this number the one that went on."""
+    lives = known.queues.get(queue, ())
+    return next((life for life in lives[::-1] if life.incarnation == incarnation), None)
+
+
+# --------------------------------------------------------------------------------------------------
+# One life of a queue, made of a chain of parts, and what the broker took back of it. Pure.
+# --------------------------------------------------------------------------------------------------
+
+UNKNOWN_GAP = "unknown: the journal was rebuilt"
+LOST_GAP = "lost: the journal was rebuilt without these"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Queue offsets ``[start, end)`` whose objects are not there, and bytes of the queue's commit log."""
+
+    queue: MessageQueue
+    incarnation: int
+    start: QueueOffset
+    end: QueueOffset
+    log_bytes: int
+
+
+@dataclass(slots=True)
+class BuiltLife:
+    """A life, and what is to be said of it.
+
+    Attributes:
+        life: None when there is nothing of it.
+        losses: Where objects are missing, between parts.
+        notes: What a person should know.
+    """
+
+    life: QueueLife | None = None
+    losses: list[Loss] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def build_life(
+    chain: Sequence[Candidate], queue: MessageQueue, incarnation: int, known: QueueLife | None
+) -> BuiltLife:
+    """Make a life.
+
+    Args:
+        chain: Its parts, in order, none overlapping another.
+        queue: Whose.
+        incarnation: Which life.
+        known: What the readable beginning of the journal says of it.
+    """
+    built = BuiltLife()
+    name = f"{queue} incarnation {incarnation}"
+    if not chain:
+        if known is None or known.parts():
+            built.notes.append(f"{name}: no part of it is left, so it is left out")
+        else:
+            built.life = known  # it never had a message
+        return built
+    gaps = _gaps(chain, known)
+    built.losses = [
+        Loss(queue, incarnation, one.queue_end, two.queue_offset, two.log_offset - one.log_end)
+        for one, two in pairwise(step.part for step in chain)
+        if one.log_end != two.log_offset
+    ]
+    last = chain[-1].part
+    tail = _known_tail(last, known)
+    life = QueueLife(
+        incarnation,
+        chain[0].part.queue_offset,
+        QueueOffset(tail[-1].end if tail else last.queue_end),
+        last.log_end,
+        _segments(chain, known),
+        (*gaps, *tail),
+    )
+    if known is not None:
+        life = replace(life, quarantined=known.quarantined, ended=known.ended)
+    built.life = life
+    built.notes = [f"{name}: {note}" for note in _notes(life, known)]
+    return built
+
+
+def _notes(life: QueueLife, known: QueueLife | None) -> list[str]:
+    notes = []
+    begin = life.segments[0].parts[0].log_offset
+    if begin and (known is None or known.min_offset < life.min_offset):
+        notes.append(
+            f"it begins at queue offset {life.min_offset};"
+            f" {begin} bytes of records before it have expired or are lost"
+        )
+    if known is not None and known.commit_offset > life.commit_offset:
+        notes.append(
+            f"queue offsets [{life.commit_offset}, {known.commit_offset}) are lost at its end;"
+            " the next writer goes on before them"
+        )
+    return notes
+
+
+def _gaps(chain: Sequence[Candidate], known: QueueLife | None) -> list[Gap]:
+    """Those before the first part (only a journal tells) and those between parts."""
+    recorded = () if known is None else known.gaps
+    first = chain[0].part.queue_offset
+    gaps = [gap for gap in recorded if gap.end <= first]
+    for one, two in pairwise(step.part for step in chain):
+        start, end = one.queue_end, two.queue_offset
+        if start == end:
+            continue
+        same = [gap for gap in recorded if start <= gap.start and gap.end <= end]
+        reason = UNKNOWN_GAP if one.log_end == two.log_offset else LOST_GAP
+        is_whole = sum(gap.end - gap.start for gap in same) == end - start
+        gaps += same if is_whole else [Gap(start, end, reason)]
+    return gaps
+
+
+def _known_tail(last: Part, known: QueueLife | None) -> list[Gap]:
+    """Gaps behind the last part, if they lead to where the readable journal ends."""
+    if known is None:
+        return []
+    tail = [gap for gap in known.gaps if gap.start >= last.queue_end]
+    is_whole = sum(gap.end - gap.start for gap in tail) == known.commit_offset - last.queue_end
+    return tail if is_whole else []
+
+
+def build_tails(chain: Sequence[Candidate], incarnation: int, reason: str) -> list[QueueLife]:
+    """Lives that are over, of what merges found taken back: one of each run without a hole."""
+    rows: list[list[Candidate]] = []
+    for one in chain:
+        if rows and _continues(rows[-1][-1].part, one.part):
+            rows[-1].append(one)
+        else:
+            rows.append([one])
+    return [_tail(row, incarnation, reason) for row in rows]
+
+
+def _tail(row: Sequence[Candidate], incarnation: int, reason: str) -> QueueLife:
+    first, last = row[0].part, row[-1].part
+    return QueueLife(
+        incarnation,
+        first.queue_offset,
+        QueueOffset(last.queue_end),
+        last.log_end,
+        tuple(replace(segment, sealed=True) for segment in _segments(row, None)),
+        ended=reason,
+        cut_at=first.queue_offset,
+    )
+
+
+def _segments(chain: Sequence[Candidate], known: QueueLife | None) -> tuple[Segment, ...]:
+    """Where a part does not begin its segment, it is of the segment of the part before it.
+
+    So says where its segment begins: before itself. It need not be where that part's segment begins, since a merge may have
+    made one segment of two, and leaves what it does not gather as it was.
+    """
+    rows: list[list[Candidate]] = []
+    for one in chain:
+        last = rows[-1][-1] if rows else None
+        is_same = last is not None and _continues(last.part, one.part)
+        if is_same and last and (one.segment != one.part.log_offset or one.segment == last.segment):
+            rows[-1].append(one)
+        else:
+            rows.append([one])
+    return tuple(_segment(row, known, is_last=row is rows[-1]) for row in rows)
+
+
+def _continues(one: Part, two: Part) -> bool:
+    return (one.queue_end, one.log_end) == (two.queue_offset, two.log_offset)
+
+
+def _segment(row: Sequence[Candidate], known: QueueLife | None, *, is_last: bool) -> Segment:
+    first = row[0].part
+    base = (first.log_offset, first.queue_offset)
+    same = next(
+        (
+            s
+            for s in (known.segments if known else ())
+            if (s.base_offset, s.base_queue_offset) == base
+        ),
+        None,
+    )
+    created_ms = row[0].modified_ms if row[0].modified_ms >= 0 else first.store_max_ms
+    return Segment(
+        LogOffset(first.log_offset),
+        QueueOffset(first.queue_offset),
+        same.created_ms if same else max(0, created_ms),
+        sealed=not is_last or bool(same and same.sealed),
+        parts=Parts.of(one.part for one in row),
+    )

@@ -8,36 +8,58 @@ How to use it::
 Ordering: the journal is replayed before and after the listing, so that the work of a living writer or collector meanwhile
 is not taken for damage: missing is what is named before and after and not listed; orphaned what is listed and named at
 neither time.
+from tiered.local.face import HoleReason
+
+What is in objects is checked by ``tiered.log.verify_objects``; what was found is ``tiered.log.verify_report``.
 
 Memory: the state, and for each of ``in_flight_max`` steps one bundle (or a batch of tier and local store).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tiered.errors import DataError, JournalLostError
+import numpy as np
+
+from backends.base import ObjectInfo, foreign_below
+from backends.errors import BackendError
+from tiered import keys
+from tiered.errors import DataError, JournalLostError, TieredStoreError
+from tiered.journal.entry import checksum
+from tiered.journal.lease import read_lease
+from tiered.journal.reader import JournalReader
+from tiered.journal.trimming import replay_starts
+from tiered.keys import LEASE, checkpoint_key, entry_key
+from tiered.local.face import HoleReason
 from tiered.log.named import named_objects, parts_by_bundle
-from tiered.log.reader import QueueReader, TierReader
+from tiered.log.reader import READ_BYTES, QueueReader, TierReader
+from tiered.log.rebuild import EPOCH
+from tiered.log.state import Gap, TierMachine
 from tiered.log.takeback import is_tail
-from tiered.log.verify_bundle import BundleCheck
-from tiered.log.verify_index import IndexCheck, check_indexes, unindexed_messages
-from tiered.log.verify_journal import check_journal, check_lease
-from tiered.log.verify_listing import compare_listing, record_listing
-from tiered.log.verify_local import QueueComparison
-from tiered.log.verify_objects import check_quarantined
-from tiered.log.verify_report import Finding, Problem, StoreComparison, VerifyReport
-from tiered.log.verify_state import check_state
+from tiered.log.verify_objects import (
+    BundleCheck,
+    IndexCheck,
+    check_indexes,
+    check_quarantined,
+    unindexed_messages,
+)
+from tiered.log.verify_report import Finding, Problem, StoreComparison, VerifyReport, check_state
+from tiered.model import QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
     from concurrent.futures import Executor, Future
 
+    import numpy.typing as npt
+
     from backends.base import ObjectStore
-    from tiered.local.face import LocalStore
+    from tiered.journal.entry import Entry
+    from tiered.local.face import LocalStore, RecordBatch
     from tiered.log.state import TierState
-    from tiered.log.verify_listing import Listing
 
 IN_FLIGHT_MAX = 4
 
@@ -233,3 +255,386 @@ def _run_all(
         flying.append((step, executor.submit(step.run)))
     for step, future in flying:
         yield step, future.result()
+
+
+# --------------------------------------------------------------------------------------------------
+# Holds one listing of a broker's prefix against what the journal names.
+# --------------------------------------------------------------------------------------------------
+
+_OTHERS = ("timer/", "meta/", "ledger/")
+"""Folders of other features; not this module's business."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a listing shows besides the named objects.
+
+    Attributes:
+        missing: Keys that are named and not listed.
+        unnamed: Bundles and index objects that are listed and not named, with their sizes.
+        quarantine: Damaged records that were put aside, with their sizes.
+        entries: Numbers of journal entries.
+        checkpoints: Numbers of checkpoints.
+        has_lease: There is a lease.
+        unknown: Keys that this program does not know, and names that are no keys.
+    """
+
+    missing: set[str] = field(default_factory=set)
+    unnamed: dict[str, int] = field(default_factory=dict)
+    quarantine: dict[str, int] = field(default_factory=dict)
+    entries: list[int] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
+    has_lease: bool = False
+    unknown: list[str] = field(default_factory=list)
+
+
+def compare_listing(
+    store: ObjectStore, prefix: str, named: Mapping[str, int], report: VerifyReport
+) -> Listing:
+    """List everything below ``prefix``; wrong sizes go into the report.
+
+    Raises:
+        BackendError: It could not be listed.
+    """
+    found = Listing()
+    listed: set[str] = set()
+    for info in store.list(prefix):
+        key = info.key[len(prefix) :]
+        size = named.get(key)
+        if size is None:
+            _sort(found, prefix, key, info)
+            continue
+        listed.add(key)
+        if info.size_bytes != size:
+            detail = f"{info.size_bytes} bytes; the journal says {size}"
+            report.add(Problem("size", info.key, detail))
+    found.unknown += [name[len(prefix) :] for name in foreign_below(store, prefix)]
+    found.missing = named.keys() - listed
+    return found
+
+
+def is_known_key(prefix: str, key: str) -> bool:
+    """Whether an object of a tier, or of a feature of ours, may have this whole key."""
+    found = Listing()
+    _sort(found, prefix, key[len(prefix) :], ObjectInfo(key, 0, -1))
+    return not found.unknown
+
+
+def _sort(found: Listing, prefix: str, key: str, info: ObjectInfo) -> None:
+    number = keys.parse_journal_key(prefix, info.key)
+    data = keys.parse_data_key("", key)
+    if number:
+        (found.checkpoints if number[1] else found.entries).append(number[0])
+    elif data:
+        place = found.quarantine if data.kind == "quarantine" else found.unnamed
+        place[key] = info.size_bytes
+    elif keys.parse_index_key("", key):
+        found.unnamed[key] = info.size_bytes
+    elif key == keys.LEASE:
+        found.has_lease = True
+    elif not key.startswith(_OTHERS):
+        found.unknown.append(key)
+
+
+def record_listing(
+    found: Listing, named: AbstractSet[str], generation: int, report: VerifyReport
+) -> None:
+    """Count what is no failure, and name what the journal has never heard of.
+
+    Args:
+        found: The listing.
+        named: Keys that are named now, after it.
+        generation: The reign; its writer may be about to name what it has made.
+        report: Where to.
+    """
+    recorded = report.recorded
+    for key, size in found.unnamed.items():
+        made = keys.maker_of(key)
+        if key in named or made is None:
+            continue
+        recorded.orphans += 1
+        recorded.orphan_bytes += size
+        recorded.orphans_of_present_reign += made.generation == generation
+        recorded.note(f"orphan: {key}")
+        if made.generation > generation:
+            detail = f"of generation {made.generation}, and {generation} reigns: the journal may have lost its end"
+            report.add(Problem("journal", key, detail))
+    recorded.unknown_keys = len(found.unknown)
+    for key in found.unknown:
+        recorded.note(f"unknown: {key}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads every entry and checkpoint that a journal still has, also those that readers jump over. An entry below the
+# point to which the journal was trimmed is *stale*: left by a trimming that was cut short, or landed late, from a
+# writer that was fenced long ago, under a number that had been used and deleted. Each is held against its own
+# checksum; what it follows means nothing any more, since every reader begins behind it. So it is recorded, and no
+# problem. Where a trimming that was cut short has left a checkpoint behind, one that landed late may even follow that
+# checkpoint, and yet not be what the next entry follows: it is stale as well when a whole checkpoint stands behind the
+# break.
+# --------------------------------------------------------------------------------------------------
+
+
+def check_journal(
+    store: ObjectStore, prefix: str, entries: Iterable[int], checkpoints: Iterable[int]
+) -> Finding:
+    """Check entries (checksum, number, what each follows) and checkpoints (and that replay gives the same state).
+
+    Args:
+        store: The tier's store.
+        prefix: Of the broker.
+        entries: Numbers that were listed.
+        checkpoints: Likewise.
+    """
+    return _JournalCheck(store, prefix).run(sorted(entries), sorted(checkpoints))
+
+
+class _JournalCheck:
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._machine = TierMachine()
+        self._reader = JournalReader(store, prefix, self._machine)
+        self._knows = True  # the reader's state is that after entry `number`
+        self._trimmed = 0  # entries below this number are stale
+        self._checkpoints: list[int] = []
+        self._row: list[Entry] = []  # entries just behind a missing or stale one
+        self._found = Finding()
+
+    def run(self, entries: list[int], checkpoints: list[int]) -> Finding:
+        start = self._rebuilt(checkpoints)  # what lies before it means nothing any more
+        steps = sorted([(n, False) for n in entries] + [(n, True) for n in checkpoints])
+        steps = [step for step in steps if step[0] >= start]
+        self._trimmed = self._trimmed_to([n for n in entries if n >= start], checkpoints)
+        self._checkpoints = checkpoints
+        for number, is_checkpoint in steps:
+            check = self._checkpoint if is_checkpoint else self._entry
+            key = (checkpoint_key if is_checkpoint else entry_key)(self._prefix, number)
+            try:
+                check(number)
+            except (TieredStoreError, BackendError) as error:
+                self._found.problem("journal", key, str(error))
+                self._knows = self._knows and is_checkpoint
+        return self._found
+
+    def _rebuilt(self, checkpoints: list[int]) -> int:
+        """Number of the newest whole checkpoint at which the journal was rebuilt; 0 when it never was."""
+        for number in reversed(checkpoints):
+            if number % EPOCH == 0 and self._is_whole(number):
+                return number
+        return 0
+
+    def _trimmed_to(self, entries: list[int], checkpoints: list[int]) -> int:
+        """Number of the oldest whole checkpoint from which replay gets to the head, when none gets there from entry 1."""
+        starts = replay_starts(entries, checkpoints)
+        if not entries or 0 in starts or not starts or entries[0] >= starts[0]:
+            return 0
+        return next((number for number in starts if self._is_whole(number)), 0)
+
+    def _is_whole(self, number: int) -> bool:
+        with contextlib.suppress(TieredStoreError, BackendError):
+            return self._reader.read_checkpoint(number) is not None
+        return False
+
+    def _entry(self, number: int) -> None:
+        found = self._reader.read_entry(number)
+        if found is None:
+            return  # deleted since it was listed
+        self._found.object_count += 1
+        self._found.object_bytes += len(found[1])
+        if number < self._trimmed:
+            self._found.stale_entries.append(entry_key(self._prefix, number))
+            return
+        follows = number == self._reader.number + 1
+        is_stale = follows and self._is_behind_a_stale_one(found[0])
+        self._row = [*self._row[-2:], found[0]] if follows and not is_stale else [found[0]]
+        if is_stale:
+            self._found.stale_entries.append(entry_key(self._prefix, number - 1))
+        elif self._knows and follows:
+            self._reader.apply(*found)
+            return
+        elif follows and self._reader.last and found[0].previous != self._reader.last:
+            key = entry_key(self._prefix, number)
+            self._found.problem("journal", key, f"it is not the successor of entry {number - 1}")
+        self._knows = False
+        self._reader.number, self._reader.last = number, checksum(found[1])
+
+    def _is_behind_a_stale_one(self, entry: Entry) -> bool:
+        """Whether the entry before this one landed late, under a number that had been used and deleted.
+
+        Those below it are gone, then, and it is of no newer reign.
+        """
+        if entry.previous == self._reader.last or len(self._row) != 1:
+            return False
+        behind = [number for number in self._checkpoints if number >= entry.number]
+        is_older = self._row[0].generation <= entry.generation
+        return is_older and any(map(self._is_whole, behind))
+
+    def _is_vouched_for(self, number: int, last: int) -> bool:
+        """Whether a checkpoint is what the next entry follows, so that the lone entry with its number landed late."""
+        following = self._reader.read_entry(number + 1) if len(self._row) == 1 else None
+        return following is not None and following[0].previous == last
+
+    def _checkpoint(self, number: int) -> None:
+        found = self._reader.read_checkpoint(number)
+        if found is None:
+            return
+        self._found.object_count += 1
+        state, last = found
+        key = checkpoint_key(self._prefix, number)
+        if number == self._reader.number and last != self._reader.last:
+            if self._is_vouched_for(number, last):
+                self._found.stale_entries.append(entry_key(self._prefix, number))
+            else:
+                self._found.problem("journal", key, "it is not of the entry with its number")
+        elif number == self._reader.number and self._knows and state != self._reader.state:
+            self._found.problem("journal", key, "replay gives another state")
+        self._reader.state, self._reader.number, self._reader.last = state, number, last
+        self._knows = True
+        self._row = []  # it vouches for what is before it
+
+
+def check_lease(store: ObjectStore, prefix: str) -> Finding:
+    """Whether the lease, if there is one, can be read."""
+    found = Finding()
+    try:
+        present, version = read_lease(store, prefix + LEASE)
+    except (TieredStoreError, BackendError) as error:
+        found.problem("lease", prefix + LEASE, str(error))
+        return found
+    if present is None and version is not None:
+        found.problem("lease", prefix + LEASE, "it cannot be read; a writer will take it")
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Holds the tier against a local store, message by message, bytes equal. One step a queue.
+# --------------------------------------------------------------------------------------------------
+
+LISTED_MAX = 100
+"""So many differences of one queue are named; one more says how many there are."""
+
+
+class QueueComparison:
+    """The comparison of one queue. Holds one batch of each side in memory."""
+
+    def __init__(self, tier: QueueReader, local: LocalStore, bounds: QueueBounds) -> None:
+        self._tier = tier
+        self._local = local
+        self._bounds = bounds
+        self._count = StoreComparison(queues=1)
+        self._found = Finding(comparison=self._count)
+        self._differences = 0
+
+    def run(self) -> Finding:
+        """Compare what both have."""
+        life, bounds, count = self._tier.life, self._bounds, self._count
+        low, high = life.min_offset, life.commit_offset
+        count.lag_messages = max(0, bounds.end - max(high, bounds.min))
+        count.skipped_messages = max(0, min(low, bounds.end) - bounds.min)
+        count.expired_messages = max(0, min(bounds.min, high) - low)
+        count.ahead_messages = max(0, high - max(bounds.end, low))
+        at, end = max(low, bounds.min), min(high, bounds.end)
+        while at < end:
+            at = self._from(at, end)
+        if self._differences > LISTED_MAX:
+            self._report(f"{self._differences - LISTED_MAX} more differences")
+        return self._found
+
+    def _from(self, at: QueueOffset, end: QueueOffset) -> QueueOffset:
+        """Compare from ``at`` on; where to go on."""
+        try:
+            found = self._tier.read(at)
+        except (TieredStoreError, BackendError) as error:
+            self._found.problem("unreadable", str(self._tier.queue), f"from {at}: {error}")
+            parts = self._tier.life.parts()
+            return next((part.queue_end for part in parts if part.queue_end > at), end)
+        if found is None:
+            return end
+        if isinstance(found, Gap):
+            self._count.skipped_messages += min(found.end, end) - at
+            return found.end
+        try:
+            self._batch(found.records, at, QueueOffset(min(found.records.end_offset, end)))
+        except TieredStoreError as error:
+            where = f"local {self._tier.queue}"
+            self._found.problem("unreadable", where, f"from {at}: {error}")
+        return found.records.end_offset
+
+    def _batch(self, tier: RecordBatch, at: QueueOffset, end: QueueOffset) -> None:
+        while at < end:
+            local = self._local.read(
+                tier.queue, at, bytes_max=READ_BYTES, count_max=max(1, end - at)
+            )
+            if local is None or local.base_offset >= end:  # expired or taken back meanwhile
+                self._count.expired_messages += end - at
+                return
+            self._count.expired_messages += max(0, local.base_offset - at)
+            at = max(at, local.base_offset)
+            stop = QueueOffset(min(local.end_offset, end))
+            self._compare(
+                _View(tier, at - tier.base_offset, stop - tier.base_offset),
+                _View(local, at - local.base_offset, stop - local.base_offset),
+                at,
+            )
+            at = stop
+
+    def _compare(self, tier: _View, local: _View, at: QueueOffset) -> None:
+        self._count.messages += len(tier.sizes)
+        self._count.record_bytes += tier.span_bytes
+        if tier.same_as(local):
+            return
+        self._count.compacted_messages += int(np.count_nonzero(tier.compacted))
+        for number in np.flatnonzero(~tier.compacted).tolist():
+            what = _difference(tier.record(number), local.record(number))
+            if what:
+                self._differences += 1
+                if self._differences <= LISTED_MAX:
+                    self._report(f"queue offset {at + number}: {what}")
+
+    def _report(self, detail: str) -> None:
+        self._found.problem("difference", str(self._tier.queue), detail)
+
+
+class _View:
+    """Items ``[start, end)`` of a batch, as arrays."""
+
+    def __init__(self, batch: RecordBatch, start: int, end: int) -> None:
+        self.sizes = batch.sizes[start:end].astype(np.int64)
+        self.compacted = (self.sizes == 0) & (batch.tag_codes[start:end] == HoleReason.COMPACTED)
+        self._positions = batch.positions[start:end]
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(memoryview(batch.data), np.uint8)
+        real = self.sizes > 0
+        starts = self._positions[real]
+        self._low = int(starts.min()) if len(starts) else 0
+        high = int((starts + self.sizes[real]).max()) if len(starts) else 0
+        self._relative = starts - self._low
+        self._span = self._bytes[self._low : high]
+
+    @property
+    def span_bytes(self) -> int:
+        return len(self._span)
+
+    def same_as(self, other: _View) -> bool:
+        """All sizes, the layout and all bytes are equal: true of nearly every batch, at memory speed."""
+        return (
+            np.array_equal(self.sizes, other.sizes)
+            and np.array_equal(self._relative, other._relative)
+            and np.array_equal(self._span, other._span)
+        )
+
+    def record(self, number: int) -> npt.NDArray[np.uint8]:
+        start = int(self._positions[number])
+        return self._bytes[start : start + int(self.sizes[number])]
+
+
+def _difference(tier: npt.NDArray[np.uint8], local: npt.NDArray[np.uint8]) -> str:
+    """What differs between two records; empty when nothing does."""
+    if len(tier) != len(local):
+        if not len(tier) or not len(local):
+            return "a hole in the tier" if not len(tier) else "a hole in the local store"
+        return f"{len(tier)} bytes in the tier, {len(local)} in the local store"
+    unequal = np.flatnonzero(tier != local)
+    if not len(unequal):
+        return ""
+    return f"{len(unequal)} bytes differ, the first at byte {int(unequal[0])} of the record"

@@ -1,19 +1,38 @@
-"""Reads whole objects, and checks those with a trailer: of the key index, and quarantined records."""
+"""Reads whole objects and checks every byte: bundles, objects of the key index, quarantined records."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
 from zlib_ng import zlib_ng
 
 from backends.errors import BackendError, ObjectNotFoundError
 from tiered.errors import DataError, InvalidError
+from tiered.format.block import check_records, inner_counts, parse_records, topics_equal
+from tiered.format.bundle import RecordsUnpacker, SectionBlocks, dense_items, read_table
+from tiered.format.key_index import check_payload
 from tiered.format.object import parse_trailer
-from tiered.log.verify_report import Finding
+from tiered.format.record import RecordFault
+from tiered.keys import parse_index_key
+from tiered.log.bundles import sections_of
+from tiered.log.consume_queue import ITEM, ITEM_BYTES
+from tiered.log.indexed import uncovered
+from tiered.log.marks import mark_of
+from tiered.log.ranges import Ranges, clipped, joined, without
+from tiered.log.sections import split_section
+from tiered.log.verify_report import Finding, Problem
+from tiered.log.wellformed import INT_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from backends.base import ObjectStore
     from tiered.format.object import Trailer
+    from tiered.log.parts import IndexObject, TierState
+    from tiered.model import MessageQueue
 
 
 def read_object(store: ObjectStore, prefix: str, key: str, found: Finding) -> memoryview | None:
@@ -64,3 +83,473 @@ def check_quarantined(store: ObjectStore, prefix: str, key: str) -> Finding:
     if trailer and trailer.payload_bytes + trailer.trailer_bytes != len(data):
         found.problem("size", prefix + key, "it is longer or shorter than it says")
     return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads a bundle whole and checks every byte, item and record of what is named of it. A step a bundle; they share
+# nothing. What damage costs is said by queue offset: of a section that fails its checksum the block table tells which
+# blocks are damaged, and the items which records lie in these. The other sections of the bundle, and the other blocks,
+# are checked on.
+# --------------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from backends.base import ObjectStore
+    from tiered.format.block import RecordBlock
+    from tiered.format.bundle import SectionPlace
+    from tiered.log.bundles import NamedSections
+    from tiered.log.named import NamedPart
+    from tiered.log.parts import Bundle, Part
+
+    Ints = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+LISTED_MAX = 20
+"""Of one kind of problem in one part so many are named by queue offset; one more says how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleCheck:
+    """The deep check of one bundle. Holds it in memory, and one section unpacked.
+
+    Attributes:
+        store: Where it lies.
+        prefix: Of the broker.
+        bundle: It.
+        named: The parts that lie in it, as they lie.
+    """
+
+    store: ObjectStore
+    prefix: str
+    bundle: Bundle
+    named: Sequence[NamedPart]
+
+    def run(self) -> Finding:
+        """Read and check; an error of reading is a problem of the bundle."""
+        found = Finding()
+        data = read_object(self.store, self.prefix, self.bundle.key, found)
+        if data is not None:
+            check_bundle(data, self.prefix + self.bundle.key, self.bundle, self.named, found)
+        return found
+
+
+def check_bundle(
+    data: memoryview, key: str, bundle: Bundle, named: Sequence[NamedPart], found: Finding
+) -> None:
+    """Check a bundle's bytes.
+
+    Args:
+        data: All of them.
+        key: Its whole key.
+        bundle: As the journal has it.
+        named: The parts that lie in it, as they lie.
+        found: Where problems go.
+    """
+    if len(data) != bundle.size_bytes:
+        found.problem("size", key, f"{len(data)} bytes; the journal says {bundle.size_bytes}")
+    _check_table(data, key, bundle, named, found)
+    for _, some in groupby(named, lambda one: one.part.section):
+        _check_section(data, key, list(some), found)
+
+
+# -- what the bundle says of itself ---------------------------------------------------------------
+
+
+def _check_table(
+    data: memoryview, key: str, bundle: Bundle, named: Sequence[NamedPart], found: Finding
+) -> None:
+    try:
+        table = read_table(data, len(data), where=key)
+        said = sections_of(bundle, table)
+    except (DataError, InvalidError, ValueError) as error:
+        what = error.what if isinstance(error, (DataError, InvalidError)) else str(error)
+        more = "no message is lost by that, but a lost journal could not be rebuilt from it"
+        found.problem("table", key, f"{what}; {more}")
+        return
+    if table.level != bundle.level:
+        found.problem(
+            "description", key, f"level is {table.level}; the journal says {bundle.level}"
+        )
+    number_of = {start: number for number, start in enumerate(table.rows["start"].tolist())}
+    for one in named:
+        number = number_of.get(one.part.section.start)
+        start = one.part.section.start
+        if number is None:
+            found.problem("description", key, f"no section begins at {start}", section=start)
+            continue
+        is_tail = bool(table.rows["taken_back"][number])
+        for what in _differences(one, said, number, is_tail=is_tail):
+            found.problem("description", key, f"{_name(one)}: {what}", section=start)
+
+
+def _differences(
+    one: NamedPart, said: NamedSections, number: int, *, is_tail: bool
+) -> Iterable[str]:
+    """Where the row of a section and what the journal says of it contradict each other."""
+    theirs, mine = said.parts[number], one.part
+    pairs = [
+        ("topic and queue", str(said.queues[number]), str(one.queue)),
+        ("incarnation", said.incarnations[number], one.life.incarnation),
+        ("the section", theirs.section, mine.section),
+    ]
+    if mine.is_whole:  # else it was cut: the row is of all
+        names = (
+            "log_offset", "queue_offset", "count", "holes", "store_min_ms", "store_max_ms", "last",
+        )  # fmt: skip
+        pairs += [(name, getattr(theirs, name), getattr(mine, name)) for name in names]
+    for name, there, here in pairs:
+        if there != here:
+            yield f"{name} is {there}; the journal says {here}"
+    segment = said.segments[number]
+    if segment != one.segment and not _may_be(segment, one):
+        yield f"segment is {segment}; the journal says {one.segment}"
+    if is_tail and not one.taken_back:
+        yield "it was merged from what the broker took back; the journal has it as history"
+
+
+def _may_be(segment: int, one: NamedPart) -> bool:
+    """Whether a section may have been made for another segment than it is of.
+
+    A merge makes one of several segments, of which the others' sections keep what they said; where a rebuilt journal has
+    lost the beginning of a segment, it begins later.
+    """
+    return segment <= one.part.log_offset
+
+
+# -- one section ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A section as far as it is sound.
+
+    Attributes:
+        records: As they were before they were packed; what could not be unpacked is zero.
+        items: As they lie.
+        lost: Bytes of records that could not be unpacked.
+        items_lost: Numbers of items whose block is damaged.
+    """
+
+    records: memoryview
+    items: memoryview
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    items_lost: list[tuple[int, int]] = field(default_factory=list)
+
+
+def _check_section(data: memoryview, key: str, named: Sequence[NamedPart], found: Finding) -> None:
+    """Check a section and the parts of it: several, where the broker took back some of it."""
+    place = named[0].part.section
+    view = data[place.start : place.start + place.size_bytes]
+    try:
+        place.check(where=key)
+    except DataError as error:
+        for one in named:
+            found.problem("section", key, f"{_name(one)}: {error.what}", section=place.start)
+        return
+    try:
+        opened = _Opened(*split_section(view, place, where=key))
+        _check_block_table(view, place, key, found)
+    except DataError as error:
+        sound = _open_damaged(view, key, named, found, error.what)
+        if sound is None:
+            return
+        opened = sound
+    for one in named:
+        _PartCheck(one, opened, key, found).run()
+
+
+def _check_block_table(view: memoryview, place: SectionPlace, key: str, found: Finding) -> None:
+    try:
+        SectionBlocks.parse(view[place.table_at :], place, where=key)
+    except DataError as error:
+        found.problem(
+            "table",
+            key,
+            f"the section at {place.start}: {error.what}; it has to be read whole",
+            section=place.start,
+        )
+
+
+def _open_damaged(
+    view: memoryview, key: str, named: Sequence[NamedPart], found: Finding, why: str
+) -> _Opened | None:
+    """Say which queue offsets the damaged blocks of a section cost; what is left of it."""
+    place = named[0].part.section
+    try:
+        blocks = SectionBlocks.parse(view[place.table_at :], place, where=key)
+        faults = list(blocks.faults(view[: place.table_at]))
+        opened = _without(view, place, blocks, faults, key)
+    except DataError:
+        for one in named:
+            what = f"all of it can't be proven: {why}, and so does its block table"
+            found.problem("section", key, f"{_name(one)}: {what}", section=place.start)
+        return None
+    for low, high in faults:
+        bad = _Blow.of(place, blocks, low, high)
+        for one in named:
+            where = f"bytes [{place.start + low}, {place.start + high}) fail their checksum"
+            cost = _cost(one, opened, bad)
+            found.problem("block", key, f"{cost}: {where}", section=place.start)
+    return opened
+
+
+@dataclass(frozen=True, slots=True)
+class _Blow:
+    """What a damaged block takes away: bytes of records, and numbers of items."""
+
+    records: tuple[int, int] = (0, 0)
+    items: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, place: SectionPlace, blocks: SectionBlocks, low: int, high: int) -> _Blow:
+        if low >= place.items_at and place.gone:
+            return cls(items=(0, place.count))
+        if low >= place.items_at:
+            first, end = low - place.items_at, high - place.items_at
+            return cls(items=(first // ITEM_BYTES, -(-end // ITEM_BYTES)))
+        if low >= place.stored_bytes:  # the dictionary: nothing can be unpacked
+            return cls(records=(0, place.records_bytes))
+        number = int(np.searchsorted(blocks.starts, low))
+        at = number * place.block_bytes
+        return cls(records=(at, min(at + place.block_bytes, place.records_bytes)))
+
+
+def _without(
+    view: memoryview,
+    place: SectionPlace,
+    blocks: SectionBlocks,
+    faults: Sequence[tuple[int, int]],
+    key: str,
+) -> _Opened:
+    """What is left of a section without the damaged blocks."""
+    items = _items_left(view[place.items_at : place.table_at], place, key)
+    blows = [_Blow.of(place, blocks, low, high) for low, high in faults]
+    items_lost = [blow.items for blow in blows if blow.items[1]]
+    if not place.is_packed:
+        return _Opened(view[: place.records_bytes], items, [], items_lost)
+    lost = [blow.records for blow in blows if blow.records[1]]
+    room = np.zeros(place.records_bytes, np.uint8)
+    is_dictionary_sound = not any(place.stored_bytes <= low < place.items_at for low, _ in faults)
+    if is_dictionary_sound:
+        unpacker = RecordsUnpacker(blocks, view[place.stored_bytes : place.items_at], where=key)
+        for low in range(0, place.records_bytes, place.block_bytes):
+            high = min(low + place.block_bytes, place.records_bytes)
+            if (low, high) not in lost:
+                first, end = blocks.records_range(low, high)
+                room[low:high] = unpacker.unpack(view[first:end], low, high)
+    return _Opened(room.data, items, lost, items_lost)
+
+
+def _items_left(stored: memoryview, place: SectionPlace, key: str) -> memoryview:
+    """All items; of sparse ones of which a block is damaged none is believed."""
+    try:
+        return dense_items(stored, place, where=key)
+    except DataError:
+        return memoryview(bytes(place.items_bytes))
+
+
+def _cost(one: NamedPart, opened: _Opened, blow: _Blow) -> str:
+    """Which queue offsets of a part cannot be read for a damaged block."""
+    part = one.part
+    first, end = part.items_at, part.items_at + part.count
+    low, high = max(first, blow.items[0]), min(end, blow.items[1])
+    if low >= high and blow.records[1]:
+        items = np.frombuffer(opened.items[first * ITEM_BYTES : end * ITEM_BYTES], ITEM)
+        at = items["log_offset"].astype(np.int64) - part.log_offset + part.records_at
+        size = items["size"].astype(np.int64)
+        hit = np.flatnonzero((size > 0) & (at < blow.records[1]) & (at + size > blow.records[0]))
+        if len(hit):
+            low, high = first + int(hit[0]), first + int(hit[-1]) + 1
+    if low >= high:
+        return f"{one.queue}: no message"
+    shift = part.queue_offset - part.items_at
+    return f"{one.queue} queue offsets [{low + shift}, {high + shift})"
+
+
+def _name(one: NamedPart) -> str:
+    return f"{one.queue} queue offsets [{one.part.queue_offset}, {one.part.queue_end})"
+
+
+# -- items and records ----------------------------------------------------------------------------
+
+
+class _PartCheck:
+    """Holds the items and records of one part against the journal and against each other."""
+
+    def __init__(self, one: NamedPart, opened: _Opened, key: str, found: Finding) -> None:
+        self._queue = one.queue
+        self._part: Part = one.part
+        self._opened = opened
+        self._key = key
+        self._found = found
+
+    def run(self) -> None:
+        part = self._part
+        begin = part.items_at * ITEM_BYTES
+        items = np.frombuffer(self._opened.items[begin : begin + part.count * ITEM_BYTES], ITEM)
+        offsets, sizes = items["log_offset"].astype(np.int64), items["size"].astype(np.int64)
+        known = np.ones(part.count, np.bool_)
+        for low, high in self._opened.items_lost:
+            known[max(0, low - part.items_at) : max(0, high - part.items_at)] = False
+        holes = int(np.count_nonzero(sizes == 0))
+        if known.all() and holes != part.holes:
+            self._problem("index", f"{holes} holes; the journal says {part.holes}")
+        outside = (offsets < part.log_offset) | (offsets > part.records_end - sizes) | (sizes < 0)
+        outside &= (sizes != 0) & known
+        self._list("index", np.flatnonzero(outside), "the item points outside its part")
+        where = np.flatnonzero((sizes > 0) & ~outside & known)
+        offsets, sizes = offsets[where], sizes[where]
+        is_first = np.ones(len(where), np.bool_)  # items of an inner batch share their record
+        is_first[1:] = (offsets[1:] != offsets[:-1]) | (sizes[1:] != sizes[:-1])
+        firsts = np.flatnonzero(is_first)
+        starts, ends = offsets[firsts], (offsets + sizes)[firsts]
+        overlap = firsts[1:][starts[1:] < ends[:-1]]
+        self._list("index", where[overlap], "the record overlaps the one before")
+        if not len(overlap) and not outside.any() and known.all():
+            self._found.unreferenced_bytes += part.log_bytes - int((ends - starts).sum())
+        self._records(where, offsets, sizes, is_first)
+
+    def _records(self, where: Ints, offsets: Ints, sizes: Ints, is_first: Flags) -> None:
+        """Hold each record against its items (``where``: their numbers in the part)."""
+        part = self._part
+        log = self._opened.records[part.records_at : part.records_at + part.log_bytes]
+        starts = offsets - part.log_offset
+        kept = np.ones(len(where), np.bool_)
+        for low, high in self._opened.lost:
+            at = starts + part.records_at
+            kept &= (at >= high) | (at + sizes <= low)
+        where, starts, sizes, is_first = where[kept], starts[kept], sizes[kept], is_first[kept]
+        firsts = np.flatnonzero(is_first)
+        block = parse_records(log, starts[firsts], sizes[firsts].astype(np.int32))
+        check_records(block, expected_physical=None, check_crc=True)
+        for fault in RecordFault:
+            if fault is not RecordFault.OK:
+                bad = np.flatnonzero(block.faults == fault)
+                self._list("record", where[firsts[bad]], f"the record has the fault {fault.name}")
+        sound = block.faults == RecordFault.OK
+        of_item = np.cumsum(is_first) - 1
+        self._owners(block, where, of_item, sound)
+        times = block.store_timestamps_ms
+        late = sound & ((times < part.store_min_ms) | (times > part.store_max_ms))
+        outside = where[firsts[np.flatnonzero(late)]]
+        self._list("description", outside, "stored outside the times that the journal says")
+        self._found.messages += int(np.count_nonzero(sound[of_item])) if len(of_item) else 0
+        self._last(log, where, starts, sizes)
+
+    def _last(self, log: memoryview, where: Ints, starts: Ints, sizes: Ints) -> None:
+        """By its mark the last record is known again when the local store is looked at."""
+        part = self._part
+        if not part.last or not len(where) or int(where[-1]) != part.count - 1:
+            return
+        start = int(starts[-1])
+        if mark_of(log[start : start + int(sizes[-1])]) != part.last:
+            self._problem("record", "the last record is not the one whose mark the journal has")
+
+    def _owners(self, block: RecordBlock, where: Ints, of_item: Ints, sound: Flags) -> None:
+        """Whether the records are of this queue and of their items' queue offsets."""
+        mine = topics_equal(block, np.arange(len(block)), self._queue.topic)
+        mine &= block.queue_ids == self._queue.queue_id
+        foreign = np.flatnonzero((sound & ~mine)[of_item])
+        self._list("foreign", where[foreign], "the record is of another queue")
+        wanted = where + self._part.queue_offset
+        low = block.queue_offsets[of_item]
+        high = low + inner_counts(block)[of_item]
+        elsewhere = (sound & mine)[of_item] & ((wanted < low) | (wanted >= high))
+        what = "the record is of another queue offset"
+        self._list("foreign", where[np.flatnonzero(elsewhere)], what)
+
+    def _list(self, kind: str, numbers: Ints, what: str) -> None:
+        for number in numbers[:LISTED_MAX].tolist():
+            offset = self._part.queue_offset + number
+            self._problem(kind, f"queue offset {offset}: {what}")
+        if len(numbers) > LISTED_MAX:
+            self._problem(kind, f"{len(numbers) - LISTED_MAX} more: {what}")
+
+    def _problem(self, kind: str, what: str) -> None:
+        section = self._part.section.start
+        self._found.problem(kind, self._key, f"{self._queue} {what}", section=section)
+
+
+# --------------------------------------------------------------------------------------------------
+# The deep check of one object of the key index: every byte, and what it says of itself. One step an object.
+# --------------------------------------------------------------------------------------------------
+
+
+class IndexCheck:
+    """The check of one object. Holds it in memory."""
+
+    def __init__(self, store: ObjectStore, prefix: str, index: IndexObject) -> None:
+        """Prepare it."""
+        self._store = store
+        self._prefix = prefix
+        self._index = index
+
+    def run(self) -> Finding:
+        """Read and check; an error of reading is a problem of the object."""
+        found, place = Finding(), self._index.place
+        key = self._prefix + place.key
+        data = read_object(self._store, self._prefix, place.key, found)
+        if data is None:
+            return found
+        if len(data) != place.object_bytes:
+            found.problem("size", key, f"{len(data)} bytes; the journal says {place.object_bytes}")
+        payload, tail = data[: place.payload_bytes], bytes(data[place.payload_bytes :])
+        trailer = check_object(payload, tail, key, found)
+        if trailer is not None:
+            for name, value in self._said().items():
+                if trailer.description.get(name) != value:
+                    what = f"{name} is not what the journal says"
+                    found.problem("description", key, what)
+        if not found.problems and zlib_ng.crc32(payload) != place.crc:
+            found.problem("payload", key, "the checksum of the payload is not the journal's")
+        if not found.problems:
+            self._items(payload, key, found)
+        return found
+
+    def _said(self) -> dict[str, object]:
+        index = self._index
+        return {
+            "kind": "index",
+            "count": index.count,
+            "store_min_ms": index.store_min_ms,
+            "store_max_ms": index.store_max_ms,
+            "covers": [cover.row() for cover in index.covers],
+        }
+
+    def _items(self, payload: memoryview, key: str, found: Finding) -> None:
+        lengths = [cover.end - cover.start for cover in self._index.covers]
+        try:
+            check_payload(payload, self._index.count, lengths, where=key)
+        except DataError as error:
+            found.problem("index", key, error.what)
+
+
+def check_indexes(state: TierState) -> Iterator[Problem]:
+    """Every contradiction between what lives call covered and what index objects cover. Pure."""
+    covered: dict[tuple[MessageQueue, int], Ranges] = {}
+    for index in state.indexes:
+        if parse_index_key("", index.place.key) is None:
+            yield Problem("state", index.place.key, "it is no key of an index object")
+        for cover in index.covers:
+            mine = covered.get((cover.queue, cover.incarnation), ())
+            covered[cover.queue, cover.incarnation] = joined((*mine, (cover.start, cover.end)))
+    for queue, lives in state.queues.items():
+        for life in lives:
+            left = clipped(life.indexed, life.min_offset, INT_MAX)
+            for start, end in covered.get((queue, life.incarnation), ()):
+                left = without(left, start, end)
+            where = f"{queue} incarnation {life.incarnation}"
+            for start, end in left:
+                yield Problem("state", where, f"no index object covers [{start}, {end})")
+            if life.indexed and life.indexed[-1][1] > life.commit_offset:
+                yield Problem("state", where, "more is indexed than committed")
+
+
+def unindexed_messages(state: TierState) -> int:
+    """Queue offsets of present lives that no index object covers."""
+    return sum(
+        end - start for lives in state.queues.values() for start, end in uncovered(lives[-1])
+    )

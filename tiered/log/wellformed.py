@@ -2,7 +2,7 @@
 
 A right checksum proves that bytes are as they were written, not that a writer of ours wrote them: whoever may write into
 the bucket can compute it. So types and ranges are checked where JSON becomes values, once; whether the values make sense
-together is replay's business, and ``tiered.log.verify_state``'s.
+together is replay's business, and ``tiered.log.verify_report``'s.
 """
 
 from __future__ import annotations

@@ -55,9 +55,15 @@ from tiered.log.reader import TierReader
 from tiered.log.sections import read_part
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue
-from tiered.upkeep.ledger import Ledger
-from tiered.upkeep.plans import FORMAT, Plan, digest, moved_on, was_applied
-from tiered.upkeep.reign import journal_writer
+from tiered.upkeep.workplace import (
+    FORMAT,
+    Ledger,
+    Plan,
+    digest,
+    journal_writer,
+    moved_on,
+    was_applied,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

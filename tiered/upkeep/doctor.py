@@ -1,7 +1,7 @@
 """Doctor: what a new user gets wrong, looked for one thing after another, each with what to do about it.
 
 Every check has a stable name, which scripts may rely on. What does not apply (a bucket's rules on a folder) is left out.
-Writing is tried only below ``probe-…``, with random names, and cleaned up; where, ``tiered.upkeep.doctor_place`` decides.
+Writing is tried only below ``probe-…``, with random names, and cleaned up; where, ``trial_store`` decides.
 When the store cannot be reached, nothing else of it is asked.
 
 Retries and errors: the store's. An error of a check is its result; none ends the run.
@@ -9,6 +9,7 @@ Retries and errors: the store's. An error of a check is its result; none ends th
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import resource
@@ -16,18 +17,21 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from backends.base import foreign_below
 from backends.errors import BackendError, ConfigurationError, PermissionDeniedError
+from backends.local import HIDDEN, LocalFolderStore
 from backends.probe import PREFIX, probe
+from backends.probe import PREFIX as PROBES
 from backends.s3 import plain_http_host, read_rules
 from tiered.api.broker_place import find_places
-from tiered.errors import DataError, TieredStoreError
-from tiered.log.verify_listing import is_known_key
-from tiered.upkeep.costs import bills_requests, dearest, rate_document, rate_text, read_rate
-from tiered.upkeep.doctor_place import folder_of
-from tiered.upkeep.lease import EXPIRED, GONE, UNREADABLE, report_lease
+from tiered.errors import DataError, InvalidError, TieredStoreError
+from tiered.log.verify import is_known_key
+from tiered.upkeep.status import bills_requests, dearest, rate_document, rate_text, read_rate
+from tiered.upkeep.workplace import EXPIRED, GONE, UNREADABLE, report_lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +90,7 @@ def examine(
         options: With which it was opened.
         clock: Ours, held against the store's.
         probe_id: Makes the names of the objects that are written for a moment.
-        trial: Where they are written (``doctor_place.trial_store``); None: in the store itself.
+        trial: Where they are written (``trial_store``); None: in the store itself.
         open_local: Opens the local store, which is closed again; None: there is none to look at.
     """
     reached = _reachability(store)
@@ -341,3 +345,84 @@ def _machine() -> Iterator[Check]:
     yield Check("java", OK, java or "not found; needed by Spark only")
     spark = importlib.util.find_spec("pyspark") is not None or shutil.which("spark-submit")
     yield Check("spark", OK, "found" if spark else "not found; needed for large archives only")
+
+
+# --------------------------------------------------------------------------------------------------
+# Doctor, before it looks: whether there is anything at the URL to look at, and where it may try out writing. Nothing
+# is made where no tier is. A folder that is not there, and a place with other things in it, are most likely a wrong
+# URL, and are refused unless the caller says that a tier is to be made there. An empty folder, or an empty prefix of a
+# bucket, is what a new user has: it is looked at. In a folder without a tier writing is tried in a folder of its own,
+# which is removed again; a crash in the middle leaves it behind, and the next run passes it by.
+# --------------------------------------------------------------------------------------------------
+
+SCRATCH = ".tiered-doctor-"
+_NEW = "check the URL; if a tier is to be made here, give --new"
+
+
+@contextlib.contextmanager
+def trial_store(
+    url: str, store: ObjectStore, probe_id: str, *, is_new: bool
+) -> Iterator[ObjectStore]:
+    """Where writing may be tried out: the store itself, or for a new tier in a folder, a folder that is removed again.
+
+    Args:
+        url: Of the tier.
+        store: The same, opened.
+        probe_id: Random; names the folder.
+        is_new: A tier is to be made there: the folder may be missing, and other things may lie in it.
+
+    Raises:
+        InvalidError: There is nothing at the URL, or there is something else.
+    """
+    folder = folder_of(url)
+    if folder is not None and not folder.is_dir():
+        _require_makeable(folder, is_new=is_new)
+    try:
+        is_tier = bool(find_places(store))
+        other = None if is_tier else _other_thing(store)
+    except BackendError:
+        yield store  # it cannot be reached, which the first check says
+        return
+    if other is not None and not is_new:
+        raise InvalidError(f"no tier is here, but {other} is", where=store.url, do=_NEW)
+    if folder is None or is_tier:
+        yield store
+        return
+    with _scratch(folder if folder.is_dir() else folder.parent, probe_id) as scratch:
+        yield scratch
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder that a URL names; None for other stores."""
+    if not url.startswith("file:"):
+        return None
+    return Path(unquote("/" + url.removeprefix("file:").removeprefix("//localhost").strip("/")))
+
+
+def _require_makeable(folder: Path, *, is_new: bool) -> None:
+    """Refuse a folder that is not there, but for one that `attach` is to make in a folder that is."""
+    if not is_new:
+        raise InvalidError("there is no such folder", where=str(folder), do=_NEW)
+    if not folder.parent.is_dir():
+        raise InvalidError(
+            "neither this folder nor the one above it is there",
+            where=str(folder),
+            do="check the URL, and that the disk is mounted",
+        )
+
+
+def _other_thing(store: ObjectStore) -> str | None:
+    """The first object that is no trace of a probe."""
+    traces = (PROBES, SCRATCH, HIDDEN)
+    return next((i.key for i in store.list("") if not i.key.startswith(traces)), None)
+
+
+@contextlib.contextmanager
+def _scratch(parent: Path, probe_id: str) -> Iterator[ObjectStore]:
+    path = parent / f"{SCRATCH}{probe_id}"
+    store = LocalFolderStore(path)
+    try:
+        yield store
+    finally:
+        store.close()
+        shutil.rmtree(path, ignore_errors=True)

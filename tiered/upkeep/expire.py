@@ -24,9 +24,16 @@ from tiered.errors import InvalidError
 from tiered.log.expiry import ExpiryStep, expired, newest_ms, plan_expiry, plan_removal
 from tiered.log.reader import TierReader
 from tiered.model import MessageQueue
-from tiered.upkeep.ledger import Ledger
-from tiered.upkeep.plans import FORMAT, Plan, digest, moved_on, was_applied
-from tiered.upkeep.reign import journal_writer, reign_and
+from tiered.upkeep.workplace import (
+    FORMAT,
+    Ledger,
+    Plan,
+    digest,
+    journal_writer,
+    moved_on,
+    reign_and,
+    was_applied,
+)
 
 if TYPE_CHECKING:
     from tiered.journal.writer import JournalWriter

@@ -26,9 +26,7 @@ from tiered.log.reader import QueueReader, TierReader
 from tiered.log.sections import read_range
 from tiered.log.takeback import Head, cut
 from tiered.model import MessageQueue, QueueOffset
-from tiered.upkeep.ledger import Ledger
-from tiered.upkeep.plans import FORMAT, Plan, digest, moved_on, was_applied
-from tiered.upkeep.reign import reign_and
+from tiered.upkeep.workplace import FORMAT, Ledger, Plan, digest, moved_on, reign_and, was_applied
 
 if TYPE_CHECKING:
     from tiered.journal.entry import Action

@@ -12,7 +12,7 @@ from tiered.errors import InvalidError
 from tiered.format.properties import UNIQ_KEY
 from tiered.format.record import decode_record
 from tiered.log.timers import HOUR_MS, cancel_action
-from tiered.upkeep.reign import journal_writer
+from tiered.upkeep.workplace import journal_writer
 from timer.dequeue import TimerReader
 
 if TYPE_CHECKING:

@@ -1,17 +1,38 @@
-"""What a command that changes a tier works with."""
+"""What a command that changes a tier works with: the place, who writes it, a short reign, plan files, and the ledger.
+
+Order of such a command: the plan (saved, shown, or made of a plan file), the ledger's record of what is about to be done, a
+reign that fences every writer, a second look, the work.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import contextlib
+import hashlib
+import json
+import threading
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zlib_ng import zlib_ng
+
+from backends.errors import AlreadyExistsError, PreconditionFailedError, UnsupportedError
+from backends.local_files import advice_for, read_regular, write_regular
+from tiered.crashpoints import reached
+from tiered.errors import FencedError, InvalidError, MovedOnError
+from tiered.journal.entry import seal_text
+from tiered.journal.lease import Holder, JournalEnd, Lease, LeaseState, encode_lease, read_lease
+from tiered.journal.reader import JournalReader
+from tiered.journal.writer import JournalWriter
+from tiered.keys import LEASE, ledger_key
+from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable, Mapping
 
     from backends.base import ObjectStore
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
-
 
 GIVE_UP_S = 60.0
 
@@ -48,3 +69,402 @@ class Workplace:
     def at_place(self, place: Place) -> Workplace:
         """The same at another place of the tier, as that of the broker's timers."""
         return replace(self, place=place)
+
+
+# --------------------------------------------------------------------------------------------------
+# Who writes a tier, and freeing its lease by hand. ``break_lease`` writes a released lease under an id of its own, by
+# compare-and-set. A writer that still lives meets that at its next renewal and stops by itself (exit code 4). One that
+# hangs learns it when it goes on; until a new writer has begun its reign it may still commit, which harms nothing: the
+# journal has room for one history, and fences it then.
+#
+# Threads: none. After a crash the lease is as it was, or free.
+# --------------------------------------------------------------------------------------------------
+
+_TRIES = 5
+HELD, EXPIRED, RELEASED, GONE, UNREADABLE, NONE = (
+    "held",
+    "expired",
+    "released",
+    "gone",
+    "unreadable",
+    "none",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReport:
+    """What is known of a tier's writer.
+
+    Attributes:
+        word: ``held`` (somebody writes), ``expired``, ``released`` (ended cleanly, or broken), ``gone`` (its process, of
+            this host, has ended), ``unreadable``, or ``none`` (no lease was ever taken).
+        lease: What the lease says; None when unreadable or absent.
+        state: What the journal says: who reigned last.
+        now_ms: Our wall clock, against which the expiry was held.
+        number: Of the last journal entry.
+    """
+
+    word: str
+    lease: LeaseState | None
+    state: TierState
+    now_ms: int
+    number: int = 0
+
+    @property
+    def is_held(self) -> bool:
+        """A writer is alive, as far as can be told."""
+        return self.word == HELD
+
+    def document(self, place: Place, url: str) -> dict[str, Any]:
+        """For ``tiered lease --json``."""
+        lease = self.lease
+        return {
+            "format": 1,
+            "url": url,
+            "cluster": place.cluster,
+            "broker": place.broker,
+            "state": self.word,
+            "is_held": self.is_held,
+            "writer": lease.writer if lease else None,
+            "host": lease.holder.host if lease else None,
+            "pid": lease.holder.pid if lease else None,
+            "expires_ms": lease.expires_ms if lease else None,
+            "now_ms": self.now_ms,
+            "generation": self.state.generation,
+            "reigning_writer": self.state.writer,
+            "updated_ms": self.state.updated_ms,
+        }
+
+
+def report_lease(store: ObjectStore, prefix: str, clock: Clock) -> LeaseReport:
+    """Read the lease and the journal.
+
+    Raises:
+        DataError: The journal is damaged.
+        InvalidError: The lease is of a newer format version.
+        BackendError: The store could not be read.
+    """
+    journal = JournalReader(store, prefix, TierMachine())
+    journal.catch_up()
+    lease, version = read_lease(store, prefix + LEASE)
+    now_ms = clock.now_ms()
+    word = lease_word(lease, now_ms, exists=version is not None)
+    return LeaseReport(word, lease, journal.state, now_ms, journal.number)
+
+
+def lease_word(lease: LeaseState | None, now_ms: int, *, exists: bool) -> str:
+    """What a lease amounts to; see ``LeaseReport.word``."""
+    if lease is None:
+        return UNREADABLE if exists else NONE
+    if lease.released:
+        return RELEASED
+    if lease.expires_ms <= now_ms:
+        return EXPIRED
+    return GONE if lease.holder.is_gone() else HELD
+
+
+def break_lease(store: ObjectStore, prefix: str, clock: Clock, *, breaker: str) -> bool:
+    """Free the lease, whoever holds it.
+
+    Args:
+        store: Where.
+        prefix: Of the broker.
+        clock: For the time stamp.
+        breaker: Our 8-hex-digit id, other than the holder's, so that the holder sees that it lost the lease.
+
+    Returns:
+        Whether there was anything to free.
+
+    Raises:
+        FencedError: It was written anew each time that we tried.
+        BackendError: Not freed, or unknown; calling again is harmless.
+    """
+    key = prefix + LEASE
+    for _ in range(_TRIES):
+        present, version = read_lease(store, key)
+        if version is None or (present and present.released):
+            return False
+        end = present.end if present else JournalEnd()  # what it remembers is kept
+        broken = LeaseState(Holder.present(), breaker, clock.now_ms(), released=True, end=end)
+        try:
+            store.compare_and_set(key, encode_lease(broken), version)
+        except PreconditionFailedError:
+            continue  # renewed at this very moment
+        return True
+    raise FencedError("the lease changes faster than it can be broken", where=key, do="try again")
+
+
+# --------------------------------------------------------------------------------------------------
+# A short reign for a command that must be sure that no writer is at work: lease, reign, and the lease given back at
+# once. **Fence, then look again.** Whoever replaces or deletes by what it has read or listed (``gc``, ``delete-
+# topic``, ``rebuild``) goes through ``reign_and``: after the reign's entry nothing that an earlier writer made can be
+# named any more, however long it sleeps. So what came in between is there to be seen by then, and the work looks again
+# at all that it presumes, and only then acts: ``gc`` follows the journal before each batch, ``delete-topic`` holds
+# each step against the state, and ``rebuild`` lists.
+#
+# The lease is held only for the moment of taking the reign, and that work: a writer that comes afterwards takes the
+# next one, and what is done under ours stays right.
+#
+# A lease that has expired by our clock alone is watched first (``Lease.acquire``): a writer whose clock is behind ours
+# renews it, and must not be fenced by a command that only tidies up.
+# --------------------------------------------------------------------------------------------------
+
+_SECONDS = 60.0
+"""A lease that nobody renews: longer than taking a reign and a few entries may last."""
+_SECONDS_ANEW = 600.0
+"""The same, where all of a tier is listed again, and a checkpoint written."""
+
+
+class Anew(NamedTuple):
+    """Where a journal begins anew that cannot be read.
+
+    Attributes:
+        number: Of its first entry, beyond all that may have been used.
+        state: What went before.
+    """
+
+    number: int
+    state: TierState
+
+
+def journal_writer(at: Workplace) -> JournalWriter[TierState]:
+    """A writer that does not reign, at the head of the journal."""
+    journal = _writer(at)
+    journal.catch_up()
+    return journal
+
+
+def _writer(at: Workplace) -> JournalWriter[TierState]:
+    return JournalWriter(
+        at.bare,
+        at.prefix,
+        TierMachine(),
+        writer=at.new_id(),
+        clock=at.clock,
+        rng=at.rng,
+        stop=threading.Event(),
+        give_up_s=at.give_up_s,
+    )
+
+
+def reign_and(
+    at: Workplace,
+    work: Callable[[JournalWriter[TierState]], None] = lambda _journal: None,
+    *,
+    anew: Anew | None = None,
+) -> JournalWriter[TierState]:
+    """Take lease and reign, do some short work in the journal, and free the lease.
+
+    Args:
+        at: The tier.
+        work: Looks again at what it presumes, and then acts.
+        anew: The journal cannot be read, and begins there; ``work`` sees to the checkpoint.
+
+    Raises:
+        FencedError: A writer holds the lease, or took the reign at the same moment.
+        BackendError: The store does not answer; calling again is harmless.
+    """
+    journal = _writer(at) if anew else journal_writer(at)
+    lease = Lease(
+        at.store,
+        at.prefix,
+        writer=journal.writer,
+        holder=Holder.present(),
+        seconds=_SECONDS_ANEW if anew else _SECONDS,
+        clock=at.clock,
+        known=lambda: journal.end,
+    )
+    never = threading.Event()
+    lease.acquire(
+        wait=False,
+        announce=lambda _state: None,
+        stop=lambda seconds: at.clock.wait(never, seconds),
+    )
+    try:
+        holder = asdict(Holder.present())
+        if anew:
+            journal.take_reign_anew(anew.number, anew.state, {**holder, "rebuilt": True})
+        else:
+            journal.take_reign(holder, remembered=lease.remembered)
+        work(journal)
+    finally:
+        lease.release()
+    return journal
+
+
+# --------------------------------------------------------------------------------------------------
+# Plan files: what a command that deletes was going to do, saved, shown, and carried out exactly so or not at all. A
+# plan is one JSON object: ``format``, ``what`` (the command), the tier (``cluster``, ``broker``, ``store``), the
+# journal's last entry (``journal_number``, ``journal_checksum``), what is to be done, and over all of it a
+# ``checksum``, so that a file that was edited or cut is refused. What else has to hold when it is carried out is each
+# command's own business.
+# --------------------------------------------------------------------------------------------------
+
+FORMAT = 1
+Plan = dict[str, Any]
+
+
+def save_plan(path: str, plan: Plan) -> None:
+    """Write a plan file, readable for people.
+
+    Raises:
+        InvalidError: It cannot be written.
+    """
+    text = json.dumps({**plan, "checksum": _checksum(plan)}, indent=1) + "\n"
+    try:
+        write_regular(path, text.encode())
+    except OSError as error:
+        advice = advice_for(error, "name a file in a directory that can be written")
+        raise InvalidError(
+            f"the plan cannot be written: {error.strerror}", where=path, do=advice
+        ) from error
+    reached("plan-saved")
+
+
+def load_plan(path: str, what: str, place: Place) -> Plan:
+    """Read a plan file.
+
+    Args:
+        path: Of the file.
+        what: The command that it must be of.
+        place: The broker that it must be of.
+
+    Raises:
+        InvalidError: It cannot be read, was changed, or is of something else.
+    """
+    plan = _parsed(path)
+    wrong = ""
+    if plan.pop("checksum", None) != _checksum(plan):
+        wrong = "it was changed or cut"
+    elif plan.get("format") != FORMAT:
+        wrong = f"its format {plan.get('format')} is not {FORMAT}"
+    elif plan.get("what") != what:
+        wrong = f"it is of `tiered {plan.get('what')}`"
+    elif (plan.get("cluster"), plan.get("broker")) != (place.cluster, place.broker):
+        wrong = f"it is of the tier of {plan.get('cluster')}/{plan.get('broker')}"
+    if wrong:
+        raise InvalidError(f"this plan cannot be used: {wrong}", where=path, do="plan again")
+    return plan
+
+
+def was_applied(planned: int, done: int, done_before: int) -> bool:
+    """Whether all of a plan with work had been carried out before this run."""
+    return planned > 0 and done == 0 and done_before == planned
+
+
+def digest(plan: Plan) -> Plan:
+    """What the ledger keeps of a plan: its plain values, how long its lists are, and a digest that tells the plan's file."""
+    plain = {name: value for name, value in plan.items() if not isinstance(value, list | dict)}
+    counts = {name: len(value) for name, value in plan.items() if isinstance(value, list | dict)}
+    return {**plain, "counts": counts, "sha256": hashlib.sha256(_text(plan)).hexdigest()}
+
+
+def moved_on(why: str, where: str = "") -> MovedOnError:
+    """The tier is not any more what the plan was made of."""
+    what = f"the tier has moved on since this was planned: {why}"
+    return MovedOnError(what, where=where, do="nothing more is changed; plan again")
+
+
+def _parsed(path: str) -> Plan:
+    try:
+        plan = json.loads(read_regular(path))
+    except OSError as error:
+        raise InvalidError(f"the plan cannot be read: {error.strerror}", where=path) from error
+    except (ValueError, RecursionError):
+        plan = None
+    if not isinstance(plan, dict):
+        raise InvalidError("this is no plan", where=path, do="give a file that --plan has written")
+    return plan
+
+
+def _checksum(plan: Plan) -> int:
+    return zlib_ng.crc32(_text(plan))
+
+
+def _text(plan: Plan) -> bytes:
+    return json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+
+
+# --------------------------------------------------------------------------------------------------
+# The ledger: what runs that delete were about to do, and what they did; and the store's own clock. A run writes a
+# record before it changes anything and one when it has ended. The first one's time of writing, as the store tells it,
+# is the time by which the run holds ages: our own clock may be wrong, and the store's is what dates its objects.
+#
+# A record's form is that of ``tiered.journal.entry.seal_text``. It says what a plan was by counts and a digest, not by
+# a list, so it stays small however much is deleted; ``gc`` deletes old records
+# (``tiered.log.orphans.LEDGER_KEPT_MS``).
+# --------------------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """The records of one run."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, clock: Clock, *, run: str, what: str
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            store: The tier's store.
+            prefix: Of the broker.
+            clock: For the time stamps in keys.
+            run: Random id of the run, 8 hex digits.
+            what: The command.
+        """
+        self._store = store
+        self._prefix = prefix
+        self._clock = clock
+        self._begun_ms = clock.now_ms()
+        self._steps = 0
+        self.run = run
+        self.what = what
+
+    def begin(self, fields: Mapping[str, Any]) -> int:
+        """Say what is about to be done.
+
+        Returns:
+            The time, UTC ms, by the store's clock.
+
+        Raises:
+            InvalidError: The store does not tell when an object was written, or does not write conditionally.
+            BackendError: It could not be written.
+        """
+        try:
+            key = self.note("begin", fields)
+        except UnsupportedError as error:
+            raise InvalidError(
+                "this store cannot create an object only if it is absent, so nothing is changed in it",
+                where=self._store.url,
+                do="use the store to which attach writes",
+            ) from error
+        reached("ledger-begun")
+        now_ms = self._store.head(key).modified_ms
+        if now_ms < 0:
+            raise InvalidError(
+                "this store does not tell when an object was written, so nothing can be called old",
+                where=self._store.url,
+            )
+        return now_ms
+
+    def end(self, fields: Mapping[str, Any]) -> None:
+        """Say what was done.
+
+        Raises:
+            BackendError: It could not be written.
+        """
+        self.note("end", fields)
+        reached("ledger-ended")
+
+    def note(self, step: str, fields: Mapping[str, Any]) -> str:
+        """Write one record; its key.
+
+        Raises:
+            BackendError: It could not be written.
+        """
+        key = ledger_key(self._prefix, self._begun_ms, self.run, self._steps)
+        self._steps += 1
+        known = {"format": 1, "run": self.run, "what": self.what, "step": step}
+        text = seal_text({**known, "time_ms": self._clock.now_ms(), **fields})
+        with contextlib.suppress(AlreadyExistsError):  # a try of ours whose answer was lost
+            self._store.put_if_absent(key, text)
+        return key
