@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 from support.merging import merge
-from tiered.log.verify_state import check_state
 
 from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
@@ -24,6 +23,7 @@ from tiered.local.face import HoleReason
 from tiered.log.merge import MergePolicy
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, queue_action
+from tiered.log.verify_report import check_state
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.compact import Compactor, CompactSettings
 from tiered.upkeep.workplace import Workplace

@@ -8,7 +8,6 @@ How to use it::
 Ordering: the journal is replayed before and after the listing, so that the work of a living writer or collector meanwhile
 is not taken for damage: missing is what is named before and after and not listed; orphaned what is listed and named at
 neither time.
-from tiered.local.face import HoleReason
 
 What is in objects is checked by ``tiered.log.verify_objects``; what was found is ``tiered.log.verify_report``.
 
