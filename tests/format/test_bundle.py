@@ -33,6 +33,7 @@ from tiered.format.bundle import (
     pack_table,
     read_table,
     tail_bytes,
+    unpack_table,
 )
 from tiered.log.parts import PART
 
@@ -257,6 +258,14 @@ def test_a_table_that_claims_to_be_huge_is_refused_before_it_is_unpacked(
     monkeypatch.setattr(bundle, "TABLE_BYTES_MAX", 1000)
     with pytest.raises(DataError, match="claims to have"):
         read_table(tail, whole(table) + len(tail), where=WHERE)
+
+
+def test_a_small_table_does_not_claim_to_be_a_large_one():
+    """Seven KiB that an entry names, or that end a bundle, do not become 200 MiB."""
+    packed = zstandard.compress(bytes(200 << 20))
+    assert len(packed) < 32 << 10
+    with pytest.raises(DataError, match="claims to have"):
+        unpack_table(packed, where=WHERE)
 
 
 # -- without what is damaged ----------------------------------------------------------------------

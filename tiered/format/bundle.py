@@ -49,7 +49,7 @@ whole then, proven by the journal's checksum, and where its blocks lie is found 
 the bundle's table or footer it costs nothing but the help in a disaster.
 
 Bounds (I8): a bucket may hold anything, with right checksums. Nothing is allocated by a size that the bytes at hand do not
-bear out: a table unpacks to at most ``TABLE_BYTES_MAX``, a block to its own size.
+bear out: a table unpacks to at most ``TABLE_BYTES_MAX`` and a thousand times its size, a block to its own size.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ SECTION_BYTES_MAX: Final = 2**32 - 1
 DICTIONARY_BYTES_MAX: Final = 1024 * 1024
 TABLE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Unpacked: about two million sections. A bundle of ours has a few thousand."""
+_TABLE_RATIO_MAX: Final = 1000
+_TABLE_SMALL_BYTES: Final = 1 << 20
+"""A section's row has a checksum, of which nothing can be saved: a table of ours is packed to a thirtieth at most."""
 PACK_LEVEL: Final = 3
 PACK_LEVEL_MAX: Final = 19
 """Beyond it zstd takes memory that nobody has reckoned with."""
@@ -563,7 +566,8 @@ def _starts(sizes: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
 def _unpacked_table(stored: memoryview, where: str) -> bytes:
     try:
         claimed = zstandard.frame_content_size(stored)
-        if not 0 <= claimed <= TABLE_BYTES_MAX:
+        credible = _TABLE_RATIO_MAX * stored.nbytes + _TABLE_SMALL_BYTES
+        if not 0 <= claimed <= min(TABLE_BYTES_MAX, credible):
             raise _damaged(f"the bundle's table claims to have {claimed:,} bytes", where)
         unpacker = zstandard.ZstdDecompressor(max_window_size=2 * TABLE_BYTES_MAX)
         return unpacker.decompress(stored, max_output_size=claimed)
