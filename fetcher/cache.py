@@ -36,10 +36,13 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
+from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
 from fetcher.runs import (
     INDEX,
@@ -57,8 +60,9 @@ from fetcher.runs import (
 )
 from fetcher.window import Stream, plan_pieces
 from tiered.errors import DataError, TieredStoreError
+from tiered.format.bundle import check_section
 from tiered.log.consume_queue import ITEM_BYTES
-from tiered.log.decode import decode_items, decode_records
+from tiered.log.decode import PlacedPart, decode_items, decode_parts, decode_records
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, SectionPlan, plan_ranges, read_ranges
 from tiered.model import LogOffset
 
@@ -280,6 +284,12 @@ class Claim:
     blocks: range
     layout: PartLayout | None
 
+    @property
+    def is_plain(self) -> bool:
+        """All of a section, small enough for one block, and stored as it is."""
+        part = self.part
+        return len(self.blocks) == 1 and part.is_whole and not part.section.is_packed
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -334,7 +344,11 @@ def _indexes_ahead(
     claims = []
     for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
         is_here = known.layout(one) is not None or known.is_known(key_of(one, INDEX))
-        if not is_here and not _is_small(one, settings):
+        if (
+            not is_here
+            and not _is_small(one, settings)
+            and block_count(one, settings.block_bytes) > 1
+        ):
             claims.append(_index_claim(one, settings))
         left -= max(one.log_bytes, PART_BYTES)
         if left <= 0:
@@ -424,6 +438,7 @@ class Load(Generic[V]):
         requests: What brings its bytes.
         leader: What it comes along with, as its neighbour: it is asked for as that is.
         is_over: It is here or will not come; set before the future ends, so that nobody waits for it once more.
+        streams: All for whom it was asked: whose parts lie side by side.
     """
 
     stream: Hashable
@@ -433,6 +448,23 @@ class Load(Generic[V]):
     requests: list[Future[Data]] = field(default_factory=list)
     leader: Load[V] | None = None
     is_over: bool = False
+    streams: set[Hashable] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.streams.add(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class WidePlan:
+    """Several sections that lie side by side are read whole, with one request; they are checked by whoever gets the bytes.
+
+    Attributes:
+        key: Of their bundle.
+        ranges: One.
+    """
+
+    key: str
+    ranges: tuple[ByteRange]
 
 
 @dataclass(slots=True, eq=False)
@@ -442,18 +474,19 @@ class Job(Generic[V]):
     Attributes:
         load: What is on its way from now on.
         wanted: Ranges, all of one section, none empty; there may be none.
-        make: Gets the bytes of each; called once, in whatever thread brings the last of them.
+        make: Gets the bytes of each; called once, in whatever thread brings the last of them. Of a wide plan it gets all
+            at once, or nothing where the bundle has not so many.
         end: Called once, just before the future ends, with its error, if that is how. Before, since whoever waits for the
             future runs as soon as it has ended, and would only wait for this thread's locks. (A callback of the future
             would also keep the load: what has been read would stay in memory until the collector comes.)
-        plan: What is asked for.
+        plan: What is asked for; None: as ``wanted`` says.
     """
 
     load: Load[V]
     wanted: Sequence[SectionRange]
     make: Callable[[list[memoryview]], V]
     end: Callable[[BaseException | None], None]
-    plan: SectionPlan | None = None
+    plan: SectionPlan | WidePlan | None = None
 
 
 class Loader:
@@ -493,7 +526,8 @@ class Loader:
 
     def _plan_job(self, job: Job[V]) -> bool:
         try:
-            job.plan = self.plan(job.wanted) if job.wanted else None
+            if job.wanted:
+                job.plan = self.plan(job.wanted)
         except DataError as error:
             _fail(job, error)
             return False
@@ -515,14 +549,16 @@ class Loader:
         """
         self._ask_all([(load, plan)], urgent=_is_urgent(load))
 
-    def _ask_all(self, planned: Sequence[tuple[Load[V], SectionPlan]], *, urgent: bool) -> None:
+    def _ask_all(
+        self, planned: Sequence[tuple[Load[V], SectionPlan | WidePlan]], *, urgent: bool
+    ) -> None:
         ranges = [(number, one) for number, (_, plan) in enumerate(planned) for one in plan.ranges]
         # Streams take turns by bytes: what is small goes first, or it would wait for a turn behind what is large.
         order = sorted(range(len(ranges)), key=lambda at: ranges[at][1].size_bytes)
         wanted = []
         for at in order:
             load, plan = planned[ranges[at][0]]
-            wanted.append((load.stream, self.prefix + plan.wants[0].key, ranges[at][1]))
+            wanted.append((load.stream, self.prefix + plan.key, ranges[at][1]))
         found = dict(zip(order, self.transfers.ask_all(wanted, urgent=urgent), strict=True))
         for load, _ in planned:
             load.requests = []
@@ -653,7 +689,7 @@ class _Gathering(Generic[V]):
         self._load.requests.clear()  # they hold the bytes, and their callbacks us
         self._end(error)
 
-    def _take(self, plan: SectionPlan) -> list[memoryview] | None:
+    def _take(self, plan: SectionPlan | WidePlan) -> list[memoryview] | None:
         """Check what has come; None when that only says what to ask for, which is done."""
         requests = list(self._load.requests)
         if any(request.cancelled() for request in requests):
@@ -661,7 +697,9 @@ class _Gathering(Generic[V]):
         try:
             pieces = [request.result() for request in requests]
         except (InvalidRangeError, ShortReadError):
-            return self._loader.read(plan)
+            return [] if isinstance(plan, WidePlan) else self._loader.read(plan)
+        if isinstance(plan, WidePlan):
+            return [memoryview(piece) for piece in pieces]
         if not plan.is_first:
             return self._loader.check(plan, pieces)
         self._plan = self._loader.plan_on(plan, pieces[0])
@@ -678,8 +716,9 @@ PAUSE_SECONDS = 0.2
 """How long nothing is read ahead for a reader after that has failed, lest each batch ask for the same again."""
 
 Thing = Run | PartLayout
-
-Begun = list[tuple[Claim, Load[Thing]]]
+Row = list[tuple[Stream, Claim]]
+"""Claims that are one load: parts that lie side by side, the one that was asked for first, and for whom each is."""
+Begun = list[tuple[Row, Load[Thing | None]]]
 
 NOTHING: Begun = []
 
@@ -738,7 +777,7 @@ class Stock:
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
         self._waiting: deque[Waiting] = deque()
-        self._loads: dict[Key, Load[Thing]] = {}
+        self._loads: dict[Key, Load[Thing | None]] = {}
         self.unread_bytes = self.hits = self.waits = 0
         self.is_closed = False
         self.cache: ByteCache[Thing] = ByteCache(
@@ -757,7 +796,9 @@ class Stock:
     def layout(self, part: Part) -> PartLayout | None:
         """See ``fetcher.cache.Known``."""
         entry = self.cache.get(key_of(part, INDEX))
-        return cast("PartLayout", entry.value) if entry is not None else None
+        if entry is None or isinstance(entry.value, Run):
+            return None
+        return entry.value
 
     def is_known(self, key: Key) -> bool:
         """See ``fetcher.cache.Known``."""
@@ -765,21 +806,19 @@ class Stock:
 
     def find(self, part: Part, start: QueueOffset) -> Cached[Thing] | None:
         """The run that holds a queue offset of a part, if it is here."""
-        layout = self.layout(part)
-        if layout is None:
-            return None
         index = self.cache.get(key_of(part, INDEX))
-        if index is not None:
-            self.cache.use(index, self._clock.monotonic_s())
-        return self.cache.get(key_of(part, layout.block_of(start)))
+        if index is None or isinstance(index.value, Run):
+            return index  # of one block nothing has to be known but the block
+        self.cache.use(index, self._clock.monotonic_s())
+        return self.cache.get(key_of(part, index.value.block_of(start)))
 
-    def on_its_way(self, part: Part, start: QueueOffset) -> Load[Thing] | None:
+    def on_its_way(self, part: Part, start: QueueOffset) -> Load[Thing | None] | None:
         """The load that a reader of a queue offset has to wait for next, if there is one."""
         layout = self.layout(part)
         block = INDEX if layout is None else layout.block_of(start)
         return self._load(key_of(part, block))
 
-    def _load(self, key: Key) -> Load[Thing] | None:
+    def _load(self, key: Key) -> Load[Thing | None] | None:
         load = self._loads.get(key)
         return None if load is None or load.is_over else load
 
@@ -814,23 +853,33 @@ class Stock:
             if not has_room:
                 stream.asked = min(stream.asked, claim.part.log_offset)
                 break
-            load: Load[Thing] = Load(stream, urgent and not begun, claim.size_bytes)
+            load: Load[Thing | None] = Load(stream, urgent and not begun, claim.size_bytes)
             self._loads.update(dict.fromkeys(claim.keys, load))
-            begun.append((claim, load))
+            begun.append(([(stream, claim)], load))
             if stream.sweep is not None and claim.layout is None and claim.blocks:
-                begun += self._beside(stream.sweep, claim.part, load)
+                begun += self._beside(stream.sweep, *begun[-1])
         return begun
 
-    def _beside(self, sweep: Beside, part: Part, leader: Load[Thing]) -> Begun:
-        """Claim what lies beside a section and is wanted by the same reader, as far as there is room."""
+    def _beside(self, sweep: Beside, row: Row, leader: Load[Thing | None]) -> Begun:
+        """Claim what lies beside a section and is wanted by the same reader, as far as there is room.
+
+        What is small and plain becomes one load with it, which costs a tenth of as many loads.
+        """
         begun: Begun = []
-        for stream, one in sweep.beside(part, self.is_known):
+        first = row[0][1]
+        for stream, one in sweep.beside(first.part, self.is_known):
             claim = whole_claim(one, self._settings)
             if not self.cache.reserve_gently(claim.size_bytes):
                 break
-            load: Load[Thing] = Load(stream, False, claim.size_bytes, leader=leader)
+            if first.is_plain and claim.is_plain:
+                self._loads.update(dict.fromkeys(claim.keys, leader))
+                leader.size_bytes += claim.size_bytes
+                leader.streams.add(stream)
+                row.append((stream, claim))
+                continue
+            load: Load[Thing | None] = Load(stream, False, claim.size_bytes, leader=leader)
             self._loads.update(dict.fromkeys(claim.keys, load))
-            begun.append((claim, load))
+            begun.append(([(stream, claim)], load))
         return begun
 
     # Who waits for room gets it in turn, or a large record would wait for ever behind small ones
@@ -874,9 +923,9 @@ class Stock:
     def begin(self, begun: Begun) -> None:
         """Ask for what was claimed."""
         if begun:
-            self._loader.begin([self._job(claim, load) for claim, load in begun])
+            self._loader.begin([self._job(row, load) for row, load in begun])
 
-    def hurry(self, load: Load[Thing]) -> None:
+    def hurry(self, load: Load[Thing | None]) -> None:
         """Somebody waits for it now."""
         self._loader.hurry(load)
 
@@ -886,12 +935,17 @@ class Stock:
             for entry in self.cache.of_owner(stream):
                 self.unread_bytes += entry.size_bytes
                 self.cache.drop(entry)
-            loads = {id(x): x for x in self._loads.values() if x.stream is stream}.values()
-        for load in loads:
-            if not load.is_urgent:
-                self._loader.cancel(load)
+            loads = {id(x): x for x in self._loads.values() if stream in x.streams}.values()
+            for load in loads:
+                load.streams.discard(stream)
+            unwanted = [load for load in loads if not load.streams and not load.is_urgent]
+        for load in unwanted:
+            self._loader.cancel(load)
 
-    def _job(self, claim: Claim, load: Load[Thing]) -> Job[Thing]:
+    def _job(self, row: Row, load: Load[Thing | None]) -> Job[Thing | None]:
+        if len(row) > 1:
+            return self._wide_job(row, load)
+        claim = row[0][1]
         part, layout = claim.part, claim.layout
         wanted: list[SectionRange] = []
         if layout is None:
@@ -906,10 +960,41 @@ class Stock:
             load,
             wanted,
             lambda pieces: self._arrive(claim, load, pieces),
-            lambda error: self._end(claim, load, error),
+            lambda error: self._end(row, load, error),
         )
 
-    def _arrive(self, claim: Claim, load: Load[Thing], pieces: list[memoryview]) -> Thing:
+    def _wide_job(self, row: Row, load: Load[Thing | None]) -> Job[Thing | None]:
+        sections = [claim.part.section for _, claim in row]
+        start = min(section.start for section in sections)
+        end = max(section.start + section.table_at for section in sections)
+        return Job(
+            load,
+            (),
+            partial(self._arrive_together, row, load, start),
+            lambda error: self._end(row, load, error),
+            WidePlan(row[0][1].part.bundle.key, (ByteRange(start, end),)),
+        )
+
+    def _arrive_together(
+        self, row: Row, load: Load[Thing | None], start: int, pieces: list[memoryview]
+    ) -> None:
+        """Make runs of what lay side by side, and put them into the cache. What cannot be made is asked for by itself.
+
+        Nothing is returned: readers of several queues wait for it, and each finds its own.
+        """
+        runs = split_row(row, pieces[0], start, self._loader.prefix) if pieces else {}
+        now_s = self._clock.monotonic_s()
+        with self.lock:
+            self.cache.release(load.size_bytes)
+            load.size_bytes = 0
+            stream, first = row[0]
+            if len(runs) < len(row) and stream.sweep is not None:
+                stream.sweep.leave_out(first.part.bundle.key)
+            for number, run in runs.items() if not self.is_closed else ():
+                owner, claim = row[number]
+                self.cache.put(Cached(run, claim.keys, run.size_bytes, owner=owner), now_s)
+
+    def _arrive(self, claim: Claim, load: Load[Thing | None], pieces: list[memoryview]) -> Thing:
         """Make of the bytes what was wanted, and put it into the cache."""
         layout, run = claim.layout, None
         if layout is None:
@@ -923,11 +1008,12 @@ class Stock:
             load.size_bytes = 0
             if self.is_closed:
                 return layout if run is None else run
-            if claim.layout is None:
+            is_one = claim.layout is None and len(claim.blocks) == 1
+            if claim.layout is None and not is_one:
                 key = key_of(claim.part, INDEX)
                 self.cache.put(Cached(layout, (key,), layout.size_bytes, shelf=Shelf.INDEX), now_s)
             if run is not None:
-                keys = [key for key in claim.keys if key[-1] != INDEX]
+                keys = [key for key in claim.keys if is_one or key[-1] != INDEX]
                 entry: Cached[Thing] = Cached(run, keys, run.size_bytes, owner=load.stream)
                 self.cache.put(entry, now_s)
         return layout if run is None else run
@@ -951,21 +1037,70 @@ class Stock:
             decode_records(queue, part, items, compact(data, self._memory), begin, where=where)
         )
 
-    def _end(self, claim: Claim, load: Load[Thing], error: BaseException | None) -> None:
+    def _end(self, row: Row, load: Load[Thing | None], error: BaseException | None) -> None:
         """It is here, or will not come."""
         begun: Begun = []
-        stream = cast("Stream", load.stream)
         now_s = self._clock.monotonic_s()
         with self.lock:
             self.cache.release(load.size_bytes)
-            for key in claim.keys:
-                if self._loads.get(key) is load:
-                    del self._loads[key]
+            for stream, claim in row:
+                for key in claim.keys:
+                    if self._loads.get(key) is load:
+                        del self._loads[key]
+                if error is not None:
+                    stream.asked = min(stream.asked, claim.part.log_offset)
+                    if not isinstance(error, CancelledError) and not load.is_urgent:
+                        stream.paused_s = now_s + PAUSE_SECONDS
+                elif not claim.blocks and not load.is_urgent:
+                    begun = self._go_on(stream)
             self.room.notify_all()
-            if error is not None:
-                stream.asked = min(stream.asked, claim.part.log_offset)
-                if not isinstance(error, CancelledError) and not load.is_urgent:
-                    stream.paused_s = now_s + PAUSE_SECONDS
-            elif not claim.blocks and not load.is_urgent:
-                begun = self._go_on(stream)
         self.begin(begun)
+
+
+def split_row(row: Row, data: memoryview, start: int, where: str) -> dict[int, Run]:
+    """Runs of parts that were read with one request.
+
+    Args:
+        row: For whom, and which.
+        data: What was read.
+        start: Position of its first byte in the bundle.
+        where: Prefix of the broker, for messages.
+
+    Returns:
+        By number in the row; without those that fail their check, or are damaged.
+    """
+    placed: list[tuple[int, PlacedPart]] = []
+    for number, (stream, claim) in enumerate(row):
+        place = claim.part.section
+        at = place.start - start
+        with suppress(DataError):
+            place.check(where=where)
+            check_section(data[at : at + place.size_bytes], place, where=where)
+            part = PlacedPart(stream.queue, claim.part, at, at + place.items_at)
+            placed.append((number, part))
+    placed.sort(key=lambda one: one[1].records_at)
+    return _runs_of(placed, data, where) if placed else {}
+
+
+def _runs_of(
+    placed: Sequence[tuple[int, PlacedPart]], data: memoryview, where: str
+) -> dict[int, Run]:
+    found = decode_parts([one for _, one in placed], data)
+    if found is None and len(placed) > 1:  # one of them is unusual
+        return {key: run for one in placed for key, run in _runs_of([one], data, where).items()}
+    runs: dict[int, Run] = {}
+    for at, (number, (queue, part, low, items_at)) in enumerate(placed):
+        records = bytes(data[low : low + part.log_bytes])
+        if found is not None:
+            first, end = found.firsts[at], found.firsts[at + 1]
+            columns = found.columns[:, first:end].copy()
+            runs[number] = Run.of_column(
+                queue, part, records, found.sizes[first:end].copy(), columns
+            )
+            continue
+        with suppress(DataError):
+            raw = data[items_at : items_at + part.count * ITEM_BYTES]
+            items = decode_items(part, part.queue_offset, raw, where=where)
+            batch = decode_records(queue, part, items, records, part.log_offset, where=where)
+            runs[number] = Run.of(batch)
+    return runs

@@ -71,6 +71,8 @@ def _sleep_on() -> None:
     """Nobody listens."""
 
 
+IDLE_LOOK_SECONDS = 1.0
+"""How often it is looked which readers have not read for a minute."""
 FREE_BYTES_MAX = 32 << 20
 """Memory that is kept, above the budget, for what will be read next; less with a small cache, none when nobody reads."""
 
@@ -146,6 +148,7 @@ class TieredMessageFetcher:
         self._readers = Readers(self.settings.window)
         self._gone: deque[str] = deque()
         self._delivered_bytes = self._delivered_items = 0
+        self._idle_at_s = 0.0
 
     # Reading
 
@@ -445,8 +448,10 @@ class TieredMessageFetcher:
         now_s = self._clock.monotonic_s()
         with self._stock.lock:
             self._stock.expire(now_s)
-            for name in self._readers.idle(now_s):
-                self._readers.forget(name)
+            if now_s >= self._idle_at_s:  # it looks at every reader
+                self._idle_at_s = now_s + IDLE_LOOK_SECONDS
+                for name in self._readers.idle(now_s):
+                    self._readers.forget(name)
             is_idle = not len(self._readers) and not self._stock.cache.held_bytes
         if is_idle:
             self._memory.clear()
@@ -576,7 +581,7 @@ class Obtainer:
             stock.waits += 1
             return stream.serve(thing, stock.find(part, start))
 
-    def _await(self, future: Future[Thing], deadline_s: float) -> Thing | None:
+    def _await(self, future: Future[Thing | None], deadline_s: float) -> Thing | None:
         try:
             return future.result(max(deadline_s - self._clock.monotonic_s(), 0))
         except CancelledError:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fetcher.memory import Memory
     from tiered.log.decode import PartItems
     from tiered.log.parts import Part
+    from tiered.model import MessageQueue
 
 
 V = TypeVar("V")
@@ -188,6 +189,45 @@ class Run:
             starts=starts.data,
             ends=ends.data,
             has_holes=not bool(real.all()),
+        )
+
+    @classmethod
+    def of_column(
+        cls,
+        queue: MessageQueue,
+        part: Part,
+        data: bytes,
+        sizes: npt.NDArray[np.int32],
+        columns: npt.NDArray[np.int64],
+    ) -> Run:
+        """All of a part, as ``decode_parts`` found it.
+
+        Args:
+            queue: Whose.
+            part: Which.
+            data: Its records.
+            sizes: int32[n], its own.
+            columns: int64[5, n], its own.
+        """
+        positions, ends, tag_codes, times, physical = columns
+        records = RecordBatch(
+            queue=queue,
+            base_offset=part.queue_offset,
+            data=data,
+            positions=positions,
+            sizes=sizes,
+            tag_codes=tag_codes,
+            store_timestamps_ms=times,
+            physical_offsets=physical,
+        )
+        return cls(
+            base=part.queue_offset,
+            end=part.queue_end,
+            batch=TierBatch(records, part.log_offset),
+            data=memoryview(data),
+            starts=positions.data,
+            ends=ends.data,
+            has_holes=False,
         )
 
     @property

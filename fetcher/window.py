@@ -105,6 +105,10 @@ class Beside(Protocol):
         """What comes along with a part."""
         ...
 
+    def leave_out(self, key: str) -> None:
+        """Ask for nothing of a bundle together any more: something of it is damaged."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Stream:
@@ -409,8 +413,12 @@ class Sweep:
         numbers = [place[2] for place in places[bounds.low : bounds.high] if place[2] != at]
         return [(self._members[row.members[n]].stream, self._part(row, n)) for n in numbers]
 
+    def leave_out(self, key: str) -> None:
+        """Ask for nothing of a bundle together any more: something of it is damaged."""
+        self._bundles.pop(key, None)
+
     def _part(self, row: _Row, number: int) -> Part:
-        return self._members[row.members[number]].view.parts[row.parts[number]]
+        return self._members[row.members[number]].view.part(row.parts[number])
 
     def _wanted(
         self, row: _Row, numbers: range, is_known: Callable[[Key], bool]

@@ -80,7 +80,7 @@ def test_the_budget_counts_what_small_things_take():
         builder.add([b"x"])
     fetcher = fetcher_of(builder.store)
     read_all(fetcher)
-    assert fetcher.stats().cached_bytes > 200 * 4 * KIB
+    assert fetcher.stats().cached_bytes > 200 * 3 * KIB
 
 
 def test_a_slice_keeps_no_whole_object_or_index_in_memory():

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from support.fetching import expected, fetcher_of, rows
 from support.journals import PREFIX
 from support.merging import delete_unnamed, gather, named_bundles
 from support.tiers import TierBuilder, batch_of
+from support.transfers import HeldExecutor
 
 from backends.wrapping import MeteredStore
 from fetcher.cache import Job, Load
+from tiered.clock import SystemClock
 from tiered.errors import DataError
 from tiered.log.decode import TierBatch
 from tiered.model import MessageQueue, QueueOffset
@@ -246,4 +251,123 @@ def test_what_somebody_begins_to_wait_for_while_it_is_asked_for_is_not_forgotten
     fetcher._stock._loader.begin(jobs)
     assert first.future.done()
     assert second.future.done()
+    fetcher.close()
+
+
+def unlike() -> tuple[TierBuilder, dict[MessageQueue, dict[int, bytes]]]:
+    """One bundle of two topics: plain queues, one with a hole, one with an inner batch."""
+    builder = TierBuilder()
+    bodies: list[list[Any]] = [[b"plain %d" % number] * 5 for number in range(10)]
+    bodies[3] = [b"one", None, b"three"]
+    bodies[6] = [b"one", (3, b"three at once"), b"five"]
+    queues = [MessageQueue("ab"[number % 2] * (1 + number % 2), number) for number in range(10)]
+    batches = [batch_of(0, some, queue=queue) for queue, some in zip(queues, bodies, strict=True)]
+    builder.add_round(*batches)
+    wanted = {q: expected(0, some, queue=q) for q, some in zip(queues, bodies, strict=True)}
+    return builder, wanted
+
+
+def read_announced(
+    fetcher: TieredMessageFetcher, queues: Iterable[MessageQueue]
+) -> dict[MessageQueue, dict[int, bytes]]:
+    cursors = [fetcher.tier.cursor(queue) for queue in queues]
+    fetcher.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
+    return in_turn(fetcher, [cursor.queue for cursor in cursors])
+
+
+def test_sections_with_holes_and_inner_batches_come_with_their_neighbours():
+    builder, wanted = unlike()
+    store = MeteredStore(builder.store)
+    fetcher = fetcher_of(store)
+    before = store.snapshot().requests
+    assert read_announced(fetcher, wanted) == wanted
+    assert store.snapshot().requests - before == 1
+    fetcher.close()
+
+
+def test_what_is_read_together_is_what_is_read_alone():
+    builder, wanted = unlike()
+    together, alone = fetcher_of(builder.store), fetcher_of(builder.store)
+    cursors = [together.tier.cursor(queue) for queue in wanted]
+    together.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
+    for cursor in cursors:
+        found = together.read("g", cursor.queue, QueueOffset(0), cursor=cursor)
+        other = alone.read("g", cursor.queue, QueueOffset(0))
+        assert isinstance(found, TierBatch)
+        assert isinstance(other, TierBatch)
+        assert found.log_offset == other.log_offset
+        for name in ("positions", "sizes", "tag_codes", "store_timestamps_ms", "physical_offsets"):
+            assert np.array_equal(getattr(found.records, name), getattr(other.records, name)), name
+    together.close()
+    alone.close()
+
+
+def test_a_bundle_that_was_cut_off_costs_what_is_gone():
+    """Its first half is read, once for all that asked together and then each by itself; nobody asks for ever."""
+    many = Many(20, 1)
+    key = PREFIX + many.parts[0][0].bundle.key
+    data = many.builder.store.get(key)
+    end = many.parts[0][10].section.start
+    many.builder.store.delete(key)
+    many.builder.store.put_if_absent(key, data[:end])
+    store = MeteredStore(many.builder.store)
+    fetcher = fetcher_of(store)
+    many.expect(fetcher, many.queues)
+    for number, queue in enumerate(many.queues):
+        found: dict[int, bytes] = {}
+        if number >= 10:
+            with pytest.raises(DataError):
+                read_on(fetcher, queue, found)
+        else:
+            assert read_on(fetcher, queue, found)
+            assert found == many.wanted[queue]
+    assert store.snapshot().requests < 200  # each of the ten is looked at most carefully
+    fetcher.close()
+
+
+def test_who_leaves_does_not_take_along_what_came_for_others():
+    many = Many(6, 1)
+    pending = HeldExecutor()
+    fetcher = fetcher_of(many.builder.store, executor=pending)
+    cursors = [fetcher.tier.cursor(queue) for queue in many.queues]
+    fetcher.expect("g", [(cursor, cursor.low, cursor.end) for cursor in cursors])
+    stock = fetcher._stock
+    with stock.lock:
+        stream = fetcher._readers.make(("g", many.queues[0], cursors[0].history), 0.0)
+        begun = stock.claim(
+            stream, fetcher.tier.view(many.queues[0], cursors[0].life), QueueOffset(0), MIB
+        )
+    stock.begin(begun)
+    assert len(begun[0][0]) == 6
+    fetcher.forget("g", many.queues[0])
+    pending.run()
+    assert stock.cache.held_bytes > 6 * 10 * 1000
+    for queue in many.queues[1:]:
+        fetcher.forget("g", queue)
+    assert not stock.cache._unread_bytes - stock.cache.of_owner(stream)[0].size_bytes
+    fetcher.close()
+
+
+def test_who_waits_for_what_another_has_asked_for_gets_his_own():
+    many = Many(3, 1)
+    held = HeldExecutor()
+    fetcher = fetcher_of(many.builder.store, executor=held, clock=SystemClock())
+    many.expect(fetcher, many.queues)
+    found: dict[MessageQueue, dict[int, bytes]] = {queue: {} for queue in many.queues}
+    threads = [
+        threading.Thread(target=read_on, args=(fetcher, queue, found[queue]))
+        for queue in many.queues
+    ]
+    for thread in threads:
+        thread.start()
+    end_s = time.monotonic() + 20
+    while len(fetcher._readers) < 3 or not held.calls:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    time.sleep(0.1)  # the others come to wait as well
+    held.run()
+    for thread in threads:
+        thread.join(20)
+    assert not held.calls
+    assert found == many.wanted
     fetcher.close()

@@ -12,7 +12,7 @@ from support.synthetic import make_record
 from tiered.format.block import parse_records
 from tiered.format.record import BODY_AT, encode_record
 from tiered.log import agreement
-from tiered.log.agreement import fields_of
+from tiered.log.agreement import fields_of, usual_fields
 from tiered.model import MessageQueue
 
 QUEUE = MessageQueue("orders", 3)
@@ -31,12 +31,17 @@ def thorough(queue, data, positions, sizes, offsets):
     return agreement._fault(queue, parse_records(data, positions, sizes), offsets)
 
 
+def usual(queue, data, positions, sizes, offsets):
+    ids = np.int64(queue.queue_id)
+    return usual_fields([(queue.topic, None)], ids, data, positions, sizes, offsets)
+
+
 @pytest.mark.parametrize("topic", ["t", "ab", "orders!", "orders12", "a" * 25, "a" * 127, "żółw"])
 def test_sound_records_go_the_fast_way(topic: str):
     queue = MessageQueue(topic, 3)
     data, positions, sizes = laid_out(records(queue))
     offsets = np.arange(7, 12)
-    assert agreement._usual(queue, data, positions, sizes, offsets) is not None
+    assert usual(queue, data, positions, sizes, offsets) is not None
     times, physical, fault = fields_of(queue, data, positions, sizes, offsets)
     assert (times.tolist(), physical.tolist(), fault) == (
         [5_000 + n for n in range(5)],
@@ -53,7 +58,7 @@ def test_whatever_byte_is_wrong_both_ways_say_the_same():
         changed = bytearray(data)
         changed[at] ^= rng.choice((1, 2, 8, 0x40, 0x80, 0xFF))
         wanted = thorough(QUEUE, bytes(changed), positions, sizes, offsets)
-        found = agreement._usual(QUEUE, bytes(changed), positions, sizes, offsets)
+        found = usual(QUEUE, bytes(changed), positions, sizes, offsets)
         assert (found is None) or not wanted, at
         assert fields_of(QUEUE, bytes(changed), positions, sizes, offsets).fault == wanted, at
         faulty += bool(wanted)
@@ -95,5 +100,30 @@ def test_unusual_records_go_the_thorough_way():
         ]
     )
     offsets = np.arange(2)
-    assert agreement._usual(QUEUE, data, positions, sizes, offsets) is None
+    assert usual(QUEUE, data, positions, sizes, offsets) is None
     assert not fields_of(QUEUE, data, positions, sizes, offsets).fault
+
+
+def test_records_of_several_queues_are_held_against_their_own():
+    queues = [MessageQueue("a", 1), MessageQueue("bcd", 2), MessageQueue("a", 3)]
+    data, positions, sizes = laid_out([raw for queue in queues for raw in records(queue)])
+    ids, offsets = np.repeat([1, 2, 3], 5), np.tile(np.arange(7, 12), 3)
+    of_a = np.repeat([True, False, True], 5)
+    rest = (data, positions, sizes, offsets)
+    assert usual_fields([("a", of_a), ("bcd", ~of_a)], ids, *rest) is not None
+    assert usual_fields([("a", of_a), ("bce", ~of_a)], ids, *rest) is None
+    assert usual_fields([("a", ~of_a), ("bcd", of_a)], ids, *rest) is None
+    assert usual_fields([("a", of_a), ("bcd", ~of_a)], np.roll(ids, 1), *rest) is None
+    for at in range(
+        0, len(data), 7
+    ):  # a byte that the thorough way finds, this one never lets pass
+        changed = bytearray(data)
+        changed[at] ^= 0x41
+        found = usual_fields([("a", of_a), ("bcd", ~of_a)], ids, bytes(changed), *rest[1:])
+        wrong = any(
+            thorough(
+                queue, bytes(changed), positions[n : n + 5], sizes[n : n + 5], offsets[n : n + 5]
+            )
+            for n, queue in zip((0, 5, 10), queues, strict=True)
+        )
+        assert found is None or not wrong, at

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tiered.api.tier import Tier
     from tiered.bench.slow_store import SlowStore
     from tiered.clock import Clock
+    from tiered.log.cursor import QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.model import MessageQueue, QueueBounds
 
@@ -159,13 +160,13 @@ class Seen:
         self,
         run: Run,
         group: str,
-        queue: MessageQueue,
+        cursor: QueueCursor,
         at: QueueOffset,
         count: int,
         until: QueueOffset | None = None,
     ) -> TierBatch | Gap | None:
         """One read of a client, which may say up to where it will read."""
-        tier, clock, cursor = run.tier, run.clock, run.tier.reader.cursor(queue)
+        tier, clock = run.tier, run.clock
         begin_s = clock.monotonic_s()
         found = tier.fetch(group, cursor, at, bytes_max=BATCH_BYTES, count_max=count, until=until)
         self.seconds.append(clock.monotonic_s() - begin_s)
@@ -193,15 +194,15 @@ def _sequential(run: Run) -> None:
     load = run.load
 
     def work(group: str, queues: list[MessageQueue]) -> None:
-        seen, at = Seen(), {queue: run.bounds(queue).min for queue in queues}
-        until = {queue: run.bounds(queue).end for queue in queues}
+        seen, cursors = Seen(), [run.tier.reader.cursor(queue) for queue in queues]
+        at = {cursor: cursor.low for cursor in cursors}
         while at:
-            for queue in list(at):
-                found = seen.read(run, group, queue, at[queue], load.count, until[queue])
+            for cursor in list(at):
+                found = seen.read(run, group, cursor, at[cursor], load.count, cursor.end)
                 if found is None:
-                    del at[queue]
+                    del at[cursor]
                 else:
-                    at[queue] = _end_of(found)
+                    at[cursor] = _end_of(found)
         run.add(seen)
 
     for number in range(load.groups):
@@ -220,10 +221,11 @@ def _groups(run: Run) -> None:
 
     def work(number: int) -> None:
         seen, queue = Seen(), run.queues[number % len(run.queues)]
-        low, high = run.bounds(queue).min, run.bounds(queue).end
+        cursor = run.tier.reader.cursor(queue)
+        low, high = cursor.low, cursor.end
         at = QueueOffset(low + (high - low) * (number // len(run.queues)) // turns)
         while run.clock.monotonic_s() < end_s:
-            found = seen.read(run, f"g{number}", queue, at, load.count)
+            found = seen.read(run, f"g{number}", cursor, at, load.count)
             at = low if found is None else _end_of(found)
         run.add(seen)
         run.group_bytes.append(seen.size_bytes)
@@ -254,7 +256,7 @@ def _seeks(run: Run) -> None:
         seen, places = Seen(), _places(run, load.seed + number)
         for _ in range(load.reads // load.threads):
             queue, at, _ = next(places)
-            seen.read(run, f"g{number}", queue, at, load.count)
+            seen.read(run, f"g{number}", run.tier.reader.cursor(queue), at, load.count)
         run.add(seen)
 
     _all(work, [(number,) for number in range(load.threads)])
@@ -265,9 +267,9 @@ def _stops(run: Run) -> None:
     places = _places(run, load.seed)
     for _ in range(load.reads):
         queue, at, end = next(places)
-        stop, seen = rng.randint(at + 1, end), Seen()
+        stop, seen, cursor = rng.randint(at + 1, end), Seen(), run.tier.reader.cursor(queue)
         while at < stop:
-            found = seen.read(run, "g", queue, at, min(load.count, stop - at))
+            found = seen.read(run, "g", cursor, at, min(load.count, stop - at))
             if found is None:
                 break
             at = _end_of(found)

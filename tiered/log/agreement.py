@@ -16,6 +16,8 @@ from tiered.format.record import BODY_AT, MAGIC_V1, RECORD_BYTES_MIN
 from tiered.format.sysflag import BORN_HOST_V6, INNER_BATCH, STORE_HOST_V6
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
     from typing_extensions import Buffer
 
@@ -55,21 +57,33 @@ def fields_of(
         sizes: int32[n], their sizes.
         offsets: int64[n], their queue offsets; of an inner batch any that it may hold.
     """
-    found = _usual(queue, data, positions, sizes, offsets)
+    ids = np.int64(queue.queue_id)
+    topic = [(queue.topic, None)]
+    found = usual_fields(topic, ids, data, positions, sizes, offsets)
     if found is not None:
         return found
     block = parse_records(data, positions, sizes)
     return Fields(block.store_timestamps_ms, block.physical_offsets, _fault(queue, block, offsets))
 
 
-def _usual(
-    queue: MessageQueue,
+def usual_fields(  # noqa: PLR0917 (as ``fields_of``)
+    topics: Sequence[tuple[str, npt.NDArray[np.bool_] | None]],
+    queue_ids: npt.NDArray[np.int64] | np.int64,
     data: Buffer,
     positions: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
 ) -> Fields | None:
-    """The fields, if all records are sound, wanted, and without anything unusual."""
+    """The fields of records of many queues, if all are sound, wanted, and without anything unusual; else None.
+
+    Args:
+        topics: Each topic, and which records are of it; None: all.
+        queue_ids: Of each record, or of all.
+        data: As of ``fields_of``, as what follows.
+        positions: int64[n].
+        sizes: int32[n].
+        offsets: int64[n].
+    """
     ends = positions + sizes
     in_place = sizes.min() >= RECORD_BYTES_MIN and positions.min() >= 0
     if not in_place or ends.max() > memoryview(data).nbytes:
@@ -79,13 +93,18 @@ def _usual(
     same = (
         (heads["magic"] == MAGIC_V1).all()
         and (heads["size"] == sizes).all()
-        and (heads["queue_id"] == queue.queue_id).all()
+        and (heads["queue_id"] == queue_ids).all()
         and (heads["queue_offset"] == offsets).all()
         and not (heads["sys_flag"] & _UNUSUAL).any()
         and bodies.min() >= 0
     )
-    if not same or not _is_of_topic(queue.topic, data, positions + bodies + BODY_AT, ends):
+    if not same:
         return None
+    tails = positions + bodies + BODY_AT
+    for topic, which in topics:
+        some = slice(None) if which is None else which
+        if not _is_of_topic(topic, data, tails[some], ends[some]):
+            return None
     times = heads["store_timestamp_ms"].astype(np.int64)
     return Fields(times, heads["physical_offset"].astype(np.int64))
 

@@ -82,6 +82,11 @@ class SectionPlan:
     known: OpenSection | None = None
 
     @property
+    def key(self) -> str:
+        """Of the bundle, below the prefix of the broker."""
+        return self.wants[0].key
+
+    @property
     def place(self) -> SectionPlace:
         """The section."""
         return self.wants[0].place

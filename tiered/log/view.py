@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
 
 from tiered.errors import DataError
 from tiered.model import LogOffset
@@ -14,8 +12,15 @@ from tiered.model import LogOffset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
+    import numpy.typing as npt
+
     from tiered.log.parts import Gap, Part, Parts, QueueLife
     from tiered.model import MessageQueue, QueueOffset
+
+
+_PARTS_HELD = 8
+"""Of each view, made of their rows; a queue's readers are at one place or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class LifeView:
     life: QueueLife
     parts: Parts
     starts: npt.NDArray[np.int64]
+    _looked_at: dict[int, Part] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, queue: MessageQueue, life: QueueLife) -> LifeView:
@@ -49,7 +55,7 @@ class LifeView:
         if start >= self.life.commit_offset:
             return None
         index = self._at(start)
-        part = self.parts[index] if index >= 0 else None
+        part = self.part(index) if index >= 0 else None
         if part is not None and start < part.queue_end:
             return part
         for gap in self.life.gaps:
@@ -63,18 +69,31 @@ class LifeView:
 
     def _at(self, offset: QueueOffset) -> int:
         """Number of the last part that begins at or below a queue offset; -1: none."""
-        return int(np.searchsorted(self.starts, offset, side="right")) - 1
+        return (
+            bisect_right(self.starts.data, offset) - 1
+        )  # not NumPy's: it gives the interpreter's lock away
 
     def about(self, offset: QueueOffset) -> LogOffset:
         """Where in the log a queue offset lies: exact at the ends of parts, within one as if all records were alike."""
         if not len(self.parts):
             return self.life.log_end
-        part = self.parts[max(self._at(offset), 0)]
+        part = self.part(max(self._at(offset), 0))
         within = min(max(offset - part.queue_offset, 0), part.count)
         return LogOffset(part.log_offset + part.log_bytes * within // part.count)
 
     def parts_from(self, start: QueueOffset) -> Iterator[Part]:
         """The part that holds a queue offset, if one does, and those behind it."""
         for index in range(max(self._at(start), 0), len(self.parts)):
-            if self.parts[index].queue_end > start:
-                yield self.parts[index]
+            part = self.part(index)
+            if part.queue_end > start:
+                yield part
+
+    def part(self, number: int) -> Part:
+        """A part, which its readers look at again and again while they are near it."""
+        part = self._looked_at.get(number)
+        if part is None:
+            part = self.parts[number]
+            if len(self._looked_at) >= _PARTS_HELD:
+                self._looked_at.clear()
+            self._looked_at[number] = part
+        return part
