@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -552,6 +553,9 @@ def _plainly(part: RecordBlock, rest: Longs, groups: Sequence[Group]) -> tuple[L
 # -- facts -----------------------------------------------------------------------------------------
 
 
+_SYS_FLAG: Final = attrgetter("sys_flag")
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """A piece of the log.
@@ -600,7 +604,7 @@ def of_handed(handed: Sequence[Handed]) -> Facts:
     sizes = _column((one.sizes for one in handed), count).astype(np.int32)
     groups = _group(handed, count)
     kinds = list(chain.from_iterable(one.kinds for one in handed))
-    flags = np.fromiter((kind.sys_flag for kind in kinds), np.int32, count)
+    flags = np.fromiter(map(_SYS_FLAG, kinds), np.int32, count)
     return Facts(
         groups,
         _column((one.positions for one in handed), count),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
     from tiered.local.files import FileRow
     from tiered.store.disk import RowWriter
-    from tiered.store.facts import Facts, Handover
+    from tiered.store.facts import Facts, Group, Handover
     from tiered.store.keyindex import KeyIndex
     from tiered.store.queues import QueueKinds
 
@@ -82,7 +82,7 @@ class Listing:
             OSError: The disk refused it; taking the same piece again does the rest.
         """
         batches: list[RecordBatch] = []
-        for queue, indices in facts.groups:
+        for queue, indices in facts.groups if dispatchers else self._list_plainly(facts):
             batch = self._list(queue, facts, indices, is_offered=bool(dispatchers))
             if batch is not None:
                 batches.append(batch)
@@ -100,6 +100,52 @@ class Listing:
         for dispatch in dispatchers:
             for batch in batches:
                 dispatch(batch)
+
+    def _list_plainly(self, facts: Facts) -> list[Group]:
+        """Write the items of queues that simply go on, which hardly one does not; the groups of the others.
+
+        What is asked of each record is asked of all at once, so that a queue costs little more than its write.
+        """
+        groups = facts.groups
+        if not groups:
+            return []
+        order = np.concatenate([indices for _, indices in groups])
+        lengths = np.array([len(indices) for _, indices in groups])
+        ends = lengths.cumsum()
+        firsts = ends - lengths
+        offsets = facts.queue_offsets[order]
+        flags = facts.sys_flags[order] & TRANSACTION_MASK
+        is_odd = (flags != TRANSACTION_NONE) & (flags != TRANSACTION_COMMIT)
+        breaks = np.diff(offsets, prepend=offsets[0]) != 1
+        breaks[firsts] = False
+        is_odd |= breaks
+        odd = set(ends.searchsorted(np.flatnonzero(is_odd), "right").tolist())
+        tags = facts.described.tag_codes[order]
+        items = encode_items(facts.physical_offsets[order], facts.sizes[order], tags)
+        left: list[Group] = []
+        places = zip(firsts.tolist(), ends.tolist(), offsets[firsts].tolist(), strict=True)
+        for number, (first, last, offset) in enumerate(places):
+            queue = groups[number][0]
+            if number in odd or not self._goes_on(queue, offset):
+                left.append(groups[number])
+                continue
+            data = items[first * ITEM_BYTES : last * ITEM_BYTES]
+            end = self.queues[queue]
+            folder = f"{self._root}/{QUEUE_DIRECTORY}/{queue.topic}/{queue.queue_id}"
+            self._rows.write(folder, end.file_bytes, offset * ITEM_BYTES, data)
+            end.next_offset = offset + last - first
+        return left
+
+    def _goes_on(self, queue: MessageQueue, offset: int) -> bool:
+        """Whether a plain queue's list ends just where ``offset`` is next."""
+        end = self.queues.get(queue)
+        return (
+            end is not None
+            and not end.is_new
+            and end.unit is None
+            and end.next_offset == offset
+            and not self._kinds.needs_records(queue.topic)
+        )
 
     def _list(
         self,

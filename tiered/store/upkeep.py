@@ -219,8 +219,10 @@ def _expire_queue(parts: Parts, queue: MessageQueue, end: QueueEnd, log_min: int
 # -- two threads -----------------------------------------------------------------------------------
 
 _REST_S: Final = 0.01
-_COLLECT_S: Final = 0.004
+_COLLECT_S: Final = 0.008
 """What comes within it is listed in one go: a piece of the log costs as much as some hundred messages."""
+_BEHIND_BYTES: Final = 4 << 20
+"""Who is so far behind does not wait for more."""
 _LOOK_S: Final = 0.001
 
 
@@ -395,11 +397,11 @@ class Upkeep:
     def _run_reput(self) -> None:
         while not self._stop.is_set():
             self.work.clear()
-            while self._reput.step():
-                if self._stop.is_set():
-                    return
-            self.work.wait(_REST_S)
-            self._stop.wait(_COLLECT_S)
+            if not self._reput.step():
+                self.work.wait(_REST_S)
+            elif self._log.end - self._reput.position < _BEHIND_BYTES:
+                # Whoever lists a few messages again and again takes the interpreter away from those who append.
+                self._stop.wait(_COLLECT_S)
 
     def _run_flush(self) -> None:
         options = self._parts.options
