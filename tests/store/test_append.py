@@ -164,26 +164,30 @@ def test_a_queue_that_does_not_begin_at_0(tmp_path: Path, offset: int):
     assert int(first.name) == offset // 50 * 1000
 
 
+@pytest.mark.parametrize("size", [300, 30_000], ids=["joined", "piece by piece"])
 def test_a_full_disk_refuses_and_the_next_append_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Half a batch that reached the file before the disk was full is taken back."""
-    body = b"x" * 30_000
+    body = b"x" * size
     real, calls = disk.os.pwrite, []
 
-    def refuse(descriptor: int, data: memoryview, at: int) -> int:
+    def refuse(descriptor: int, data: memoryview | list[bytes], at: int) -> int:
         calls.append(at)
         if len(calls) > 1:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, data[: len(data) // 2], at)
+        raw = b"".join(data) if isinstance(data, list) else data
+        return real(descriptor, raw[: len(raw) // 2], at)
 
     with create(tmp_path / "s") as store:
         put = [(Message("t", 0, b"a"), store.append(Message("t", 0, b"a")))]
         assert store.wait_listed()
         with monkeypatch.context() as patch:
             patch.setattr(disk.os, "pwrite", refuse)
+            patch.setattr(disk.os, "pwritev", refuse)
             with pytest.raises(StoreUnavailableError, match=r"No space left.*make room"):
                 store.append_batch([Message("t", 0, body)] * 4)
+        assert len(calls) == 2
         log = (tmp_path / "s" / "commitlog" / f"{0:020d}").read_bytes()
         assert not log[store.log_end :].strip(b"\0")
         put.append((Message("t", 0, b"b"), store.append(Message("t", 0, b"b"))))

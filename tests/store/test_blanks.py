@@ -15,6 +15,7 @@ from store.reading import check_same, read_all
 from tiered.clock import ManualClock
 from tiered.format.record import MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.model import MessageQueue
+from tiered.store import commitlog, disk
 from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 
@@ -40,6 +41,12 @@ def write(folder: Path, messages: list[Message], file_bytes: int, *, cuts: int =
         with reopen(folder, options, ManualClock()) as store:
             put += store.append_batch(messages[start : start + step])
     return put
+
+
+def write_some(descriptor: int, pieces: list[bytes], at: int) -> int:
+    """As ``os.pwritev`` where the system takes a part only."""
+    raw = b"".join(pieces)
+    return os.pwrite(descriptor, raw[: 2 * len(raw) // 3 + 1], at)
 
 
 def test_every_remainder(tmp_path: Path):
@@ -70,8 +77,12 @@ def test_every_remainder(tmp_path: Path):
     queues=st.integers(1, 3),
     cuts=st.integers(0, 3),
     count_max=st.integers(1, 9),
+    pieces_max=st.sampled_from([0, 1, 3, 1024]),
 )
-def test_any_sizes(bodies: list[int], file_bytes: int, queues: int, cuts: int, count_max: int):
+def test_any_sizes(
+    *, bodies: list[int], file_bytes: int, queues: int, cuts: int, count_max: int, pieces_max: int
+):
+    """Whether what is written is joined or not (``pieces_max`` at once), and whatever of it the system takes."""
     messages = [
         Message("t", at % queues, bytes([at]) * size, tags=f"tag-{at}")
         for at, size in enumerate(bodies)
@@ -80,7 +91,12 @@ def test_any_sizes(bodies: list[int], file_bytes: int, queues: int, cuts: int, c
         path = Path(folder, "s")
         if any(size > file_bytes - 250 for size in bodies):
             file_bytes += 900
-        put = write(path, messages, file_bytes, cuts=cuts)
+        with pytest.MonkeyPatch.context() as patch:
+            if pieces_max:
+                patch.setattr(commitlog, "_PIECE_BYTES_MIN", 0)
+                patch.setattr(disk, "_PIECES_MAX", pieces_max)
+                patch.setattr(os, "pwritev", write_some)
+            put = write(path, messages, file_bytes, cuts=cuts)
         found = read_all(path, count_max)
     assert sum(map(len, found.values())) == len(messages)
     for message, where in zip(messages, put, strict=True):

@@ -447,6 +447,7 @@ class Receipts:
 
 _KindKey = tuple[str, str | None, int]
 """Topic, producer, sysFlag."""
+_KindColumns = tuple[tuple[str, ...], tuple[str | None, ...], tuple[int, ...]]
 _KNOWN_MAX: Final = 10_000
 """How many tags and kinds are remembered."""
 _STORES_OWN: Final = frozenset({names.TAGS, names.KEYS, names.UNIQ_KEY, names.CLUSTER})
@@ -515,9 +516,7 @@ class Encoder:
             return found
         columns = tuple(zip(*map(_FIELDS, messages), strict=True))
         fields, (others, born_hosts, sys_flags) = Fields(*columns[:8]), columns[8:]
-        kinds, is_one = self._kinds(
-            messages, list(zip(fields.topics, born_hosts, sys_flags, strict=True)), fresh
-        )
+        kinds, is_one = self._kinds(messages, (fields.topics, born_hosts, sys_flags), fresh)
         if any(others):
             made = list(map(self._properties, messages, fresh))
             msg_ids, texts = [one for _, one in made], [text for text, _ in made]
@@ -604,16 +603,16 @@ class Encoder:
         )
 
     def _kinds(
-        self, messages: Sequence[Message], keys: list[_KindKey], fresh: Sequence[str]
+        self, messages: Sequence[Message], columns: _KindColumns, fresh: Sequence[str]
     ) -> tuple[list[Kind], bool]:
         """Each message's kind, and whether there is but one."""
         made = {}
-        for key in set(keys):
+        for key in set(zip(*columns, strict=True)):
             found = self._known.get(key)
             made[key] = self._kind(messages, key, fresh) if found is None else found
         if len(made) == 1:
-            return list(made.values()) * len(keys), True
-        return [made[key] for key in keys], False
+            return list(made.values()) * len(messages), True
+        return [made[key] for key in zip(*columns, strict=True)], False
 
     def _kind(self, messages: Sequence[Message], key: _KindKey, fresh: Sequence[str]) -> Kind:
         topic, born_host, sys_flag = key
