@@ -16,6 +16,8 @@ Layout, relative to the URL of the tier::
         quarantine/<topic>/<queue_id>/<incarnation>/<queue_offset>-<generation>-<writer>-<sequence>
         index/<begin>-<generation>-<writer>-<sequence>   key index; ``begin``: its smallest store time, ms
 
+Beside the brokers, ``mounts/<member>/lease`` is the sign of life of a member of a fleet of mounts (``tiered mount --auto``).
+
 Offsets and times have 20 decimal digits, a level one, other numbers 10. Keys of bundles begin with the time at which they
 were begun, so that one listing shows what is new; those of one queue with their first queue offset.
 ``writer`` is a random 8-hex-digit id of the process and ``sequence``
@@ -55,6 +57,8 @@ INDEX = "index/"
 MOUNT = "meta/mount/"
 TIMER = "timer/"
 HANDOVER = "meta/handover/"
+MEMBERS = "mounts/"
+"""At the tier's URL, not below a broker."""
 DATA_ROOTS = (BUNDLE, TOPIC, QUEUE, INDEX, QUARANTINE)
 """Where the objects lie that a writer makes; it makes none before its journal has an entry."""
 _CHECKPOINT = ".checkpoint"
@@ -190,9 +194,28 @@ def ledger_key(prefix: str, time_ms: int, run: str, step: int) -> str:
     return f"{prefix}{LEDGER}{time_ms:0{OFFSET_DIGITS}d}-{run}-{step:0{NUMBER_DIGITS}d}"
 
 
-def mount_prefix(prefix: str, name: str) -> str:
-    """Prefix of what the mount that serves a broker's tier as ``name`` writes, ending in a slash."""
-    return f"{prefix}{MOUNT}{escape_name(name)}/"
+def mount_prefix(prefix: str, name: str, member: str = "") -> str:
+    """Prefix of what the mount that serves a broker's tier as ``name`` writes, ending in a slash.
+
+    ``member`` tells apart those that share a name, each for other clients.
+    """
+    shared = f"shared/{escape_name(member)}/" if member else ""
+    return f"{prefix}{MOUNT}{escape_name(name)}/{shared}"
+
+
+def member_prefix(member: str) -> str:
+    """Prefix of the sign of life of a member of a fleet, ending in a slash."""
+    return f"{MEMBERS}{escape_name(member)}/"
+
+
+def parse_member_key(key: str) -> str | None:
+    """The member whose sign of life has this key; None: it is none."""
+    name = key.removeprefix(MEMBERS).removesuffix(f"/{LEASE}")
+    try:
+        member = unescape_name(name)
+    except ValueError:
+        return None
+    return member if member_prefix(member) + LEASE == key else None
 
 
 def handover_key(prefix: str, time_ms: int, made: ObjectId) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +67,14 @@ class MountOptions:
         "NAME",
         str,
         default_text="the old broker's",
+    )
+    shared: bool = flag(
+        "others serve the same tier under the same name, each to clients of its own name servers: offsets of"
+        " consumers are kept for this one alone, by its --advertise or --listen"
+    )
+    auto: bool = flag(
+        "mount all decommissioned brokers below URL, together with the other processes that do: each broker by one"
+        " of them; the first listens at the port of --listen, others at the next that are free"
     )
     consumer_offsets: str | None = option(
         "a broker's config/consumerOffset.json: where groups go on that have no offsets in the"
@@ -151,6 +160,8 @@ def run(call: Call, options: MountOptions) -> int:
     from tiered.mount.mount import Mount
 
     settings = read_settings(call, options)
+    if options.auto:
+        return run_fleet(call, options, settings)
     output = Output(call)
     stopping = threading.Event()
     mounts: list[Mount] = []
@@ -192,6 +203,46 @@ def run(call: Call, options: MountOptions) -> int:
     return DONE
 
 
+def run_fleet(call: Call, options: MountOptions, settings: MountSettings) -> int:
+    """Be a member of a fleet, until we are stopped.
+
+    Raises:
+        InvalidError: An option that means one broker.
+    """
+    from tiered.mount.fleet import Fleet
+
+    said = {
+        "--name": options.name,
+        "--consumer-offsets": options.consumer_offsets,
+        "--no-state": options.no_state,
+        "--shared": options.shared,
+        "--metrics-listen": options.metrics_listen,
+        "--cluster": call.common.cluster,
+        "--broker": call.common.broker,
+    }
+    for name, value in said.items():
+        if value:
+            raise InvalidError(f"--auto and {name} exclude each other", do="leave one out")
+    began_s = call.clock.monotonic_s()
+    fleet = Fleet(
+        options.url,
+        settings,
+        options=call.s3_options(),
+        clock=call.clock,
+        rng=random.SystemRandom(),
+        tell=lambda text: call.say(f"tiered: {text}"),
+    )
+    with Stopper(call.watch, fleet.stop, seconds=settings.drain_s) as stopper:
+        fleet.run()
+    seconds = call.clock.monotonic_s() - began_s
+    output = Output(call)
+    if output.form != "table":
+        mounts = [summary(mount, seconds) for mount in fleet.ended if mount.server is not None]
+        document = {"format": 1, "member": fleet.member, "mounts": mounts}
+        output.emit(document, mounts, list(mounts[0]) if mounts else [])
+    return DONE if fleet.is_drained else stopper.exit_code or NEEDS_A_PERSON
+
+
 def observed(
     call: Call, options: MountOptions, mount: Mount
 ) -> contextlib.AbstractContextManager[None]:
@@ -227,6 +278,7 @@ def read_settings(call: Call, options: MountOptions) -> MountSettings:
         cluster=call.common.cluster,
         broker=call.common.broker,
         name=options.name,
+        is_shared=options.shared,
         keeps_offsets=not options.no_state,
         known_offsets=known_offsets(options),
         snapshot_s=options.snapshot_s,

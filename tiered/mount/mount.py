@@ -66,11 +66,15 @@ class MountSettings:
 
     Attributes:
         listen: Host (empty: all) and port (0: any).
-        advertise: Host and port at which clients reach us; None: as they stand to name servers and ``listen``.
+        advertise: Host and port (0: that which is listened at) at which clients reach us; None: as they stand to name
+            servers and ``listen``.
         namesrv: Host and port of each name server.
         cluster: Of the tier's place, where it has several brokers.
         broker: Likewise.
         name: Broker's name under which it is served; None: its own.
+        is_shared: Others serve the same tier under the same name, to clients of other name servers: this one has a place of
+            its own, by its address.
+        needs_handover: Serve only what was decommissioned.
         keeps_offsets: Offsets of consumers are kept in the tier; else in memory alone, and nothing is written.
         known_offsets: Offsets for groups that have none there.
         snapshot_s: How often they are kept.
@@ -91,6 +95,8 @@ class MountSettings:
     cluster: str | None = None
     broker: str | None = None
     name: str | None = None
+    is_shared: bool = False
+    needs_handover: bool = False
     keeps_offsets: bool = True
     known_offsets: Mapping[Name, Mapping[int, int]] = field(default_factory=dict)
     snapshot_s: float = 5.0
@@ -197,9 +203,15 @@ class Mount:
                 clock=clock,
             )
             opened.callback(store.close)
-            keeper = _keeper(store, settings, clock, rng) if settings.keeps_offsets else None
             with backend_errors():
                 handover = store.handover()
+            if handover is None and settings.needs_handover:
+                raise InvalidError(
+                    "the broker was not decommissioned: it may live",
+                    where=store.opened.store.url,
+                    do="run `tiered attach STORE --to URL --decommission`, or mount it by itself",
+                )
+            keeper = _keeper(store, settings, clock, rng) if settings.keeps_offsets else None
             mount = cls(store, keeper, settings, clock, stopping, handover=handover)
             known: Mapping[Name, Mapping[int, int]] = {}
             if keeper is not None:
@@ -296,7 +308,8 @@ class Mount:
         )
         self.server = RemotingServer({}, self._clock, settings.server, on_gone=self.consumers.gone)
         port = await self.server.listen(*settings.listen, settings.tls)
-        host, port = settings.advertise or (_own_host(settings), port)
+        host, told = settings.advertise or (_own_host(settings), 0)
+        port = told or port
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         identity = Identity(self.store.opened.place.cluster, self.name, self.address)
         answers = Answers(
@@ -434,7 +447,9 @@ def _keeper(
     Raises:
         InvalidError: The store does not write conditionally.
     """
-    prefix = mount_prefix(store.opened.place.prefix, settings.name or store.opened.place.broker)
+    place, (host, port) = store.opened.place, settings.advertise or settings.listen
+    member = f"{host}:{port}" if settings.is_shared else ""
+    prefix = mount_prefix(place.prefix, settings.name or place.broker, member)
     try:
         with backend_errors():
             require_conditional_writes(

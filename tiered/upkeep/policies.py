@@ -20,7 +20,7 @@ from backends.probe import PREFIX as PROBE
 from backends.registry import redacted
 from backends.s3_settings import split_location
 from tiered.errors import InvalidError
-from tiered.keys import DATA_ROOTS, HANDOVER, JOURNAL, LEASE, LEDGER, MOUNT, broker_prefix
+from tiered.keys import DATA_ROOTS, HANDOVER, JOURNAL, LEASE, LEDGER, MEMBERS, MOUNT, broker_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +43,7 @@ class Role:
         help: Which commands it is for.
         puts: Patterns of keys below the broker's prefix that it creates or replaces.
         deletes: Patterns of keys below the broker's prefix that it deletes.
+        roots: Patterns of keys at the URL itself that it creates, replaces and deletes.
         probes: Whether it writes and deletes the small objects by which a store is probed.
         archives: Whether it writes to an archive too.
     """
@@ -50,6 +51,7 @@ class Role:
     help: str
     puts: tuple[str, ...] = ()
     deletes: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
     probes: bool = False
     archives: bool = False
 
@@ -67,7 +69,7 @@ ROLES: Mapping[str, Role] = {
         puts=(f"{JOURNAL}*", LEASE, f"{LEDGER}*"),
         deletes=(f"{JOURNAL}*", *_DATA, f"{LEDGER}*"),
     ),
-    MOUNTER: Role("mount", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",)),
+    MOUNTER: Role("mount", puts=(f"{MOUNT}*",), deletes=(f"{MOUNT}*",), roots=(f"{MEMBERS}*",)),
 }
 
 
@@ -106,8 +108,9 @@ def policy(role: str, grounds: Grounds) -> dict[str, Any]:
     bucket, prefix = _place(grounds.url)
     broker = _broker(grounds)
     statements = [*_reading(arn, bucket, prefix, "Tier")]
-    puts = [prefix + broker + pattern for pattern in found.puts]
-    deletes = [prefix + broker + pattern for pattern in found.deletes]
+    roots = [prefix + pattern for pattern in found.roots]
+    puts = [prefix + broker + pattern for pattern in found.puts] + roots
+    deletes = [prefix + broker + pattern for pattern in found.deletes] + roots
     if found.probes:
         puts.append(f"{prefix}{PROBE}*")
         deletes.append(f"{prefix}{PROBE}*")

@@ -1,0 +1,201 @@
+"""A fleet of mounts: who mounts what, and three processes of which one is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.memory import MemoryStore
+from tests.e2e.harness import command, environment, here, unpack, until
+from tests.mount.harness import Client, mounted
+from tiered.api.broker_place import Place
+from tiered.clock import ManualClock
+from tiered.errors import FencedError
+from tiered.journal.lease import Holder
+from tiered.keys import MEMBERS
+from tiered.mount import codes, fleet
+from tiered.mount.fleet import SLACK, Members, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BROKERS = tuple(f"broker-{number}" for number in range(5))
+IDS = st.sets(st.text("abc:1", min_size=1, max_size=4), min_size=1, max_size=6)
+PLACES = st.sets(st.builds(Place, st.sampled_from("cd"), st.text("xyz", min_size=1)), max_size=20)
+
+
+@given(IDS, PLACES, st.randoms(use_true_random=False))
+def test_each_broker_has_one_member_and_none_has_too_many(
+    members: set[str], places: set[Place], rng: random.Random
+):
+    found = choose(members, places)
+    assert set(found) == places
+    assert set(found.values()) <= members
+    for member in members:
+        count = list(found.values()).count(member)
+        assert count <= SLACK * len(places) / len(members) + 1
+    shuffled_members, shuffled_places = sorted(members), sorted(places)
+    rng.shuffle(shuffled_members)
+    rng.shuffle(shuffled_places)
+    assert choose(shuffled_members, shuffled_places) == found
+
+
+def test_nobody_mounts_nothing():
+    assert choose([], [Place("c", "b")]) == {}
+    assert choose(["m"], []) == {}
+
+
+def test_a_member_that_goes_moves_little_but_its_own():
+    places = [Place("c", f"b{number}") for number in range(200)]
+    before = choose("abcde", places)
+    after = choose("abcd", places)
+    moved = [place for place in places if before[place] != after[place]]
+    its_own = [place for place in places if before[place] == "e"]
+    assert len(moved) <= 1.5 * len(its_own)
+
+
+def members(store: MemoryStore, clock: ManualClock, name: str, seed: int) -> Members:
+    return Members(store, name, seconds=10.0, clock=clock, rng=random.Random(seed))
+
+
+def test_members_see_each_other_until_one_is_silent_or_leaves(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Holder, "is_gone", lambda _self: False)
+    store, clock = MemoryStore(), ManualClock()
+    one, two, three = (members(store, clock, f"h:{n}", n) for n in range(3))
+    for member in (one, two, three):
+        member.join()
+    assert one.alive() == ["h:0", "h:1", "h:2"]
+    three.leave()
+    assert one.alive() == ["h:0", "h:1"]
+    clock.advance(6)
+    one.renew()
+    clock.advance(6)
+    assert one.alive() == ["h:0"]  # the second has not renewed for 12 s
+    two.renew()
+    assert one.alive() == ["h:0", "h:1"]
+    with pytest.raises(FencedError, match="a member h:0 lives"):
+        members(store, clock, "h:0", 9).join()
+    clock.advance(2 * fleet.FORGOTTEN_MS / 1000)
+    one.renew()
+    one.alive()
+    assert [info.key for info in store.list(MEMBERS)] == [f"{MEMBERS}h~3a0/lease"]
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+class Process:
+    """A member in a process of its own."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.log = log
+        words = ("mount", url, "--auto", "--listen", "127.0.0.1:0", "--lease-seconds", "3")
+        with log.open("wb") as complaints:
+            self.process = subprocess.Popen(
+                command((*words, "--refresh", "1", "--json")),
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                env=environment(),
+            )
+
+    def served(self) -> dict[str, str]:
+        """Address by broker, of those that it has not given up."""
+        found: dict[str, str] = {}
+        for line in self.log.read_text("utf-8").splitlines():
+            if match := re.match(r"tiered: cluster-a/(\S+) at (\S+)$", line):
+                found[match[1]] = match[2]
+            elif match := re.match(r"tiered: cluster-a/(\S+) goes to ", line):
+                found.pop(match[1], None)
+        return found if self.process.poll() is None else {}
+
+    def end(self, how: signal.Signals) -> tuple[int, bytes]:
+        self.process.send_signal(how)
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, out
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> str:
+    """Five brokers that were decommissioned, and one that was not, below one URL."""
+    store, url = unpack("s10-consumers", tmp_path), f"file://{tmp_path}/tier"
+    for broker in BROKERS:
+        here("attach", store, "--to", url, "--broker", broker, "--decommission").good()
+    here("attach", store, "--to", url, "--broker", "alive", "--once").good()
+    return url
+
+
+def test_three_processes_share_the_brokers_and_when_one_is_killed_the_others_take_its_own(
+    brokers: str, tmp_path: Path
+):
+    with contextlib.ExitStack() as stack:
+        found = [Process(brokers, tmp_path / f"log{number}") for number in range(3)]
+        for one in found:
+            stack.callback(one.process.communicate)
+            stack.callback(one.process.kill)
+
+        def spread() -> Iterator[str]:
+            for one in found:
+                yield from one.served()
+
+        def is_settled() -> bool:
+            return sorted(spread()) == sorted(BROKERS)
+
+        def is_shared() -> bool:
+            return is_settled() and sum(bool(one.served()) for one in found) >= 2
+
+        until(is_shared, "each broker mounted once, by several members", 90)
+        victim = max(found, key=lambda one: len(one.served()))
+        its_own = set(victim.served())
+        victim.end(signal.SIGKILL)
+        took_s = until(is_settled, "the others have taken all", 90)
+        assert took_s < 60
+        for one in found:
+            for broker, address in one.served().items():
+                with contextlib.closing(Client(address)) as client:
+                    answer = client.ask(codes.GET_BROKER_CLUSTER_INFO)
+                    assert list(json.loads(answer.text())["brokerAddrTable"]) == [broker]
+                    assert client.ask(codes.GET_MAX_OFFSET, topic="work", queueId=0).fields == {
+                        "offset": "33"
+                    }
+        assert its_own
+        for one in found:
+            if one is not victim:
+                served = one.served()
+                code, out = one.end(signal.SIGTERM)
+                assert code == 0
+                names = {mount["name"] for mount in json.loads(out)["mounts"]}
+                assert set(served) <= names
+    texts = "".join(one.log.read_text("utf-8") for one in found)
+    assert "cluster-a/alive is not mounted: the broker was not decommissioned" in texts
+
+
+def test_options_that_mean_one_broker_are_refused(brokers: str):
+    for words in (("--name", "x"), ("--shared",), ("--no-state",), ("--broker", "broker-1")):
+        ran = here("mount", brokers, "--auto", *words)
+        assert ran.code == 2
+        assert f"--auto and {words[0]} exclude each other" in ran.error
+
+
+def test_mounts_that_share_a_name_have_offsets_of_their_own(brokers: str):
+    place = {"consumerGroup": "ordered", "topic": "other", "queueId": 1}
+    options = {"broker": BROKERS[0], "is_shared": True, "wait": False}
+    with (
+        mounted(brokers, advertise=("127.0.0.1", 0), **options) as one,
+        mounted(brokers, advertise=("localhost", 0), **options) as two,
+        one.client() as client,
+        two.client() as other,
+    ):
+        before = other.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields
+        client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=1, **place)
+        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {"offset": "1"}
+        assert other.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == before
