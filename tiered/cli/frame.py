@@ -57,7 +57,7 @@ COMMANDS: Mapping[str, Entry] = {
     "demo": Entry("demo", "Shows the whole story on a local folder, without a server."),
     "attach": Entry("attach", "Follows a store directory, live or dead, and tiers it."),
     "status": Entry("status", "Says how far each queue is tiered, and what waits and why."),
-    "ls": Entry("ls", "Lists topics and queues, or the segments and their objects."),
+    "ls": Entry("status:LS", "Lists topics and queues, or the segments and their objects."),
     "cat": Entry("cat", "Prints the messages of a topic, queue after queue."),
     "query": Entry("query", "Finds messages by key or unique id, newest first."),
     "verify": Entry("verify", "Checks that a tier is whole, or equal to a local store."),
@@ -71,7 +71,7 @@ COMMANDS: Mapping[str, Entry] = {
         "planned:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
     ),
     "take-back": Entry("planned:TAKE_BACK", "Ends a queue at an earlier offset: plan, then apply."),
-    "lease": Entry("lease", "Says who writes a tier and until when, or frees its lease."),
+    "lease": Entry("status:LEASE", "Says who writes a tier and until when, or frees its lease."),
     "rebuild": Entry("rebuild", "Makes a lost journal again, from the objects."),
     "doctor": Entry("doctor", "Looks for what is set up wrong, and says what to do."),
     "mount": Entry("mount", "Serves a tier read-only to RocketMQ's clients."),
@@ -89,7 +89,7 @@ COMMANDS: Mapping[str, Entry] = {
     "store.tail": Entry("store:TAIL", "Prints the last messages of a store directory."),
     "store.info": Entry("store:INFO", "Says what a store directory holds."),
     "store.recover": Entry("store:RECOVER", "Makes a store whole that was not stopped cleanly."),
-    "policy": Entry("policy", "Prints the S3 policy that a role needs."),
+    "policy": Entry("doctor:POLICY", "Prints the S3 policy that a role needs."),
     "bench": Entry("bench", "Measures this machine against plain copying."),
     "bench.make-store": Entry(
         "bench:MAKE_STORE", "Makes a local store of messages to measure with."
