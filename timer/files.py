@@ -19,8 +19,8 @@ import numpy as np
 from tiered.errors import DataError
 from tiered.format.block import bytes_at
 from tiered.format.record import QUEUE_ID_AT, QUEUE_OFFSET_AT
-from tiered.local.batches import cut_records
 from tiered.local.face import RecordBatch
+from tiered.local.reader import cut_records
 from tiered.log.composite import AppendResult, CommitPolicy, CompositeFlatFile
 from tiered.log.parts import QueueLife
 from tiered.log.timers import HOUR_MS, TIMER_TOPIC, hour_queue

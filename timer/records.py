@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tiered.format.block import parse_records
 from tiered.format.record import RecordFault
-from tiered.local.topics import SCHEDULE_TOPIC
+from tiered.local.catalog import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiered.attach.writer import Attachment, AttachSettings
-from tiered.dispatch.packing import Compression
-from tiered.dispatch.settings import DispatchSettings
+from tiered.dispatch.settings import Compression, DispatchSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from tiered.api.broker_place import Place
 from tiered.clock import ManualClock
 from tiered.compaction.choice import PassSettings
 from tiered.compaction.retention import CAREFUL, KAFKA
-from tiered.dispatch.packing import Compression
+from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
 from tiered.local.face import HoleReason
 from tiered.log.merge import MergePolicy

@@ -15,10 +15,9 @@ from backends.memory import MemoryStore
 from backends.testing.faulty import READS, Fault, FaultyStore, Rule
 from tiered.errors import DataError
 from tiered.format.key_index import ITEM
-from tiered.index.builder import IndexBuilder
+from tiered.index.builder import IndexBuilder, WorkFile
 from tiered.index.indexer import Indexer
 from tiered.index.reader import IndexReader, Wish
-from tiered.index.work import WorkFile
 from tiered.log.indexed import index_action, indexed_to
 from tiered.model import MessageQueue
 

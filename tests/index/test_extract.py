@@ -16,9 +16,15 @@ from support.synthetic import make_batch
 from tiered.clock import ManualClock
 from tiered.format.properties import KEYS, UNIQ_KEY, parse_properties, split_keys
 from tiered.format.record import encode_record
-from tiered.index.extract import PIECE_RECORDS, Keys, extract_all, extract_keys
-from tiered.index.feed import STALE_S, KeyFeed, StoredSection
-from tiered.index.hashing import hash_bytes, topic_seed
+from tiered.index.extract import (
+    PIECE_RECORDS,
+    Keys,
+    extract_all,
+    extract_keys,
+    hash_bytes,
+    topic_seed,
+)
+from tiered.index.indexer import STALE_S, KeyFeed, StoredSection
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

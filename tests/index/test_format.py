@@ -17,7 +17,7 @@ from tiered.format.key_index import (
     filter_bytes,
     order_of,
 )
-from tiered.index.hashing import hash_bytes, hash_many, key_hash, topic_seed
+from tiered.index.extract import hash_bytes, hash_many, key_hash, topic_seed
 
 HASHES = st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 40).map(lambda n: n << 40)), max_size=300)  # fmt: skip
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.keyed import KeyedTier, Mail, places
 from support.tiers import TIME_MS
 
-from tiered.index import hashing
+from tiered.index import extract
 from tiered.journal.entry import json_text
 from tiered.log.indexed import index_action, indexed_to
 from tiered.log.state import TierMachine
@@ -135,7 +135,7 @@ def test_keys_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPa
         "tiered.index.extract.hash_many", lambda _b, s, _n, _seed: (s * 0).astype("u8")
     )
     monkeypatch.setattr("tiered.index.search.key_hash", lambda _topic, _key: 0)
-    assert hashing.key_hash("a", "b") != 0
+    assert extract.key_hash("a", "b") != 0
     tier = KeyedTier()
     for queue in (A0, B0):
         tier.post(queue, [Mail(keys=(f"k{n % 3}",)) for n in range(9)])

@@ -178,7 +178,7 @@ def test_a_defect_ends_the_index_and_not_the_writer(
 
 
 def test_what_the_feed_had_no_room_for_is_read(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tiered.index.feed._ENTRY_BYTES", 1 << 26)
+    monkeypatch.setattr("tiered.index.indexer._ENTRY_BYTES", 1 << 26)
     store = MemoryStore()
     with dispatching(store, filled()) as dispatcher, indexing(store, dispatcher) as thread:
         follow(dispatcher)

@@ -14,8 +14,8 @@ from support.unprivileged import reachable_folder, run_unprivileged
 from tests.local import harness
 from tests.local.fakebroker import FakeBroker
 from tiered.errors import ClosedError, DataError, InvalidError
+from tiered.local.catalog import reason_left_out
 from tiered.local.files import FileCache
-from tiered.local.topics import reason_left_out
 from tiered.model import MessageQueue, QueueOffset
 
 

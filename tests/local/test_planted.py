@@ -19,11 +19,11 @@ from tests.local.test_verdicts import flip_entry
 from tiered.clock import ManualClock
 from tiered.format.properties import tag_hash
 from tiered.local import liveview
-from tiered.local.batches import TagRule
 from tiered.local.claims import Claims
 from tiered.local.face import Waiting
 from tiered.local.liveview import LiveView
-from tiered.local.sightings import Sightings
+from tiered.local.reader import TagRule
+from tiered.local.verdicts import Sightings
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -17,15 +17,12 @@ from hypothesis import strategies as st
 from tiered.errors import ClosedError
 from tiered.format.checkpoint import Checkpoint
 from tiered.format.consume_queue import BATCH_ITEM
-from tiered.local.batches import fill_times
-from tiered.local.consumequeues import consistent
-from tiered.local.entries import Entries, Rebuilt, no_entries
-from tiered.local.fetch import GAP_BYTES_MIN, plan_reads
+from tiered.local.consumequeues import Entries, Rebuilt, best_division, consistent, no_entries
 from tiered.local.files import FileCache, FileRow
-from tiered.local.liveness import abort_mark, is_locked
+from tiered.local.layout import abort_mark, is_locked
 from tiered.local.matching import runs
-from tiered.local.recovery import FileHead, plan_start
-from tiered.local.units import best_division
+from tiered.local.pieces import FileHead, plan_start
+from tiered.local.reader import GAP_BYTES_MIN, fill_times, plan_reads
 
 if TYPE_CHECKING:
     from pathlib import Path

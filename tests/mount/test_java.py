@@ -16,7 +16,7 @@ from tests.e2e import harness
 from tests.e2e.harness import until
 from tests.mount.harness import MountProcess, tier_of
 from tiered.format.fastjson import loads
-from tiered.local.configs import parse_offsets
+from tiered.local.layout import parse_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

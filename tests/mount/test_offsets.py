@@ -18,7 +18,7 @@ from tiered.errors import DataError, FencedError, InvalidError
 from tiered.format.fastjson import loads
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.reader import JournalReader
-from tiered.local.configs import parse_offsets
+from tiered.local.layout import parse_offsets
 from tiered.mount import codes
 from tiered.mount.codes import Code, RefusalError
 from tiered.mount.offsets import ConsumerOffsets, MountMachine, MountState, OffsetsKeeper

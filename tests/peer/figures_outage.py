@@ -46,7 +46,7 @@ KEPT_BYTES = 256 * 1024
 QUEUES = 8
 BODY_BYTES = 16 * 1024
 STATED_MIB = 128 + 2 * 16 + 8 * 8 + 2 * 32 + 4
-"""tiered/dispatch/budget.py with attach's defaults: buffers, windows, parts in one piece, and one merge."""
+"""tiered/dispatch/settings.py with attach's defaults: buffers, windows, parts in one piece, and one merge."""
 _FORK = multiprocessing.get_context("fork")
 
 

@@ -15,7 +15,7 @@ from backends.probe import PREFIX, probe
 from tiered import keys
 from tiered.api.broker_place import Place, find_places
 from tiered.clock import SystemClock
-from tiered.dispatch.uploads import Uploader
+from tiered.dispatch.group_commit import Uploader
 from tiered.journal.entry import seal_text
 from tiered.log.composite import CommitPolicy, CompositeFlatFile
 from tiered.log.parts import QueueLife

@@ -12,10 +12,9 @@ from zlib_ng import zlib_ng
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
 from tiered.dispatch import group_commit, merging, rounds
 from tiered.dispatch.dispatcher import TieredDispatcher
-from tiered.dispatch.group_commit import GroupCommitter
+from tiered.dispatch.group_commit import GroupCommitter, Uploader
 from tiered.dispatch.merging import Merger
 from tiered.dispatch.rounds import RoundBuilder
-from tiered.dispatch.uploads import Uploader
 from tiered.journal import checkpoint
 from tiered.journal.entry import Entry, encode_entry
 from tiered.journal.reader import JournalReader
@@ -440,8 +439,7 @@ def _gc_of_the_present_reign() -> Patches:
 
 def _tail_not_held() -> Patches:
     """What was taken last is not held against the local store."""
-    from tiered.dispatch.beginnings import Look
-    from tiered.dispatch.continuity import Continuity
+    from tiered.dispatch.continuity import Continuity, Look
 
     return [mock.patch.object(Continuity, "look", return_value=Look.SAME)]
 

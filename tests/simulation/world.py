@@ -33,7 +33,7 @@ from backends.testing.faulty import READS, WRITES, CaseFoldingStore, Fault, Faul
 from backends.wrapping import WrappingStore
 from tiered import keys
 from tiered.api.broker_place import Place
-from tiered.dispatch.packing import Compression
+from tiered.dispatch.settings import Compression
 from tiered.format.bundle import build_section, build_tail, pack_table
 from tiered.journal.entry import Entry, checksum, encode_entry
 from tiered.keys import JOURNAL, LEASE, entry_key, parse_journal_key

@@ -13,8 +13,7 @@ from tiered.clock import ManualClock
 from tiered.format.record import Record, decode_record
 from tiered.local.files import FileCache
 from tiered.local.layout import inspect
-from tiered.local.pieces import LogPieces, Next
-from tiered.local.recovery import count_sound
+from tiered.local.pieces import LogPieces, Next, count_sound
 from tiered.store.message_store import MessageStore
 from tiered.store.options import StoreOptions
 from tiered.store.recovery import open_log

@@ -15,7 +15,7 @@ from store.test_commits import Groups
 
 from tiered.clock import SystemClock
 from tiered.errors import ClosedError, DataError, InvalidError, StoreUnavailableError
-from tiered.local.configs import read_text
+from tiered.local.layout import read_text
 from tiered.model import MessageQueue, PhysicalOffset
 from tiered.store import commitlog, disk, opening
 from tiered.store.disk import RowWriter

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
-    from tiered.dispatch.uploads import StoredBundle
+    from tiered.dispatch.group_commit import StoredBundle
     from tiered.format.bundle import Section
     from tiered.journal.entry import Action
     from tiered.log.bundles import NamedSections

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from support.tiers import QUEUE
 
-from tiered.dispatch.merging import Merger
-from tiered.dispatch.packing import Compression, Packer
+from tiered.dispatch.merging import Merger, Packer
+from tiered.dispatch.settings import Compression
 from tiered.log.merge import LAST_LEVEL, MergeOutput, MergeRun, plan_merge
 from tiered.log.takeback import is_tail
 

@@ -13,7 +13,7 @@ from support.journals import PREFIX
 
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
-from tiered.dispatch.uploads import Uploader
+from tiered.dispatch.group_commit import Uploader
 from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.writer import JournalWriter
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
-    from tiered.dispatch.uploads import StoredBundle
+    from tiered.dispatch.group_commit import StoredBundle
     from tiered.log.composite import GroupCommit
     from tiered.log.parts import Part
     from tiered.log.state import TierState

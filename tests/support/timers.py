@@ -11,13 +11,13 @@ import numpy as np
 
 from backends.memory import MemoryStore
 from tiered.clock import ManualClock
-from tiered.dispatch.uploads import Uploader
+from tiered.dispatch.group_commit import Uploader
 from tiered.errors import StoreUnavailableError
 from tiered.format.properties import join_properties
 from tiered.format.record import Record, body_crc, decode_record, encode_record
 from tiered.journal.writer import JournalWriter
+from tiered.local.catalog import WHEEL_TOPIC
 from tiered.local.face import RecordBatch
-from tiered.local.topics import WHEEL_TOPIC
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import HOUR_MS, Taken
 from tiered.model import MessageQueue, QueueOffset

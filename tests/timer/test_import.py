@@ -13,7 +13,7 @@ from tiered.attach.timers import ImportSettings, TimerImport, import_timers
 from tiered.clock import ManualClock
 from tiered.dispatch.settings import DispatchSettings
 from tiered.format.record import decode_record
-from tiered.local.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
+from tiered.local.catalog import SCHEDULE_TOPIC, WHEEL_TOPIC
 from tiered.log.reader import TierReader
 from tiered.log.timers import HOUR_MS, TIMER_TOPIC
 from tiered.log.verify import verify_tier

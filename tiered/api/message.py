@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from tiered.index.asked import Lookup
-    from tiered.index.candidates import Hit
+    from tiered.index.search import Hit, Lookup
     from tiered.local.face import RecordBatch
     from tiered.log.decode import TierBatch
 

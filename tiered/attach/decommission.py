@@ -31,18 +31,21 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tiered.format.record import RecordError, decode_record
-from tiered.local.configs import (
+from tiered.local.consumequeues import PlainQueue
+from tiered.local.files import FileCache, FileRow
+from tiered.local.layout import (
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
     OFFSETS_FILE,
     TOPICS_FILE,
+    inspect,
+    list_topic_queues,
+    list_topics,
     parse_offsets,
+    queue_file_bytes,
     read_table,
     read_timer_progress,
 )
-from tiered.local.consumequeues import PlainQueue
-from tiered.local.files import FileCache, FileRow
-from tiered.local.layout import inspect, list_topic_queues, list_topics, queue_file_bytes
 from tiered.log.handover import Handover
 
 if TYPE_CHECKING:

@@ -29,11 +29,10 @@ from backends.errors import AlreadyExistsError, BackendError
 from backends.local_files import MAKE_ROOM, is_full
 from tiered.crashpoints import reached
 from tiered.dispatch.rounds import Fact
-from tiered.dispatch.throttle import Throttle
+from tiered.dispatch.settings import Throttle
 from tiered.errors import DataError
 from tiered.index.builder import IndexBuilder
-from tiered.index.feed import KeyFeed, StoredSection
-from tiered.index.indexer import Indexer
+from tiered.index.indexer import Indexer, KeyFeed, StoredSection
 from tiered.log.indexed import index_action
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.attach.index_settings import IndexSettings
     from tiered.clock import Clock
-    from tiered.dispatch.uploads import Durable
+    from tiered.dispatch.group_commit import Durable
     from tiered.keys import ObjectId
     from tiered.log.composite import GroupCommit
     from tiered.log.parts import IndexObject, TierState

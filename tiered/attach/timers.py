@@ -23,16 +23,15 @@ from tiered.api.stores import backend_errors, open_metered, with_retries
 from tiered.attach.naming import place_of, require_apart
 from tiered.attach.settings import AttachSettings
 from tiered.attach.timer_place import timers_of
-from tiered.dispatch.counters import DispatchCounters
+from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import MergeThread
-from tiered.dispatch.settings import DispatchSettings
-from tiered.dispatch.uploads import Uploader
+from tiered.dispatch.settings import DispatchCounters, DispatchSettings
 from tiered.errors import ClosedError
 from tiered.journal.lease import Holder, Lease
 from tiered.journal.writer import JournalWriter
-from tiered.local.configs import read_timer_progress
+from tiered.local.catalog import SCHEDULE_TOPIC
+from tiered.local.layout import read_timer_progress
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
-from tiered.local.topics import SCHEDULE_TOPIC
 from tiered.log.state import TierMachine, TierState
 from tiered.log.timers import Taken, TimerSource
 from timer.enqueue import Counts, Enqueue, Progress
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from tiered.api.broker_place import Place
     from tiered.clock import Clock
     from tiered.dispatch.rounds import Fact
-    from tiered.local.configs import TimerProgress
+    from tiered.local.layout import TimerProgress
     from tiered.model import MessageQueue, QueueBounds
 
 LEASE_S = 30.0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tiered.attach.index_settings import IndexSettings
     from tiered.attach.writer import Attachment, AttachResult, AttachSettings
     from tiered.cli.call import Call
-    from tiered.dispatch.packing import Compression
+    from tiered.dispatch.settings import Compression
     from tiered.local.face import StoreReport
     from tiered.model import MessageQueue
 
@@ -376,7 +376,7 @@ def merge_compression(options: AttachOptions) -> Compression | None:
     Raises:
         InvalidError: There is no such level.
     """
-    from tiered.dispatch.packing import Compression
+    from tiered.dispatch.settings import Compression
 
     asked = options.compress
     if asked == "none":

@@ -308,7 +308,7 @@ def known_offsets(options: MountOptions) -> Mapping[Name, Mapping[int, int]]:
     from pathlib import Path
 
     from tiered.format.fastjson import loads
-    from tiered.local.configs import parse_offsets
+    from tiered.local.layout import parse_offsets
 
     try:
         return parse_offsets(loads(Path(path).read_bytes()))

@@ -431,7 +431,7 @@ def _reserved_ms(directory: str | None) -> dict[str, int]:
     """
     if not directory:
         return {}
-    from tiered.local.configs import TOPICS_FILE, read_topics
+    from tiered.local.layout import TOPICS_FILE, read_topics
 
     topics = read_topics(directory)
     if topics.names is None:

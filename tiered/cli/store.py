@@ -338,7 +338,7 @@ def _body(document: dict[str, Any]) -> bytes:
 
 
 def _open(call: Call, directory: str, options: StoreOptions, *, anew: bool = False) -> MessageStore:
-    from tiered.local.configs import read_topics
+    from tiered.local.layout import read_topics
     from tiered.store.message_store import MessageStore
 
     names = read_topics(directory)

@@ -16,7 +16,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from tiered.dispatch.beginnings import Look
+from tiered.dispatch.continuity import Look
 from tiered.dispatch.rounds import Fact
 from tiered.log.state import queue_action
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tiered.dispatch.continuity import Continuity
-    from tiered.dispatch.counters import DispatchCounters
+    from tiered.dispatch.settings import DispatchCounters
     from tiered.local.face import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile
     from tiered.model import MessageQueue, QueueOffset

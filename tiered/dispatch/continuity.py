@@ -10,7 +10,7 @@ does not fit is *suspect*: nothing of it is taken until a compensate thread has 
 - it has other messages from some offset on: ``take_back`` ends the queue there (power loss, truncation, a backup).
 - nothing is in common: ``incarnation`` begins the queue anew (its topic was deleted and created again).
 
-Queues of which there is no record to compare: ``tiered.dispatch.beginnings``.
+Queues of which there is no record to compare: ``tiered.dispatch.continuity``.
 
 Ordering: the entry is written when all that was taken of the queue is durable and named; then the queue goes on from the
 journal's state, and the follower is told where (``take_moved``).
@@ -28,11 +28,10 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
-from tiered.dispatch.beginnings import Beginnings, Look
-from tiered.dispatch.changes import tell
 from tiered.dispatch.group_commit import retry_level
 from tiered.dispatch.rounds import Fact
 from tiered.log.marks import HOLE, mark_of_item
@@ -42,7 +41,9 @@ from tiered.log.parting import (
     mark_in_tier,
     marks_to_witness,
     measure,
+    plan_beginning,
     plan_change,
+    was_taken,
 )
 from tiered.log.reader import QueueReader
 from tiered.model import MessageQueue, QueueOffset
@@ -52,13 +53,126 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.dispatch.counters import DispatchCounters
     from tiered.dispatch.files import Start
+    from tiered.dispatch.settings import DispatchCounters
     from tiered.local.face import LocalStore, RecordBatch
     from tiered.log.composite import CompositeFlatFile
-    from tiered.log.parts import TierState
+    from tiered.log.parts import QueueLife, TierState
+    from tiered.model import QueueBounds
+
+
+# -- changes -----------------------------------------------------------------------------------------
+#
+# Tells operators what was said of a queue that the broker has changed.
 
 _LOG = logging.getLogger("tiered.dispatch")
+
+
+def tell(queue: MessageQueue, change: Change, counters: DispatchCounters) -> None:
+    """Count and log a change that an entry has made history."""
+    if change.is_anew and change.action["incarnation"] == 0:
+        _LOG.info("%s begins at %d", queue, change.start)
+    elif change.is_anew:
+        counters.begun_anew += 1
+        _LOG.warning(
+            "%s begins anew at %d: nothing of its history up to %d is in the local store. It stays readable as"
+            " an older incarnation",
+            queue,
+            change.start,
+            change.end,
+        )
+    else:
+        counters.taken_back += 1
+        _LOG.warning(
+            "%s: the broker has taken back [%d, %d), which was in the tier. It is kept; the queue goes on at %d",
+            queue,
+            change.start,
+            change.end,
+            change.start,
+        )
+
+
+# -- beginnings --------------------------------------------------------------------------------------
+#
+# Beginnings: queues of which the tier has no record that could be held against the local store.
+#
+# A queue has begun, and nothing of it was taken yet; or all of it has expired in the tier. Such a queue is another one if
+# it
+# ends before it would go on, or, where nothing was ever taken, if it would begin earlier than where it was to begin. Where
+# all has expired and the local queue has grown past that place, nobody can tell.
+#
+# Threads: any; after a crash nothing here survives, and nothing has to.
+
+
+class Look(Enum):
+    """What a look at the local store says of the last record taken."""
+
+    SAME = "same"
+    """It is there, or has expired, or cannot be compared there: go on."""
+    SHORTER = "shorter"
+    """The local queue ends before it."""
+    UNKNOWN = "unknown"
+    """The journal does not say what was taken last: the tier has to be read."""
+    DIFFERENT = "different"
+    """Another record is in its place."""
+
+
+class Beginnings:
+    """See the module."""
+
+    def __init__(self, local: LocalStore, state: Callable[[], TierState], start: Start) -> None:
+        """Wire it; see ``Continuity``."""
+        self._local = local
+        self._state = state
+        self._start = start
+        self._right: dict[MessageQueue, QueueOffset] = {}
+
+    def look(self, queue: MessageQueue, start: QueueOffset) -> Look:
+        """Whether a queue may begin (or go on) at ``start``. One small local read, or two."""
+        if start == 0:
+            return Look.SAME
+        before = self._local.read(queue, QueueOffset(start - 1), bytes_max=1, count_max=1)
+        if before is None:
+            first = self._local.read(queue, QueueOffset(0), bytes_max=1, count_max=1)
+            return (
+                Look.SAME if first is None and not self._has_emptied(queue, start) else Look.SHORTER
+            )
+        life = self._state().life(queue)
+        is_right = (life is not None and was_taken(life)) or self.is_right(queue, start)
+        return Look.SAME if is_right or before.base_offset >= start else Look.DIFFERENT
+
+    def is_right(self, queue: MessageQueue, start: QueueOffset) -> bool:
+        """Whether it was decided that a queue may go on there, whatever lies before."""
+        return self._right.get(queue) == start
+
+    def _has_emptied(self, queue: MessageQueue, start: QueueOffset) -> bool:
+        """Whether messages came behind ``start`` and are all gone again: a gap, which compensation records."""
+        bounds = self._local.queues().get(queue)
+        return bounds is not None and bounds.min > start
+
+    def decide(
+        self, queue: MessageQueue, life: QueueLife | None, bounds: QueueBounds, goes_on: QueueOffset
+    ) -> Change | None:
+        """Decide on a queue that did not look the same.
+
+        Args:
+            queue: Which.
+            life: Its present life in the tier, in which nothing is (left); None: the journal has not met it.
+            bounds: What the local store has; not empty.
+            goes_on: Where it would go on.
+
+        Returns:
+            What the journal has to say; None when it may well go on there.
+        """
+        change = plan_beginning(queue, life, bounds, goes_on, self._start(queue, bounds))
+        if change is None:
+            self._right[queue] = goes_on
+        return change
+
+
+# -- continuity --------------------------------------------------------------------------------------
+
+
 _AT_ONCE = 256
 """Open queues looked at in one step."""
 _PATROL_S = 0.25

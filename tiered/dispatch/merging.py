@@ -21,19 +21,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backends.base import ByteRange
 from backends.errors import AlreadyExistsError, BackendError, InvalidRangeError, ObjectNotFoundError
 from tiered.crashpoints import reached
 from tiered.dispatch.group_commit import refused, retry_level
-from tiered.dispatch.packing import Packer
 from tiered.dispatch.rounds import Fact
-from tiered.dispatch.throttle import Throttle
+from tiered.dispatch.settings import Throttle
 from tiered.errors import DataError, TieredStoreError
-from tiered.format.bundle import build_section
+from tiered.format.bundle import (
+    TRAIN_BYTES_MIN,
+    build_packed_section,
+    build_section,
+    pays,
+    train,
+)
 from tiered.format.consume_queue import ITEM_BYTES
 from tiered.log.bundles import SectionRow, bundle_row, encode_numbers
 from tiered.log.consume_queue import moved_items
@@ -44,16 +49,78 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from typing_extensions import Buffer
+
     from backends.base import ObjectStore
     from tiered.clock import Clock
-    from tiered.dispatch.counters import DispatchCounters
-    from tiered.dispatch.settings import DispatchSettings
-    from tiered.dispatch.uploads import StoredBundle, Uploader
+    from tiered.dispatch.group_commit import StoredBundle, Uploader
+    from tiered.dispatch.settings import Compression, DispatchCounters, DispatchSettings
     from tiered.format.bundle import Section
     from tiered.journal.entry import Action
     from tiered.log.merge import MergeOutput, MergePlan, MergeRun
     from tiered.log.parts import Part
     from tiered.log.state import TierState
+
+
+# -- packing -----------------------------------------------------------------------------------------
+#
+# Compresses sections of the last level. Keeps a dictionary for each topic, since its queues' records are alike.
+#
+# Ordering and threads: one thread at a time, that of the merger; zstd lets go of the interpreter lock meanwhile.
+#
+# Memory: ``TOPICS_MAX`` dictionaries of 32 KiB; and beside the records their compressed blocks, which are no larger.
+#
+# After a crash nothing is missed: each section has the dictionary that its blocks need in itself.
+
+TOPICS_MAX: Final = 64
+RETRAIN_BYTES: Final = 512 * 1024 * 1024
+"""So many bytes of a topic share one dictionary; what comes later may be different."""
+
+
+@dataclass(slots=True)
+class _Known:
+    dictionary: bytes
+    bytes_left: int = RETRAIN_BYTES
+
+
+class Packer:
+    """Makes packed sections."""
+
+    def __init__(self, compression: Compression) -> None:
+        self._level = compression.level
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def pack(
+        self, topic: str, records: Buffer, items: Buffer, *, may_be_sparse: bool = False
+    ) -> Section | None:
+        """Compress the records of one section of a topic; None when it is not worth it. See ``build_section``."""
+        dictionary = self._dictionary(topic, records)
+        if not pays(dictionary, records, level=self._level):
+            dictionary = b""
+        return build_packed_section(
+            records,
+            items,
+            level=self._level,
+            dictionary=dictionary,
+            may_be_sparse=may_be_sparse,
+        )
+
+    def _dictionary(self, topic: str, payload: Buffer) -> bytes:
+        size = memoryview(payload).nbytes
+        known = self._known.get(topic)
+        if known is None or known.bytes_left <= 0:
+            if size < TRAIN_BYTES_MIN:
+                return known.dictionary if known else b""
+            known = self._known[topic] = _Known(train(payload, level=self._level))
+        known.bytes_left -= size
+        self._known.move_to_end(topic)
+        while len(self._known) > TOPICS_MAX:
+            self._known.popitem(last=False)
+        return known.dictionary
+
+
+# -- merging -----------------------------------------------------------------------------------------
+
 
 _LOG = logging.getLogger("tiered.dispatch")
 

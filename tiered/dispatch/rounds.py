@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tiered.clock import Clock
-    from tiered.dispatch.uploads import Durable
+    from tiered.dispatch.group_commit import Durable
     from tiered.journal.entry import Action
     from tiered.journal.writer import JournalWriter
     from tiered.model import MessageQueue

@@ -1,15 +1,39 @@
-"""What can be set about dispatch."""
+"""What can be set about dispatch; the bound on its memory, its pace, and what it counts."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tiered.dispatch.packing import Compression
 from tiered.errors import InvalidError
+from tiered.format.bundle import PACK_LEVEL, PACK_LEVEL_MAX
 from tiered.log.composite import CommitPolicy
 from tiered.log.merge import BUNDLE_BYTES_MAX, FAN_IN, OWN_BYTES, MergePolicy
 
+if TYPE_CHECKING:
+    from tiered.clock import Clock
+
+
+# -- settings ----------------------------------------------------------------------------------------
+
+
 MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How merging compresses.
+
+    Attributes:
+        level: Of zstd.
+    """
+
+    level: int = PACK_LEVEL
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.level <= PACK_LEVEL_MAX:
+            raise InvalidError(f"a level of zstd goes from 1 to {PACK_LEVEL_MAX}, not {self.level}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +43,7 @@ class DispatchSettings:
     Attributes:
         freshness_s: A committed message is durable in the tier at most so long after it is seen, while the store answers.
         bundle_bytes: A round is due at so many bytes; its bundles are of about so many.
-        buffer_bytes_max: Limit of the records held in memory; see ``tiered.dispatch.budget`` for the formula.
+        buffer_bytes_max: Limit of the records held in memory; see ``tiered.dispatch.settings`` for the formula.
         window_bytes: Bytes of the local log looked at in one step: two bundles of default size, with room to spare, so
             that they are not three. What a step costs goes by its queues as well as by its bytes.
         uploads_max: Bundles on their way at once.
@@ -105,3 +129,132 @@ class DispatchSettings:
             segment_age_ms_max=self.commit_policy.segment_age_ms_max,
             compresses=self.compression is not None,
         )
+
+
+# -- budget ------------------------------------------------------------------------------------------
+#
+# The bound on the memory of dispatch (invariant I8).
+#
+# Memory of a dispatcher = ``buffer_bytes_max`` (records in buffers and in uploads, and 40 bytes an item until its entry is
+# written) + one window of the local log, twice (as read, and as batches) + one record beyond the limit, since a record is
+# taken however large it is + one copy of each bundle that a store must have in one piece (``uploads_max`` times
+# ``bundle_bytes``).
+#
+# Beside that, while bundles are merged: what is read for one bundle of at most ``merged_bytes_max`` (64 MiB, no more than
+# ``buffer_bytes_max``), what of it is compressed, and once more the bundle for a store that must have it in one piece.
+
+
+class MemoryBudget:
+    """Counts bytes held; never blocks. From any thread."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._lock = threading.Lock()
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+        self.peak_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Take so much."""
+        with self._lock:
+            self.used_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        """Give so much back."""
+        with self._lock:
+            self.used_bytes -= size_bytes
+            assert self.used_bytes >= 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much more would stay within the limit. An empty budget has room for anything (I9)."""
+        with self._lock:
+            return self.used_bytes == 0 or self.used_bytes + size_bytes <= self.bytes_max
+
+    @property
+    def under_pressure(self) -> bool:
+        """Over three quarters of the limit is used: buffers should be committed early."""
+        return 4 * self.used_bytes >= 3 * self.bytes_max
+
+
+# -- throttle ----------------------------------------------------------------------------------------
+#
+# A limit on bytes per second, so that tiering never takes more of a disk or a line than it is given.
+
+
+class Throttle:
+    """Spaces out transfers. From any thread."""
+
+    def __init__(self, bytes_per_s: int, clock: Clock, stop: threading.Event) -> None:
+        """Allow ``bytes_per_s`` (0: no limit); ``stop`` ends a wait early."""
+        self._rate = bytes_per_s
+        self._clock = clock
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._free_at_s = 0.0
+
+    def take(self, size_bytes: int) -> None:
+        """Wait until ``size_bytes`` more may be transferred. A large transfer delays those after it, not itself."""
+        if not self._rate or not size_bytes:
+            return
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            begin_s = max(now_s, self._free_at_s)
+            self._free_at_s = begin_s + size_bytes / self._rate
+        if begin_s > now_s:
+            self._clock.wait(self._stop, begin_s - now_s)
+
+
+# -- counters ----------------------------------------------------------------------------------------
+#
+# What a dispatcher counts. Plain numbers; docs/metrics.md is generated from the docstring of each field.
+
+
+@dataclass(slots=True)
+class DispatchCounters:
+    """Totals since the dispatcher started.
+
+    Attributes:
+        messages: Items committed, holes included.
+        record_bytes: Bytes of records committed.
+        parts: Parts committed.
+        bundles: Bundles that they lie in.
+        rounds: Journal entries written for them.
+        uploads_failed: Uploads that failed or whose outcome is unknown.
+        switches: File switches after a failed upload.
+        lock_misses: Batches that dispatch left to compensation because a queue was busy.
+        compensated: Batches taken by compensation.
+        gaps: Gaps recorded.
+        taken_back: Times that a queue was ended at an earlier offset, because the broker has other messages from there on.
+        begun_anew: Times that a queue began anew, because the broker has nothing of its history any more.
+        quarantined: Damaged records put into quarantine.
+        missing: Queue offsets of which the local store should have a message, and has nothing.
+        sealed_segments: Segments sealed on request.
+        merged_bundles: Bundles made by merging.
+        merged_parts: Parts that were gathered into these.
+        merged_bytes: Bytes of those, records and index, as they are before they are packed.
+        merged_stored_bytes: What is stored of them.
+        merges_failed: Tries of merging that the store did not carry out; each is tried again.
+        unmergeable_bundles: Bundles left as they are, because something in them is damaged or gone.
+    """
+
+    messages: int = 0
+    record_bytes: int = 0
+    parts: int = 0
+    bundles: int = 0
+    rounds: int = 0
+    uploads_failed: int = 0
+    switches: int = 0
+    lock_misses: int = 0
+    compensated: int = 0
+    gaps: int = 0
+    taken_back: int = 0
+    begun_anew: int = 0
+    quarantined: int = 0
+    missing: int = 0
+    sealed_segments: int = 0
+    merged_bundles: int = 0
+    merged_parts: int = 0
+    merged_bytes: int = 0
+    merged_stored_bytes: int = 0
+    merges_failed: int = 0
+    unmergeable_bundles: int = 0

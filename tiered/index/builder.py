@@ -19,37 +19,124 @@ Threads: one.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import numpy as np
+from zlib_ng import zlib_ng
 
 from tiered import keys
+from tiered.errors import DataError
 from tiered.format.key_index import (
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,
+    Items,
     bucket_bits,
     build_filter,
     order_of,
 )
 from tiered.format.object import build_object
-from tiered.index.extract import extract_keys, shifted
-from tiered.index.hashing import topic_seed
-from tiered.index.work import WorkFile
+from tiered.index.extract import extract_keys, shifted, topic_seed
 from tiered.log.parts import Cover, IndexObject, ObjectRange
 from tiered.log.wellformed import INT_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Buffer
 
     from backends.base import ObjectStore
-    from tiered.format.key_index import Items
-    from tiered.index.extract import Keys
+    from tiered.index.extract import Hashes, Keys
     from tiered.local.face import RecordBatch
     from tiered.model import MessageQueue
+
+
+# -- work --------------------------------------------------------------------------------------------
+#
+# The local work file: items in the order in which they came, until there are enough of them for an index object.
+#
+# It is a cache and nothing else: an anonymous temporary file, gone with the process. Whatever is lost with it is found
+# again
+# from the journal (``indexed_to``) and the records. What is read back has to have the checksum of what was written: bytes
+# that
+# the disk has changed are a ``DataError``, upon which everything is thrown away and built again.
+#
+# Threads: one.
+
+_HASH_BYTES: Final = 8
+
+
+class WorkFile:
+    """Hashes and items on disk; in memory only what is being added, and 16 bytes for each such addition."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        """Open a new file.
+
+        Args:
+            directory: Where; None: where the system has its temporary files.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        self._directory = directory or tempfile.gettempdir()
+        # Unbuffered: what a full disk has refused must not be tried again by `close`, which would fail then.
+        self._file: IO[bytes] = tempfile.TemporaryFile(  # noqa: SIM115 (closed in close)
+            dir=directory, prefix="tiered-index-", buffering=0
+        )
+        self._blocks: list[tuple[int, int]] = []
+        self.count = 0
+
+    def append(self, hashes: Hashes, items: Items) -> None:
+        """Add items and their hashes.
+
+        Raises:
+            OSError: The disk does not take them; the file is of no use any more.
+        """
+        if len(hashes):
+            data = hashes.tobytes() + items.tobytes()
+            view = memoryview(data)
+            try:
+                while view:
+                    view = view[self._file.write(view) :]
+            except OSError as error:  # the system names no file in it
+                raise OSError(error.errno, error.strerror, self._directory) from error
+            self._blocks.append((len(hashes), zlib_ng.crc32(data)))
+            self.count += len(hashes)
+
+    def blocks(self) -> Iterator[tuple[int, Hashes, Items]]:
+        """Everything as it was added, each with the number of its first item.
+
+        Raises:
+            DataError: It is not what was written.
+            OSError: It cannot be read.
+        """
+        self._file.seek(0)
+        start = 0
+        for count, crc in self._blocks:
+            size = count * (_HASH_BYTES + ITEM_BYTES)
+            data = b"".join(self._pieces(size))
+            if len(data) != size or zlib_ng.crc32(data) != crc:
+                raise DataError("the local work file of the key index has changed")
+            hashes = np.frombuffer(data, np.uint64, count)
+            yield start, hashes, np.frombuffer(data, ITEM, count, count * _HASH_BYTES)
+            start += count
+        self._file.seek(0, 2)
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        """The next bytes, however the system cuts them; fewer at the end."""
+        while size and (piece := self._file.read(size)):
+            size -= len(piece)
+            yield piece
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._file.close()
+
+
+# -- builder -----------------------------------------------------------------------------------------
+
 
 COVER_MAX: Final = 2**32 - 1
 """Queue offsets of one life that one object can cover: items count them with 32 bits."""

@@ -3,32 +3,282 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from backends.errors import ObjectNotFoundError
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.format.key_index import BUCKET_BITS_MAX
-from tiered.format.record import decode_record
-from tiered.index.asked import TIME_MAX, Lookup, Wish
-from tiered.index.candidates import Candidate, Hit, LifeView, LifeViews
-from tiered.index.extract import extract_keys
-from tiered.index.hashing import key_hash, topic_seed
+from tiered.format.message import split_batch
+from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
+from tiered.format.record import Record, RecordError, decode_record
+from tiered.index.extract import extract_keys, key_hash, topic_seed
 from tiered.log.indexed import uncovered
+from tiered.log.reader import QueueReader
+from tiered.log.sections import read_range
 from tiered.log.state import Gap, TierState
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
+    from backends.base import ObjectStore
+    from tiered.log.state import Part, QueueLife
+    from tiered.model import MessageQueue
+
+    Views = dict[tuple[MessageQueue, int], "LifeView"]
     from collections.abc import Iterator
 
     from tiered.format.key_index import Items
-    from tiered.index.objects import IndexObjects
+    from tiered.index.reader import IndexObjects
     from tiered.log.parts import IndexObject
     from tiered.log.reader import TierBatch
     from tiered.model import MessageQueue
+
+
+# -- asked -------------------------------------------------------------------------------------------
+#
+# What is looked for, and what was found.
+
+COUNT: Final = 64
+"""How many messages a lookup gives by default, as a broker does."""
+SCAN_BYTES_MAX: Final = 256 * 1024 * 1024
+"""How much of what is not indexed yet one lookup reads, by default."""
+TIME_MAX: Final = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Lookup:
+    """What was found.
+
+    Attributes:
+        hits: Newest first; of equal store times the greater queue offset first.
+        unscanned: Messages that are not indexed yet and were not looked at, for the limit; 0: nothing is missing.
+        damaged: What could not be read; messages there may be missing.
+        objects_read: Index objects of which items were read.
+    """
+
+    hits: list[Hit] = field(default_factory=list)
+    unscanned: int = 0
+    damaged: list[DataError] = field(default_factory=list)
+    objects_read: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing that was asked for can be missing."""
+        return not self.unscanned and not self.damaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is looked for.
+
+    Attributes:
+        topic: Of the messages.
+        key: One of a message's keys, or its unique id.
+        from_ms: Stored at this time or later.
+        until_ms: Stored before this time.
+        count: So many, the newest (> 0, else ``InvalidError``).
+        every_life: Also in lives of queues that are over (deleted topics, what brokers took back).
+        scan_bytes_max: Limit of what is read because no index covers it yet.
+    """
+
+    topic: str
+    key: str
+    from_ms: int = -TIME_MAX
+    until_ms: int = TIME_MAX
+    count: int = COUNT
+    every_life: bool = False
+    scan_bytes_max: int = SCAN_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise InvalidError(f"a lookup for {self.count} messages", do="ask for 1 or more")
+
+    def wants(self, low_ms: int, high_ms: int) -> bool:
+        """Whether messages stored in ``[low_ms, high_ms]`` may be wanted."""
+        return high_ms >= self.from_ms and low_ms < self.until_ms
+
+
+# -- candidates --------------------------------------------------------------------------------------
+#
+# From an item of an index to the message: one read by its log offset, checked on the record itself.
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A message that has the key.
+
+    Attributes:
+        queue: Where it is.
+        incarnation: In which life of the queue.
+        life: Number of that life among the queue's.
+        queue_offset: In that life.
+        store_ms: Store time, UTC.
+        message: The message; an inner message as ``split_batch`` gives it.
+        stored: The record that holds it.
+        log_offset: Of that record in the tiered commit log.
+    """
+
+    queue: MessageQueue
+    incarnation: int
+    life: int
+    queue_offset: int
+    store_ms: int
+    message: Record
+    stored: Record
+    log_offset: int
+
+    @property
+    def tag_code(self) -> int:
+        """Of its item in the consume queue."""
+        return tag_hash(self.stored.properties.get(TAGS))
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Greater is newer; a total order."""
+        return self.store_ms, self.queue_offset, self.queue.queue_id, self.life
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What an item says: a place where a message may have the key."""
+
+    queue: MessageQueue
+    life: int
+    queue_offset: int
+    log_offset: int
+    size: int
+    store_ms: int
+
+
+class LifeView:
+    """One life of a queue, for reading single messages. Threads: any."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, queue: MessageQueue, number: int, life: QueueLife
+    ) -> None:
+        self.queue = queue
+        self.number = number
+        self.life = life
+        self.parts: Sequence[Part] = life.parts()
+        self.reader = QueueReader.of_life(store, prefix, queue, life)
+        self._starts = [part.queue_offset for part in self.parts]
+        self._store = store
+        self._prefix = prefix
+
+    def part_of(self, offset: int) -> Part | None:
+        """The part that has a queue offset; None: none has."""
+        at = bisect_right(self._starts, offset) - 1
+        part = self.parts[at] if at >= 0 else None
+        return part if part and offset < part.queue_end else None
+
+    def fetch(self, candidate: Candidate, key: str) -> Hit | None:
+        """The message, if it is there and has the key.
+
+        The item may be older than the truth: the queue may have been taken back, and other messages may stand there
+        now. So the record has to be of this queue and queue offset, or it is looked up in the consume queue.
+
+        Raises:
+            DataError: It is damaged.
+            BackendError: It could not be read (``ObjectNotFoundError``: the journal is to be replayed).
+        """
+        part = self.part_of(candidate.queue_offset)
+        if part is None:
+            return None  # expired, or taken back, or never there
+        found = self._at_log_offset(part, candidate)
+        if found is None:
+            found = self._by_queue_offset(candidate.queue_offset)
+        return self.hit(*found, candidate.queue_offset, key) if found else None
+
+    def hit(self, stored: Record, log_offset: int, offset: int, key: str) -> Hit | None:
+        """The message of a record at a queue offset, if it has the key.
+
+        Raises:
+            DataError: It is an inner batch that cannot be unpacked.
+        """
+        message = next((m for m in split_batch(stored) if m.queue_offset == offset), None)
+        if message is None or not has_key(message, key):
+            return None
+        return Hit(
+            self.queue,
+            self.life.incarnation,
+            self.number,
+            offset,
+            message.store_timestamp_ms,
+            message,
+            stored,
+            log_offset,
+        )
+
+    def _at_log_offset(self, part: Part, candidate: Candidate) -> tuple[Record, int] | None:
+        start = candidate.log_offset
+        if candidate.size <= 0 or not part.log_offset <= start <= part.records_end - candidate.size:
+            return None
+        low = start - part.log_offset
+        wanted = part.log.part_of(low, low + candidate.size)
+        data = read_range(self._store, self._prefix, wanted)
+        try:
+            stored = decode_record(data, 0, check_crc=False)  # each block was checked
+        except RecordError:
+            return None
+        mine = (stored.topic, stored.queue_id) == (self.queue.topic, self.queue.queue_id)
+        is_there = mine and _holds(stored, candidate.queue_offset)
+        return (stored, start) if is_there else None
+
+    def _by_queue_offset(self, offset: int) -> tuple[Record, int] | None:
+        found = self.reader.read(QueueOffset(offset), count_max=1)
+        if found is None or isinstance(found, Gap) or not found.records.sizes[0]:
+            return None
+        position = int(found.records.positions[0])
+        try:
+            stored = decode_record(found.records.data, position, check_crc=False)
+        except RecordError as error:
+            raise DataError(f"a record is damaged: {error}", where=str(self.queue)) from error
+        return stored, found.log_offset + position
+
+
+class LifeViews:
+    """Lives of queues by topic, made once for a state: a long life has many parts. Threads: any."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._held: tuple[TierState | None, dict[str, Views]] = (None, {})
+
+    def of(self, state: TierState, topic: str) -> Views:
+        """Every life of every queue of a topic, by queue and number."""
+        held = self._held
+        if held[0] is not state:
+            held = self._held = (state, {})
+        found = held[1].get(topic)
+        if found is None:
+            found = held[1][topic] = {
+                (queue, number): LifeView(self._store, self._prefix, queue, number, life)
+                for queue, lives in state.queues.items()
+                if queue.topic == topic
+                for number, life in enumerate(lives)
+            }
+        return found
+
+
+def has_key(message: Record, key: str) -> bool:
+    """Whether a message has a key, or is the one with this unique id."""
+    found = message.properties
+    return found.get(UNIQ_KEY) == key or key in split_keys(found.get(KEYS))
+
+
+def _holds(stored: Record, offset: int) -> bool:
+    try:
+        return any(message.queue_offset == offset for message in split_batch(stored))
+    except DataError:
+        return False
+
+
+# -- search ------------------------------------------------------------------------------------------
+
 
 RUN_ITEMS: Final = 2048
 """Items read at once of a key that has more (64 KiB)."""

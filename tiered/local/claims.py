@@ -16,21 +16,19 @@ import numpy.typing as npt
 from tiered.format.block import RecordBlock, tag_hashes, topics_equal
 from tiered.format.record import RecordFault
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
-from tiered.local.batches import only
-from tiered.local.fetch import Bounds, fetch
 from tiered.local.matching import Match, match
-from tiered.local.pieces import LogPieces, Next, Piece
-from tiered.local.resync import Resync
+from tiered.local.pieces import LogPieces, Next, Piece, Resync
+from tiered.local.reader import Bounds, fetch, only
 from tiered.local.verdicts import Around, Chain, Pair, Verdict, judge, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tiered.local.catalog import Catalog, QueueState
-    from tiered.local.entries import Entries, Flags, Longs
-    from tiered.local.fetch import Fetched
+    from tiered.local.consumequeues import Entries, Flags, Longs
     from tiered.local.files import FileRow
-    from tiered.local.sightings import Sightings
+    from tiered.local.reader import Fetched
+    from tiered.local.verdicts import Sightings
     from tiered.model import MessageQueue
 
 Verdicts = npt.NDArray[np.int8]

@@ -14,21 +14,308 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tiered.format.consume_queue import (
     BATCH_ITEM,
     BATCH_ITEM_BYTES,
+    FILLER_SIZE,
     ITEM,
     ITEM_BYTES,
     Items,
+    decode_items,
     is_batch,
     is_filler,
 )
-from tiered.local.entries import Entries, Flags, Ints, Longs, Rebuilt, no_entries
-from tiered.local.units import SCAN_UNITS, Units
+from tiered.local.files import FileCache, FileRow
 
 if TYPE_CHECKING:
-    from tiered.local.files import FileCache, FileRow
+    from collections.abc import Callable
+
+
+# -- entries -----------------------------------------------------------------------------------------
+#
+# Entries of consume queues as arrays, one per queue offset, and those that were rebuilt from the log.
+
+Longs = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Entries:
+    """What a consume queue says of ``[start, start + n)``; zeros where it says nothing.
+
+    Attributes:
+        start: Queue offset of the first.
+        physical_offsets: int64[n], local physical offset of each record.
+        sizes: int32[n], bytes of each record; 0 for what was never written.
+        tag_codes: int64[n].
+    """
+
+    start: int
+    physical_offsets: Longs
+    sizes: Ints
+    tag_codes: Longs
+
+    def __len__(self) -> int:
+        """Number of queue offsets."""
+        return len(self.sizes)
+
+    @property
+    def is_written(self) -> Flags:
+        """bool[n]: neither unwritten nor a filler nor impossible."""
+        written: Flags = (
+            (self.sizes > 0) & (self.sizes != FILLER_SIZE) & (self.physical_offsets >= 0)
+        )
+        return written
+
+    def head(self, count: int) -> Entries:
+        """The first ``count`` of them, as views."""
+        return Entries(
+            self.start,
+            self.physical_offsets[:count],
+            self.sizes[:count],
+            self.tag_codes[:count],
+        )
+
+
+def no_entries(start: int, count: int) -> Entries:
+    """Entries that say nothing."""
+    return Entries(
+        start, np.zeros(count, np.int64), np.zeros(count, np.int32), np.zeros(count, np.int64)
+    )
+
+
+class Rebuilt:
+    """Entries made from the log for queue offsets of which the consume queue says nothing of use. The first wins.
+
+    Memory: 28 bytes an entry. Not for several threads at once: its store's lock guards it.
+    """
+
+    __slots__ = ("_chunks", "_merged")
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[Longs, Longs, Ints, Longs]] = []
+        self._merged = True
+
+    def add(self, offsets: Longs, physical_offsets: Longs, sizes: Ints, tag_codes: Longs) -> None:
+        """Claim ``offsets`` (int64[n], in any order) for these records."""
+        self._chunks.append((offsets, physical_offsets, sizes, tag_codes))
+        self._merged = len(self._chunks) == 1 and bool((np.diff(offsets) > 0).all())
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """``[first, last + 1)`` of the claimed offsets; None without any."""
+        if not self._chunks:
+            return None
+        return (
+            min(int(chunk[0].min()) for chunk in self._chunks),
+            max(int(chunk[0].max()) for chunk in self._chunks) + 1,
+        )
+
+    def before(self, place: int) -> tuple[int, int] | None:
+        """One past the last claimed queue offset whose record lies before ``place`` in the log, and where it begins."""
+        if not self._chunks:
+            return None
+        offsets, physical, *_ = self._merge()
+        found = np.flatnonzero(physical < place)
+        return (int(offsets[found[-1]]) + 1, int(physical[found[-1]])) if len(found) else None
+
+    def next_claimed(self, start: int, end: int) -> int:
+        """The first claimed queue offset in ``[start, end)``; ``end`` without one."""
+        if not self._chunks:
+            return end
+        offsets = self._merge()[0]
+        at = int(np.searchsorted(offsets, start))
+        return min(end, int(offsets[at])) if at < len(offsets) else end
+
+    def places(self, start: int, end: int) -> Longs:
+        """Physical offsets in ``[start, end)`` that were claimed, in any order."""
+        found = [chunk[1] for chunk in self._chunks]
+        places = np.concatenate(found) if found else np.zeros(0, np.int64)
+        return places[(places >= start) & (places < end)]
+
+    def fill(self, entries: Entries) -> None:
+        """Put what is known here in the place of what the consume queue says."""
+        if not self._chunks:
+            return
+        offsets, physical, sizes, tags = self._merge()
+        end = entries.start + len(entries)
+        first, last = (int(at) for at in np.searchsorted(offsets, (entries.start, end)))
+        places = offsets[first:last] - entries.start
+        entries.physical_offsets[places] = physical[first:last]
+        entries.sizes[places] = sizes[first:last]
+        entries.tag_codes[places] = tags[first:last]
+
+    def _merge(self) -> tuple[Longs, Longs, Ints, Longs]:
+        if not self._merged:
+            columns = [np.concatenate(column) for column in zip(*self._chunks, strict=True)]
+            _, firsts = np.unique(columns[0], return_index=True)
+            offsets, physical, sizes, tags = (column[firsts] for column in columns)
+            self._chunks = [(offsets, physical, sizes, tags)]
+            self._merged = True
+        return self._chunks[0]
+
+
+# -- units -------------------------------------------------------------------------------------------
+#
+# A row of fixed-size units: reading them, searching them though some are damaged, and a broker's own scans.
+
+SCAN_UNITS: Final = 3_000
+"""Units read at once by a scan."""
+_FILES_SCANNED: Final = 3
+"""A broker's start scans this many files of each consume queue."""
+_RUN: Final = 16
+_LOOK_AHEAD: Final = 256
+"""Units: a page of 4,096 bytes that was lost holds fewer of either kind."""
+
+
+class Units:
+    """Units of one consume queue. For any thread."""
+
+    is_batch = False
+    dtype: np.dtype[np.void]
+    unit_bytes: int
+
+    def __init__(self, cache: FileCache, directory: str, file_bytes: int) -> None:
+        self.row = FileRow(cache, directory, file_bytes)
+        self.rebuilt = Rebuilt()
+
+    def units(self, first: int, last: int) -> Items:
+        """Units ``[first, last)``; fewer when a file is missing or short."""
+        position, size = first * self.unit_bytes, max(0, last - first) * self.unit_bytes
+        data = self.row.read(position, size)
+        if len(data) < size and not len(data) % self.unit_bytes:
+            pieces, done = [data], len(data)
+            while pieces[-1] and done < size:
+                pieces.append(self.row.read(position + done, size - done))
+                done += len(pieces[-1])
+            data = b"".join(pieces)
+        return decode_items(data, self.dtype)
+
+    def unit_span(self) -> tuple[int, int]:
+        """Units ``[first, last)`` that the files could hold."""
+        bases = self.row.bases
+        if not bases:
+            return 0, 0
+        return bases[0] // self.unit_bytes, self.row.end // self.unit_bytes
+
+    def is_valid(self, units: Items) -> Flags:
+        """The broker's own test, which fillers pass."""
+        return (units["physical_offset"] >= 0) & (units["size"] > 0)
+
+    # -- searching -------------------------------------------------------------------------------
+
+    def split(self, low: int, high: int, is_low: Callable[[Items], Flags]) -> int:
+        """Where the units change from those for which ``is_low`` holds to the others.
+
+        Bisection by majorities of a few units, then the best division of what is left: single units that are damaged
+        do not mislead it. Units that are not valid say nothing; a lost page is looked over.
+
+        Args:
+            low: First unit.
+            high: One past the last.
+            is_low: bool[n] of n units.
+
+        Returns:
+            Between ``low`` and ``high``.
+        """
+        while high - low > 4 * _RUN:
+            middle = (low + high) // 2
+            units, ahead = self._known_run(middle, high)
+            if not len(units) or (ahead > middle and not _mostly(is_low(units))):
+                high = middle
+            elif _mostly(is_low(units)):
+                low = ahead + 1
+            else:
+                high = min(high, middle + _RUN)
+        units = self.units(low, high)
+        valid, lows = self.is_valid(units), is_low(units)
+        return low + best_division(valid & lows, valid & ~lows)
+
+    def _known_run(self, first: int, limit: int) -> tuple[Items, int]:
+        """Some valid units at or behind ``first``, and where the first of them is."""
+        units = self.units(first, min(limit, first + _RUN))
+        valid = self.is_valid(units)
+        if not valid.any():
+            units = self.units(first, min(limit, first + _LOOK_AHEAD))
+            valid = self.is_valid(units)
+            if not valid.any():
+                return units[:0], first
+        at = int(np.argmax(valid))
+        run = units[at : at + _RUN]
+        return run[valid[at : at + _RUN]], first + at
+
+    # -- a broker's start ------------------------------------------------------------------------
+
+    def first_invalid(self, first: int, last: int, log_end: int | None = None) -> int:
+        """First unit of ``[first, last)`` that is unwritten, or names a record at or beyond ``log_end``."""
+        while first < last:
+            units = self.units(first, min(last, first + SCAN_UNITS))
+            stop = ~self.is_valid(units)
+            if log_end is not None:
+                stop |= units["physical_offset"] >= log_end
+            if stop.any():
+                return first + int(np.argmax(stop))
+            if not len(units):
+                return first
+            first += len(units)
+        return last
+
+    def scan_end(self) -> int:
+        """One past the last unit of the valid run that begins three files before the end."""
+        per_file = self.row.file_bytes // self.unit_bytes
+        bases = self.row.bases[-_FILES_SCANNED:]
+        end = bases[0] // self.unit_bytes if bases else 0
+        for base in bases:
+            first = base // self.unit_bytes
+            if first != end:
+                break  # a file is missing
+            last = first + per_file
+            closing = self.units(last - 1, last)
+            # A file whose last unit is written is taken as full without reading all of it.
+            full = base != bases[-1] and len(closing) and bool(self.is_valid(closing)[0])
+            end = last if full else self.first_invalid(first, last)
+            if end != last:
+                break
+        return end
+
+    def cut_unit(self, log_end: int) -> int:
+        """One past the last unit that is left when the log ends at ``log_end``. Files are judged from the last."""
+        scan_end = self.scan_end()
+        for base in reversed(self.row.bases):
+            first = base // self.unit_bytes
+            if first >= scan_end:
+                continue
+            last = min(scan_end, first + self.row.file_bytes // self.unit_bytes)
+            cut = self.first_invalid(first, last, log_end)
+            if cut > first:
+                return cut
+        return 0
+
+    def last_unit(self, end: int) -> Items | None:
+        """The unit before ``end`` if it is valid."""
+        if not end:
+            return None
+        last = self.units(end - 1, end)
+        return last if len(last) and bool(self.is_valid(last)[0]) else None
+
+
+def best_division(lows: Flags, highs: Flags) -> int:
+    """Where to divide so that the fewest lows stand behind and highs before; the first such place."""
+    misplaced: Longs = np.concatenate(
+        ([0], np.cumsum(highs.astype(np.int64) - lows.astype(np.int64)))
+    )
+    return int(np.argmin(misplaced))
+
+
+def _mostly(flags: Flags) -> bool:
+    return 2 * int(flags.sum()) > len(flags)
+
+
+# -- consumequeues -----------------------------------------------------------------------------------
+
 
 _BATCHES_READ_MIN: Final = 256
 """Units of a batch queue read at once, at least: a lost page is looked over."""

@@ -1,6 +1,6 @@
 """A stopped store: one look at it, which stays true as long as nobody starts on it.
 
-**Contract.** The log ends where a broker's start would end it (``tiered.local.recovery``). Within that end everything
+**Contract.** The log ends where a broker's start would end it (``tiered.local.pieces``). Within that end everything
 counts: consume queues as they stand, cut as a start cuts them, and, where they say nothing, entries rebuilt from the
 log in memory. What is walked at opening: the part that a start walks; the whole log when it is small
 (``whole_log_bytes_max``) or something suggests that consume queues are missing. A follower that meets an unlisted
@@ -25,11 +25,9 @@ from tiered.format.record import RecordFault
 from tiered.local.claims import Claims
 from tiered.local.consumequeues import Tail
 from tiered.local.face import Waiting
-from tiered.local.fetch import Bounds, fetch, held_end
 from tiered.local.matching import match_states
-from tiered.local.pieces import LogPieces, Piece
-from tiered.local.reader import plan_count
-from tiered.local.recovery import find_log_end, plan_start, read_heads
+from tiered.local.pieces import LogPieces, Piece, find_log_end, plan_start, read_heads
+from tiered.local.reader import Bounds, fetch, held_end, plan_count
 from tiered.local.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -38,11 +36,11 @@ if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
     from tiered.format.checkpoint import Checkpoint
     from tiered.local.catalog import Catalog, QueueState
-    from tiered.local.entries import Entries, Flags
-    from tiered.local.fetch import Fetched
+    from tiered.local.consumequeues import Entries, Flags
     from tiered.local.files import FileRow
     from tiered.local.matching import Match
-    from tiered.local.sightings import Sightings
+    from tiered.local.reader import Fetched
+    from tiered.local.verdicts import Sightings
     from tiered.model import MessageQueue
 
 _LOG = logging.getLogger("tiered.local")

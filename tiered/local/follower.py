@@ -10,25 +10,80 @@ For one thread. Nothing has to survive a crash: begin again with the queue offse
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tiered.errors import ClosedError
 from tiered.format.block import queue_groups, tag_guesses
-from tiered.local.batches import sound_batches
+from tiered.local.deadview import DeadView
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.matching import Match, match, match_groups, runs
-from tiered.local.pieces import LogPieces, Next, Piece
-from tiered.local.resync import Resync
+from tiered.local.pieces import LogPieces, Next, Piece, Resync
+from tiered.local.reader import sound_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from tiered.format.block import RecordBlock
     from tiered.local.catalog import QueueState
-    from tiered.local.entries import Longs
+    from tiered.local.consumequeues import Longs
     from tiered.local.face import RecordBatch
-    from tiered.local.views import FollowedStore, View
+    from tiered.local.reader import TagRule
     from tiered.model import MessageQueue, QueueOffset
+
+
+# -- views -------------------------------------------------------------------------------------------
+#
+# What a follower needs of its store: the view that holds now, and what is decided under the store's lock.
+
+View = DeadView | LiveView
+
+
+class FollowedStore(Protocol):
+    """A store as its followers see it. All methods may be called from any thread."""
+
+    def tag_rule(self, view: View) -> TagRule:
+        """What becomes of the tag codes of a view's entries."""
+        ...
+
+    def current_view(self) -> View:
+        """The view that holds now; made anew when the broker has stopped or started."""
+        ...
+
+    def find(self, view: View, queue: MessageQueue) -> QueueState | None:
+        """The state of a queue that may be new; None when its topic is left out."""
+        ...
+
+    def claim(
+        self, view: View, state: QueueState, block: RecordBlock, found: Match, walked_from: int
+    ) -> None:
+        """Decide on records that are not listed, in the committed part of the log, which was walked from a place on."""
+        ...
+
+    def advance(
+        self,
+        view: LiveView,
+        position: int,
+        bytes_max: int,
+        take: Callable[[Advance], list[RecordBatch]],
+    ) -> list[RecordBatch] | None:
+        """Move a running store's frontier, if it stands at ``position``, and let ``take`` make batches of it.
+
+        Returns:
+            None when nothing is new, or the frontier stands elsewhere.
+        """
+        ...
+
+    def read_until(self, view: View, state: QueueState, start: int, end: int) -> RecordBatch | None:
+        """Some of ``[start, end)`` through the consume queue; None when all of it has expired meanwhile."""
+        ...
+
+    def follow_expiry(self, view: View) -> None:
+        """Bring the queues' minima up to date if the log's minimum is known to have moved."""
+        ...
+
+
+# -- follower ----------------------------------------------------------------------------------------
+
 
 _START_LOOKAHEAD: Final = 64
 _ITEM_BYTES: Final = 32

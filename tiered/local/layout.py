@@ -3,22 +3,28 @@
 Read: a plain store with one commit-log directory and file consume queues (plain and batch), also a slave's, also one
 with light queues, compaction topics or ``consumequeue_ext`` (tag codes are then taken from the records).
 Refused: RocksDB consume queues, DLedger logs, commit logs spread over several paths, logs with a file missing in the
-middle, and what is no store at all. Static topics are left out by name (``tiered.local.topics``).
+middle, and what is no store at all. Static topics are left out by name (``tiered.local.catalog``).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import struct
+import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tiered.errors import DataError, InvalidError
+from tiered.format import properties
 from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES
-from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from tiered.format.fastjson import loads
+from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Record, RecordError, decode_record
+from tiered.format.timercheck import TimerCheck, decode_timer_check
 from tiered.local.files import (
     list_bases,
     list_names,
@@ -26,6 +32,16 @@ from tiered.local.files import (
     unreadable,
 )
 from tiered.model import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tiered.local.files import FileRow
+    from tiered.local.pieces import LogPieces
+
+
+# -- layout ------------------------------------------------------------------------------------------
+
 
 LOG_DIRECTORY: Final = "commitlog"
 QUEUE_DIRECTORY: Final = "consumequeue"
@@ -260,3 +276,375 @@ def _exists(path: str) -> bool:
     except OSError as error:
         raise unreadable(path, error) from error
     return True
+
+
+# -- configs -----------------------------------------------------------------------------------------
+#
+# The broker's JSON tables in ``config/``, read as they are: not atomic, and in two dialects.
+#
+# A broker rewrites a table in place (or renames it away first), so a reader may find it missing, empty or cut off. Such
+# a file is read again a few times at once; then its ``.bak``, the content before the last change, takes its place and a
+# note says so.
+
+_TRIES: Final = 3
+TOPICS_FILE: Final = "config/topics.json"
+STATIC_TOPICS_FILE: Final = "config/topicQueueMapping.json"
+DELAY_OFFSETS_FILE: Final = "config/delayOffset.json"
+TIMER_CHECK_FILE: Final = "config/timercheck"
+GROUPS_FILE: Final = "config/subscriptionGroup.json"
+OFFSETS_FILE: Final = "config/consumerOffset.json"
+_SYNC_MEMBER: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+_REVIVE: Final = "rmq_sys_REVIVE_LOG_"
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What the topic tables tell.
+
+    Attributes:
+        names: Topics that exist; None when no table can be read (then nothing is known).
+        batch: Those of them with a batch consume queue.
+        static: Static topics: their queue offsets are not those that clients see.
+        reserve_hours: How long messages of a topic are to be kept in a tier, hours; topics that do not say are left out.
+        cluster: Name that the system topics bear, or None.
+        broker: Likewise.
+        notes: Lines for the report.
+    """
+
+    names: frozenset[str] | None = None
+    batch: frozenset[str] = frozenset()
+    static: frozenset[str] = frozenset()
+    reserve_hours: Mapping[str, int] = field(default_factory=dict)
+    cluster: str | None = None
+    broker: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_topics(root: str) -> Topics:
+    """Read the topic tables of the store at ``root``."""
+    notes: list[str] = []
+    table = _table(read_table(root, TOPICS_FILE, notes), "topicConfigTable")
+    static = _table(read_table(root, STATIC_TOPICS_FILE, notes), "topicQueueMappingInfoMap")
+    names = None if table is None else frozenset(table)
+    return Topics(
+        names=names,
+        batch=frozenset(name for name, config in (table or {}).items() if _is_batch(config)),
+        static=frozenset(static or ()),
+        reserve_hours={
+            name: hours
+            for name, config in (table or {}).items()
+            if (hours := _reserve_hours(config)) > 0
+        },
+        cluster=_suffix(names, _REVIVE),
+        broker=_suffix(names, _SYNC_MEMBER),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TimerProgress:
+    """How far a broker is with its timers, by its own files, which may be some seconds old.
+
+    Attributes:
+        wheel: Of the timing wheel.
+        delayed: By delay level, from 1, the queue offset behind what is delivered.
+        notes: Lines for the report.
+    """
+
+    wheel: TimerCheck = field(default_factory=TimerCheck)
+    delayed: Mapping[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_timer_progress(root: str) -> TimerProgress:
+    """Read how far the broker of the store at ``root`` is with its timers; nothing where it has never had any.
+
+    Raises:
+        InvalidError: A file may not be read.
+    """
+    notes: list[str] = []
+    wheel = decode_timer_check(read_text(f"{root}/{TIMER_CHECK_FILE}") or b"")
+    table = _table(read_table(root, DELAY_OFFSETS_FILE, notes), "offsetTable") or {}
+    offsets = {int(level): offset for level, offset in table.items() if level.isdigit()}
+    sound = {level: offset for level, offset in offsets.items() if type(offset) is int}
+    return TimerProgress(wheel, sound, tuple(notes))
+
+
+def read_text(path: str, size_max: int = 1 << 28) -> bytes | None:
+    """A whole small file, or None when it does not exist.
+
+    Raises:
+        InvalidError: It may not be read.
+    """
+    try:
+        with os.fdopen(open_read_only(path), "rb") as file:
+            return file.read(size_max)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def read_table(root: str, name: str, notes: list[str]) -> dict[str, Any] | None:
+    """A table of the store at ``root``, or its ``.bak``; None when neither can be read.
+
+    Args:
+        root: Of the store.
+        name: Of the file, as ``TOPICS_FILE``.
+        notes: Gets a line for the report where it was not read from its own file.
+    """
+    exists = False
+    for attempt in (name,) * _TRIES + (f"{name}.bak",):
+        raw = read_text(f"{root}/{attempt}")
+        exists |= raw is not None
+        if not raw:
+            continue
+        try:
+            found = loads(raw)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            if attempt != name:
+                notes.append(f"{name} cannot be read; {attempt} was taken")
+            return found
+    if exists:
+        notes.append(f"{name} cannot be read, nor its .bak; its contents are taken as unknown")
+    return None
+
+
+def parse_offsets(document: object) -> dict[tuple[str, str], dict[int, int]]:
+    """Offsets of consumers by group and topic, then by queue id, of ``{"offsetTable":{"topic@group":{0:12,1:34}}}``.
+
+    Rows of broadcasting clients (``topic@group@client``) and negative offsets are left out: a broker keeps them for itself.
+
+    Raises:
+        ValueError: It is no such table.
+    """
+    table = document.get("offsetTable") if isinstance(document, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError("there is no offsetTable")  # noqa: TRY004 (its text is wrong, not the call)
+    found: dict[tuple[str, str], dict[int, int]] = {}
+    for name, row in table.items():
+        topic, at, group = str(name).partition("@")
+        if at and topic and group and "@" not in group and isinstance(row, dict):
+            offsets = {int(queue_id): int(offset) for queue_id, offset in row.items()}
+            found[group, topic] = {key: value for key, value in offsets.items() if value >= 0}
+    return found
+
+
+def _table(document: dict[str, Any] | None, key: str) -> dict[str, Any] | None:
+    found = document.get(key) if document is not None else None
+    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else None
+
+
+def _is_batch(config: object) -> bool:
+    attributes = config.get("attributes") if isinstance(config, dict) else None
+    return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+
+
+def _reserve_hours(config: object) -> int:
+    """The attribute ``reserve.time``, hours; -1 where there is none, or none that is a number."""
+    attributes = config.get("attributes") if isinstance(config, dict) else None
+    text = attributes.get("reserve.time", "-1") if isinstance(attributes, dict) else "-1"
+    try:
+        return int(str(text))
+    except ValueError:
+        return -1
+
+
+def _suffix(names: frozenset[str] | None, prefix: str) -> str | None:
+    """What follows ``prefix`` in the only topic that has it."""
+    found = [name.removeprefix(prefix) for name in names or () if name.startswith(prefix)]
+    return found[0] if len(found) == 1 else None
+
+
+# -- identity ----------------------------------------------------------------------------------------
+#
+# Which store a directory is: names and a mark of its own.
+#
+# The mark (``store_id``) is, in this order:
+#
+# 1. ``identity:<cluster>#<broker>#<id>`` from ``brokerIdentity``, which controller brokers write. It tells the replicas
+#    of a broker apart.
+# 2. ``rocksdb:<uuid>`` from ``rocksdbstore/IDENTITY``, which every broker since 5.4 makes once, whether or not it uses
+#    RocksDB. It survives restarts and goes with a copy of the directory. A directory that was wiped and begun anew has
+#    another one; so has a slave.
+# 3. ``host:<address of the first record's broker>/<cluster>/<broker>`` for older stores. It does not tell a wiped
+#    directory from the one before, and changes when the broker moves to another address.
+# 4. Empty when there is nothing to go by: a store without messages of an older broker.
+#
+# A store that is upgraded to 5.4 or later changes from 3 to 2.
+
+_BROKER_IDENTITY = "brokerIdentity"
+_ROCKSDB_IDENTITY = "rocksdbstore/IDENTITY"
+_LOOKED_AT_BYTES = 1 << 18
+_LOOKED_AT_RECORDS = 64
+_IDENTITY_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a directory says of itself.
+
+    Attributes:
+        cluster: Or None.
+        broker: Or None.
+        store_id: See the module.
+    """
+
+    cluster: str | None
+    broker: str | None
+    store_id: str
+
+
+def read_names(root: str, log: FileRow, pieces: LogPieces, topics: Topics) -> Names:
+    """Find names and mark of the store at ``root``."""
+    identity = _broker_identity(root)
+    if identity is not None:
+        return Names(identity[0], identity[1], "identity:" + "#".join(identity))
+    records = _first_records(log, pieces)
+    cluster = next(
+        (name for record in records if (name := record.properties.get(properties.CLUSTER))),
+        topics.cluster,
+    )
+    return Names(cluster, topics.broker, _store_id(root, records, cluster, topics.broker))
+
+
+def _store_id(root: str, records: list[Record], cluster: str | None, broker: str | None) -> str:
+    raw = read_text(f"{root}/{_ROCKSDB_IDENTITY}", 256)
+    uuid = (raw or b"").decode("ascii", "replace").strip()
+    if uuid:
+        return f"rocksdb:{uuid}"
+    if not records:
+        return ""
+    return f"host:{records[0].store_host}/{cluster or ''}/{broker or ''}"
+
+
+def _broker_identity(root: str) -> tuple[str, str, str] | None:
+    raw = read_text(f"{root}/{_BROKER_IDENTITY}", 4096)
+    parts = (raw or b"").decode("utf-8", "replace").strip().split("#")
+    if len(parts) < _IDENTITY_PARTS or not all(parts[:_IDENTITY_PARTS]):
+        return None
+    return parts[0], parts[1], parts[2]
+
+
+def _first_records(log: FileRow, pieces: LogPieces) -> list[Record]:
+    """Sound records from the beginning of the first and the last file."""
+    found: list[Record] = []
+    for base in dict.fromkeys((*log.bases[:1], *log.bases[-2:])):
+        piece = pieces.read(base, base + _LOOKED_AT_BYTES, _LOOKED_AT_BYTES, check_crc=False)
+        for position in piece.block.positions[:_LOOKED_AT_RECORDS].tolist():
+            try:
+                found.append(decode_record(piece.block.buffer, position))
+            except RecordError:
+                continue
+    return found
+
+
+# -- liveness ----------------------------------------------------------------------------------------
+#
+# Whether a broker runs on a store directory, and since when.
+#
+# A running broker holds a POSIX write lock on byte 0 of ``lock``. It has written ``abort`` at its start and removes it
+# when it stops cleanly; so ``abort`` tells a crash from a clean stop, and its time is the start of the running broker.
+# Brokers before 5.0 leave an ``abort`` file of the run before as it is, and empty; but each start writes into ``lock``,
+# whose time then tells. Both are written before messages are accepted, which is why a changed mark is seen before
+# anything that the new broker stored.
+#
+# **Never open ``lock`` in a process that holds a POSIX lock on it**: closing any descriptor of the file drops the lock.
+# A writer in this process therefore takes an open-file-description lock (``F_OFD_SETLK``), which other processes'
+# POSIX locks respect and which closing another descriptor leaves alone; ``is_locked`` sees such locks too.
+
+LOCK_FILE: Final = "lock"
+ABORT_FILE: Final = "abort"
+
+_FLOCK: Final = struct.Struct("@qqihh" if sys.platform == "darwin" else "@hhqqi4x")
+"""``struct flock``: type, whence, start, length, process (on macOS start, length, process, type, whence)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortMark:
+    """The ``abort`` file as it stands.
+
+    Attributes:
+        inode: Its number.
+        mtime_ns: When it was written, nanoseconds since 1970.
+        lock_mtime_ns: When ``lock`` was written, if ``abort`` is empty; else 0.
+    """
+
+    inode: int
+    mtime_ns: int
+    lock_mtime_ns: int = 0
+
+    @property
+    def started_ms(self) -> int:
+        """When the broker that runs (or crashed) started, UTC milliseconds, rounded down."""
+        return max(self.mtime_ns, self.lock_mtime_ns) // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """A look at a store.
+
+    Attributes:
+        is_locked: A broker (or other writer) holds the store.
+        abort: None when there is no ``abort`` file: stopped cleanly, or not quite started.
+    """
+
+    is_locked: bool
+    abort: AbortMark | None
+
+
+def look(directory: str) -> Liveness:
+    """Whether a broker runs on ``directory``, and since when. The lock is looked at first: a broker takes it first."""
+    locked = is_locked(directory)
+    return Liveness(locked, abort_mark(directory))
+
+
+def abort_mark(directory: str) -> AbortMark | None:
+    """The ``abort`` file, or None. One system call, two with brokers before 5.0."""
+    found = _stat(f"{directory}/{ABORT_FILE}")
+    if found is None:
+        return None
+    lock = None if found.st_size else _stat(f"{directory}/{LOCK_FILE}")
+    return AbortMark(found.st_ino, found.st_mtime_ns, 0 if lock is None else lock.st_mtime_ns)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116 (asked with every poll; Path costs three times as much)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def is_locked(directory: str) -> bool:
+    """Whether another open file holds a conflicting lock on byte 0 of ``lock``. Takes no lock itself.
+
+    Raises:
+        InvalidError: The file may not be read.
+    """
+    path = f"{directory}/{LOCK_FILE}"
+    try:
+        descriptor = open_read_only(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _wanted_lock())
+    finally:
+        os.close(descriptor)
+    return _lock_type(answer) != fcntl.F_UNLCK
+
+
+def _wanted_lock() -> bytes:
+    if sys.platform == "darwin":
+        return _FLOCK.pack(0, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
+    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+
+
+def _lock_type(answer: bytes) -> int:
+    fields = _FLOCK.unpack(answer)
+    return int(fields[3] if sys.platform == "darwin" else fields[0])

@@ -31,13 +31,11 @@ import numpy as np
 from tiered.format.consume_queue import FILLER_SIZE
 from tiered.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, SIZE_AND_MAGIC
 from tiered.local.claims import Claims, is_message
-from tiered.local.entries import Rebuilt
+from tiered.local.consumequeues import Rebuilt
 from tiered.local.face import HoleReason, Waiting
-from tiered.local.fetch import Bounds, fetch, held_end
-from tiered.local.lookahead import Ahead, find_new
 from tiered.local.matching import Match, match, match_states
-from tiered.local.pieces import LogPieces, Next, Piece
-from tiered.local.recovery import count_sound, read_head
+from tiered.local.pieces import Ahead, LogPieces, Next, Piece, count_sound, find_new, read_head
+from tiered.local.reader import Bounds, fetch, held_end
 from tiered.local.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -46,10 +44,10 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.block import RecordBlock
     from tiered.local.catalog import Catalog, QueueState
-    from tiered.local.entries import Entries, Flags, Longs
-    from tiered.local.fetch import Fetched
+    from tiered.local.consumequeues import Entries, Flags, Longs
     from tiered.local.files import FileRow
-    from tiered.local.sightings import Sightings
+    from tiered.local.reader import Fetched
+    from tiered.local.verdicts import Sightings
 
 _PIECE_BYTES: Final = 8 << 20
 _PIECE_BYTES_MIN: Final = 64 << 10

@@ -14,7 +14,7 @@ import numpy as np
 
 from tiered.format.block import Groups, RecordBlock, inner_counts, queue_groups
 from tiered.format.consume_queue import ITEM, ITEM_BYTES, Items
-from tiered.local.entries import Entries, Flags, Longs
+from tiered.local.consumequeues import Entries, Flags, Longs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
@@ -16,10 +17,26 @@ from tiered.format.block import (
     parse_records,
     walk_records,
 )
-from tiered.format.record import SIZE_AND_MAGIC
+from tiered.format.record import SIZE_AND_MAGIC, RecordFault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tiered.clock import Clock
+    from tiered.local.catalog import QueueState
     from tiered.local.files import FileRow
+    from tiered.local.matching import Match
+
+    Matching = Callable[["Piece", int], Sequence[tuple[QueueState, Match]]]
+    from collections.abc import Callable, Sequence
+
+    from tiered.format.checkpoint import Checkpoint
+    from tiered.local.catalog import Catalog
+    from tiered.local.consumequeues import Flags, Longs, QueueIndex
+
+
+# -- pieces ------------------------------------------------------------------------------------------
+
 
 _HEAD: Final = Struct(">i")
 RECORD_BYTES_MAX: Final = 128 << 20
@@ -165,3 +182,320 @@ class LogPieces:
         piece = self._read(position, position, 0, check_crc=False, check_place=False)
         piece.follows = Next.NOTHING
         return piece
+
+
+# -- lookahead ---------------------------------------------------------------------------------------
+#
+# Looking ahead in a running broker's log, beyond the frontier, for a record that proves something of those before it.
+
+_PIECE_BYTES: Final = 8 << 20
+_FAR: Final = 2**63 - 1
+_AGAIN_S: Final = 1.0
+
+
+def find_new(log: FileRow, position: int, started_ms: int) -> int:
+    """Where the first record stored at or after ``started_ms`` begins, from ``position`` on; -1 when there is none yet."""
+    for piece, count in _walk(log, position):
+        new = np.flatnonzero(piece.block.store_timestamps_ms[:count] >= started_ms)
+        if len(new):
+            return piece.start + int(piece.block.positions[new[0]])
+    return -1
+
+
+class Ahead:
+    """Whether the frontier stands before records that will never be listed: their topic was deleted.
+
+    Consume queues are written in log order. So what is not listed although a later record is never will be, and must not
+    keep the frontier for ever. Only a record that was stored later counts: behind the log's end may stand older ones,
+    left from before a restart, with consume-queue entries of their own. Under the store's lock.
+    """
+
+    def __init__(self, log: FileRow, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._listed_at = -1
+        self._looked_s = -_AGAIN_S
+
+    def is_overtaken(self, piece: Piece, count: int, match: Matching) -> bool:
+        """Look; at most every second while there is nothing.
+
+        Args:
+            piece: Of whose first records none is listed.
+            count: So many are sound.
+            match: Holds the first records of a piece against their consume queues.
+        """
+        now_s = self._clock.monotonic_s()
+        if piece.end > self._listed_at and now_s >= self._looked_s + _AGAIN_S:
+            stored_ms = int(piece.block.store_timestamps_ms[:count].max())
+            self._listed_at = self._find_listed(piece, stored_ms, match)
+            if self._listed_at < 0:
+                self._looked_s = now_s
+        return piece.end <= self._listed_at
+
+    def _find_listed(self, piece: Piece, stored_ms: int, match: Matching) -> int:
+        """Where a record behind the piece begins that is listed; -1 when there is none yet."""
+        following = _behind(piece)
+        for later, count in _walk(self._log, following) if following is not None else ():
+            last = max((found.last_listed()[0] for _, found in match(later, count)), default=-1)
+            if last >= 0 and int(later.block.store_timestamps_ms[last]) >= stored_ms:
+                return later.start + int(later.block.positions[last])
+        return -1
+
+
+def _walk(log: FileRow, position: int) -> Iterator[tuple[Piece, int]]:
+    """Pieces from ``position`` on, each with its number of sound records, up to the first that is not sound."""
+    pieces = LogPieces(log)
+    following: int | None = position
+    while following is not None:
+        piece = pieces.read(following, _FAR, _PIECE_BYTES, check_crc=False)
+        count = count_sound(piece)
+        yield piece, count
+        following = _behind(piece) if count == len(piece.block) else None
+
+
+def _behind(piece: Piece) -> int | None:
+    """Where the log goes on behind a piece; None at its end."""
+    if piece.follows is Next.MORE:
+        return piece.end
+    return piece.next_file if piece.follows is Next.FILE else None
+
+
+# -- resync ------------------------------------------------------------------------------------------
+#
+# Where in a log file records begin, by all consume queues: the next one behind damage, and whether any is listed.
+
+_READ_MAX: Final = 4_000
+"""Entries of one queue read at once."""
+
+
+class Resync:
+    """Remembers, for the file with the damage, where its records begin. For one thread."""
+
+    def __init__(self, log: FileRow, catalog: Catalog) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._base: int | None = None
+        self._known: list[int] = []
+
+    def behind(self, position: int, limit: int) -> int:
+        """The first place behind ``position`` where a record is said to begin.
+
+        Args:
+            position: Where there is damage.
+            limit: Returned when there is nothing below it.
+
+        Returns:
+            Above ``position``, at most ``limit``.
+        """
+        base = self._log.base_of(position)
+        if base is None:
+            following = self._log.next_base(position)
+            return min(limit, following) if following is not None else limit
+        self._look_at(base)
+        at = bisect_right(self._known, position)
+        if at < len(self._known):
+            return min(limit, self._known[at])
+        following = self._log.next_base(base)
+        return min(limit, following) if following is not None else limit
+
+    def lists(self, places: Longs) -> Flags:
+        """Whether each place (all of one file, at least one) is listed by any queue at any offset."""
+        base = self._log.base_of(int(places[0]))
+        if base is None:
+            return np.zeros(len(places), np.bool_)
+        self._look_at(base)
+        return np.isin(places, np.array(self._known, np.int64))
+
+    def _look_at(self, base: int) -> None:
+        if base != self._base:
+            self._base, self._known = base, self._places(base, base + self._log.file_bytes)
+
+    def _places(self, start: int, end: int) -> list[int]:
+        """Physical offsets in ``[start, end)`` that any consume queue lists."""
+        tiered = [state.index for state in list(self._catalog.states.values())]
+        found = [self._places_of(index, start, end) for index in (*tiered, *self._catalog.others)]
+        return np.unique(np.concatenate(found)).tolist() if found else []
+
+    def _places_of(self, index: QueueIndex, start: int, end: int) -> Longs:
+        """Those of one queue. Bisection finds where to begin; entries that break the order only cost a place."""
+        _, last = index.span()
+        first = index.first_not_below(start, last)
+        pieces = [index.rebuilt.places(start, end)]
+        while first < last:
+            entries = index.entries(first, min(last, first + _READ_MAX))
+            written = entries.is_written
+            inside = (
+                written & (entries.physical_offsets >= start) & (entries.physical_offsets < end)
+            )
+            pieces.append(entries.physical_offsets[inside])
+            if not inside.any():
+                break
+            first += len(entries)
+        return np.concatenate(pieces)
+
+
+# -- recovery ----------------------------------------------------------------------------------------
+#
+# Where the log of a stopped store ends: what a broker of version 5.5.0 would decide at its next start.
+#
+# =========================== ==========================================================================
+# question                    answer
+# =========================== ==========================================================================
+# which file to begin with    going back from the last file, the first that qualifies; at most ten files
+#                             are looked at, and the tenth is taken as it is
+# a file qualifies            its first record is sound and has a store time, and
+# - after a clean stop        it lies not beyond the end of what any consume queue lists
+# - after a crash             it lies not beyond the checkpoint's logics physical offset, or, when that
+#                             is 0, was not stored after the checkpoint's logics time
+# where the log ends          at the first record, from there, that fails: magic, size, lengths or CRC
+#                             (its own physical offset is not compared); a blank leads to the next file
+# =========================== ==========================================================================
+#
+# The plan is pure; ``find_log_end`` reads. Damage before the file that recovery begins with is not seen by a broker's
+# start, and not by this module: readers meet it as holes.
+
+FILES_LOOKED_AT_MAX: Final = 10
+"""``commitLogRecoverMaxNum`` by default."""
+_HEAD_BYTES: Final = 1 << 16
+_ZEROS: Final = bytes(_PIECE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """The first record of a log file, as recovery looks at it.
+
+    Attributes:
+        base: Where the file begins.
+        is_sound: There is a record and it passes recovery's checks.
+        physical_offset: What the record says.
+        store_timestamp_ms: Its store time.
+    """
+
+    base: int
+    is_sound: bool
+    physical_offset: int = 0
+    store_timestamp_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """What recovery decides.
+
+    Attributes:
+        start: Where the file begins with which recovery begins.
+        end: One past the last record.
+        torn_bytes: Bytes behind the end, in its file and the next ones, up to the last that is not zero.
+    """
+
+    start: int
+    end: int
+    torn_bytes: int
+
+
+def plan_start(
+    heads: Sequence[FileHead], *, is_clean: bool, checkpoint: Checkpoint, listed_end: int
+) -> int:
+    """Which file recovery begins with.
+
+    Args:
+        heads: Of the last files, newest first, as many as there are up to ``FILES_LOOKED_AT_MAX``; at least one.
+        is_clean: There is no ``abort`` file.
+        checkpoint: As stored.
+        listed_end: End of the last record that any consume queue lists; -1 when there is none.
+
+    Returns:
+        Where that file begins.
+    """
+    for head in heads:
+        if (
+            head.is_sound
+            and head.store_timestamp_ms
+            and _qualifies(head, is_clean, checkpoint, listed_end)
+        ):
+            return head.base
+    return heads[-1].base
+
+
+def _qualifies(head: FileHead, is_clean: bool, checkpoint: Checkpoint, listed_end: int) -> bool:
+    if is_clean:
+        return head.physical_offset <= listed_end
+    if checkpoint.logics_physical_offset > 0:
+        return head.physical_offset <= checkpoint.logics_physical_offset
+    return head.store_timestamp_ms <= checkpoint.logics_timestamp_ms
+
+
+def read_heads(log: FileRow, pieces: LogPieces) -> list[FileHead]:
+    """The first records of the last files, newest first."""
+    return [read_head(pieces, base) for base in log.bases[: -FILES_LOOKED_AT_MAX - 1 : -1]]
+
+
+def read_head(pieces: LogPieces, base: int) -> FileHead:
+    """The first record of one file."""
+    piece = pieces.read(base, base + _HEAD_BYTES, _HEAD_BYTES, check_crc=False, check_place=False)
+    if not len(piece.block):
+        piece = pieces.read(base, 2**63 - 1, _HEAD_BYTES, check_crc=False, check_place=False)
+    if not len(piece.block):
+        return FileHead(base, is_sound=False)
+    size = int(piece.block.sizes[0])
+    block = pieces.read(base, base + size, size, check_place=False).block
+    if not len(block) or block.faults[0] != RecordFault.OK:
+        return FileHead(base, is_sound=False)
+    return FileHead(base, True, int(block.physical_offsets[0]), int(block.store_timestamps_ms[0]))
+
+
+def find_log_end(
+    log: FileRow, pieces: LogPieces, start: int, visit: Callable[[Piece, int], None]
+) -> LogEnd:
+    """Walk from ``start`` to where recovery stops.
+
+    Args:
+        log: The commit log.
+        pieces: Reads it.
+        start: Where a file begins.
+        visit: Given each piece and how many of its records, from the first, count.
+    """
+    position = start
+    while True:
+        piece = pieces.read(position, 2**63 - 1, _PIECE_BYTES, check_place=False)
+        sound = count_sound(piece)
+        visit(piece, sound)
+        if sound < len(piece.block):
+            position = piece.start + int(piece.block.positions[sound])
+            break
+        position = piece.end
+        if piece.follows is Next.FILE and piece.next_file is not None and _leads_on(log, position):
+            position = piece.next_file
+        elif piece.follows is not Next.MORE:
+            break
+    return LogEnd(start, position, _torn_bytes(log, position))
+
+
+def count_sound(piece: Piece) -> int:
+    """How many records, from the first, have no fault."""
+    faulty = piece.block.faults != RecordFault.OK
+    return int(faulty.argmax()) if faulty.any() else len(piece.block)
+
+
+def _leads_on(log: FileRow, position: int) -> bool:
+    """Whether recovery goes on to the next file: only from a blank that does not claim more than the file has."""
+    within = log.within(position)
+    if not within:
+        return False  # a file without a blank: recovery stops at its last byte
+    head = log.read(position, 4)
+    return int.from_bytes(head, "big", signed=True) <= log.file_bytes - within
+
+
+def _torn_bytes(log: FileRow, end: int) -> int:
+    """How far behind the end there are bytes that are not zero."""
+    last = end
+    base = log.base_of(end)
+    while base is not None:
+        at = max(base, end)
+        while data := log.read(at, _PIECE_BYTES):
+            if data != _ZEROS[: len(data)]:  # a comparison runs at memory speed, stripping does not
+                last = at + len(data.rstrip(b"\0"))
+            at += len(data)
+            if at >= base + log.file_bytes:
+                break
+        base = log.next_base(base)
+    return last - end

@@ -22,9 +22,9 @@ from tiered.local.files import open_read_only
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tiered.local.entries import Entries
+    from tiered.local.consumequeues import Entries
     from tiered.local.files import FileRow
-    from tiered.local.views import View
+    from tiered.local.follower import View
     from tiered.model import MessageQueue, QueueBounds
 
 ITEMS_MAX: Final = 1024

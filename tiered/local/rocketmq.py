@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING, Final
 from tiered.clock import Clock, SystemClock
 from tiered.errors import ClosedError
 from tiered.format.checkpoint import decode_checkpoint
-from tiered.local.batches import TagRule
 from tiered.local.catalog import Catalog, QueueState
-from tiered.local.configs import read_text, read_topics
 from tiered.local.deadview import DeadView
 from tiered.local.face import (
     HoleReason,
@@ -34,27 +32,35 @@ from tiered.local.face import (
     StoreReport,
     Waiting,
 )
-from tiered.local.fetch import Bounds
 from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.follower import RocketMQFollower
-from tiered.local.identity import Names, read_names
-from tiered.local.layout import check_contiguous, inspect, log_file_bytes
-from tiered.local.liveness import Liveness, abort_mark, is_locked, look
+from tiered.local.layout import (
+    Liveness,
+    Names,
+    abort_mark,
+    check_contiguous,
+    inspect,
+    is_locked,
+    log_file_bytes,
+    look,
+    read_names,
+    read_text,
+    read_topics,
+)
 from tiered.local.liveview import Advance, LiveView
 from tiered.local.pieces import LogPieces
-from tiered.local.reader import first_said, read_batch
-from tiered.local.sightings import WRONG_TAG_CODES, Sightings, hole_counter
-from tiered.local.times import first_at_or_after
+from tiered.local.reader import Bounds, TagRule, first_at_or_after, first_said, read_batch
+from tiered.local.verdicts import WRONG_TAG_CODES, Sightings, hole_counter
 from tiered.model import MessageQueue, PhysicalOffset, QueueBounds, QueueOffset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tiered.format.block import RecordBlock
-    from tiered.local.entries import Entries
-    from tiered.local.fetch import Fetched
+    from tiered.local.consumequeues import Entries
+    from tiered.local.follower import View
     from tiered.local.matching import Match
-    from tiered.local.views import View
+    from tiered.local.reader import Fetched
 
 _LOCK_AGAIN_S: Final = 0.5
 _QUEUES_AGAIN_S: Final = 5.0

@@ -35,7 +35,7 @@ from tiered.api.stores import backend_errors
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.keys import mount_prefix
-from tiered.local.topics import reason_left_out
+from tiered.local.catalog import reason_left_out
 from tiered.mount.answers import Answers
 from tiered.mount.consumers import Consumers, Locks
 from tiered.mount.naming import Identity, NameServers

@@ -36,8 +36,8 @@ from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.journal.reader import JournalReader
 from tiered.keys import mount_prefix
-from tiered.local.configs import GROUPS_FILE, OFFSETS_FILE, read_text
-from tiered.local.topics import reason_left_out
+from tiered.local.catalog import reason_left_out
+from tiered.local.layout import GROUPS_FILE, OFFSETS_FILE, read_text
 from tiered.log.handover import Handover, read_handover
 from tiered.model import Boundary, MessageQueue, QueueOffset
 from tiered.mount.offsets import MountMachine

@@ -19,8 +19,7 @@ from backends.local_files import advice_for
 from tiered.errors import InvalidError, StoreUnavailableError
 from tiered.format.checkpoint import Checkpoint, encode_checkpoint
 from tiered.local.files import NAME_DIGITS, list_bases, open_regular
-from tiered.local.layout import LOG_DIRECTORY, QUEUE_DIRECTORY
-from tiered.local.liveness import ABORT_FILE, LOCK_FILE
+from tiered.local.layout import ABORT_FILE, LOCK_FILE, LOG_DIRECTORY, QUEUE_DIRECTORY
 from tiered.store.queues import CHECKPOINT_FILE
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class StoreLock:
     """Holds the store from construction to ``close``.
 
     **Contract.** On Linux it is an open-file-description lock: brokers' POSIX locks respect it, and it stays when
-    another descriptor of the file is closed in this process (as ``tiered.local.liveness.is_locked`` does). Elsewhere it
+    another descriptor of the file is closed in this process (as ``tiered.local.layout.is_locked`` does). Elsewhere it
     is a POSIX lock, which the closing of any descriptor drops: there, do not open the same directory for reading in the
     same process. The system drops it when the process ends, however it ends.
     """

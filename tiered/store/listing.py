@@ -18,10 +18,10 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError
 from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES, encode_items, fillers
 from tiered.format.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
-from tiered.local.batches import cut_records
 from tiered.local.face import RecordBatch
 from tiered.local.layout import BATCH_DIRECTORY, QUEUE_DIRECTORY
 from tiered.local.pieces import LogPieces, Next
+from tiered.local.reader import cut_records
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.facts import of_block, of_handed
 from tiered.store.queues import QueueEnd, encode_units

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tiered.errors import InvalidError
 from tiered.format import properties as names
 from tiered.format.properties import java_hash
-from tiered.local.topics import SCHEDULE_TOPIC
+from tiered.local.catalog import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     import random

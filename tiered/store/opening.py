@@ -11,8 +11,7 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InvalidError
 from tiered.format.consume_queue import BATCH_ITEM_BYTES, ITEM_BYTES
 from tiered.local.files import FileCache, FileRow, list_bases
-from tiered.local.layout import inspect, known_queue_file_bytes, list_queues
-from tiered.local.liveness import ABORT_FILE
+from tiered.local.layout import ABORT_FILE, inspect, known_queue_file_bytes, list_queues
 from tiered.store.disk import Disk, RowWriter, StoreHold, cut_row
 from tiered.store.encoding import check_host, check_topic
 from tiered.store.keyindex import KeyIndex, sizes_on_disk

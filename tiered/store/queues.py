@@ -18,13 +18,11 @@ from tiered.format.block import inner_counts, properties_bytes
 from tiered.format.checkpoint import decode_checkpoint
 from tiered.format.consume_queue import BATCH_ITEM, FILLER_SIZE, ITEM_BYTES
 from tiered.format.properties import parse_properties
-from tiered.local.configs import read_text
+from tiered.local.catalog import SCHEDULE_TOPIC
 from tiered.local.consumequeues import BatchQueue
 from tiered.local.files import FileCache, FileRow
-from tiered.local.layout import Layout, check_contiguous, list_queues, queue_file_bytes
-from tiered.local.pieces import LogPieces, Next
-from tiered.local.recovery import count_sound
-from tiered.local.topics import SCHEDULE_TOPIC
+from tiered.local.layout import Layout, check_contiguous, list_queues, queue_file_bytes, read_text
+from tiered.local.pieces import LogPieces, Next, count_sound
 from tiered.store.messages import delivery_ms
 
 if TYPE_CHECKING:

@@ -37,12 +37,10 @@ from tiered.errors import DataError
 from tiered.format.block import bytes_at, properties_bytes, topic_bytes
 from tiered.format.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, listed_offset
 from tiered.format.consume_queue import ITEM_BYTES, is_filler
-from tiered.local.configs import read_text
 from tiered.local.consumequeues import PlainQueue
 from tiered.local.files import NAME_DIGITS, FileCache, FileRow, list_bases
-from tiered.local.layout import check_contiguous, list_queues, queue_file_bytes
-from tiered.local.pieces import LogPieces, Next, Piece
-from tiered.local.recovery import count_sound
+from tiered.local.layout import check_contiguous, list_queues, queue_file_bytes, read_text
+from tiered.local.pieces import LogPieces, Next, Piece, count_sound
 from tiered.store.disk import cut_row, replace_file, sync_folder
 from tiered.store.facts import of_block
 from tiered.store.queues import CHECKPOINT_FILE, QueueEnd

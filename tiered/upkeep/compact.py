@@ -41,8 +41,9 @@ from tiered.compaction.retention import (
 )
 from tiered.compaction.rewrite import RUN_BYTES_MAX, PartLeft, compacted_run, plan_runs
 from tiered.crashpoints import reached
-from tiered.dispatch.packing import Compression, Packer
-from tiered.dispatch.uploads import Uploader
+from tiered.dispatch.group_commit import Uploader
+from tiered.dispatch.merging import Packer
+from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
 from tiered.format.bundle import build_section
 from tiered.format.record import RECORD_BYTES_MIN

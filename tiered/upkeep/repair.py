@@ -24,8 +24,8 @@ from zlib_ng import zlib_ng
 
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
 from tiered.api.ends import require_conditional_writes
+from tiered.dispatch.group_commit import Uploader
 from tiered.dispatch.merging import MergedBundle, row_of
-from tiered.dispatch.uploads import Uploader
 from tiered.errors import DataError, InvalidError
 from tiered.format.bundle import build_packed_section, build_section
 from tiered.journal.lease import Holder, Lease
