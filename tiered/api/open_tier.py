@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
-    from tiered.index.reader import IndexReader
-    from tiered.index.search import Lookup, Wish
+    from tiered.index.reader import IndexReader, Lookup, Wish
     from tiered.log.cursor import QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Gap

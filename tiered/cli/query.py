@@ -14,7 +14,7 @@ from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from tiered.cli.call import Call
-    from tiered.index.search import Hit, Lookup, Wish
+    from tiered.index.reader import Hit, Lookup, Wish
 
 
 def run(call: Call) -> int:
@@ -67,7 +67,7 @@ def _say_nothing(call: Call) -> None:
 
 def read_wish(call: Call) -> Wish:
     """What the options say."""
-    from tiered.index.search import Wish
+    from tiered.index.reader import Wish
 
     bounds = {"from_ms": call.time_ms("from"), "until_ms": call.time_ms("until")}
     return Wish(

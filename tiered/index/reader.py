@@ -17,9 +17,12 @@ Threads: a reader may be used from any thread at once.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -28,8 +31,9 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import InvalidRangeError, ObjectNotFoundError, ShortReadError
-from tiered.errors import DataError
+from tiered.errors import DataError, InvalidError
 from tiered.format.key_index import (
+    BUCKET_BITS_MAX,
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,
@@ -38,26 +42,510 @@ from tiered.format.key_index import (
     bucket_bits,
     filter_bytes,
 )
+from tiered.format.message import split_batch
 from tiered.format.object import Trailer, parse_trailer
-from tiered.index.search import (
-    COUNT,
-    SCAN_BYTES_MAX,
-    Hit,
-    LifeViews,
-    Lookup,
-    Means,
-    Search,
-    Spread,
-    Wish,
-)
-from tiered.log.reader import READ_BYTES, TierReader
+from tiered.format.properties import KEYS, TAGS, UNIQ_KEY, split_keys, tag_hash
+from tiered.format.record import Record, RecordError, decode_record
+from tiered.index.extract import extract_keys, key_hash, topic_seed
+from tiered.log.indexed import uncovered
+from tiered.log.reader import READ_BYTES, QueueReader, TierReader
+from tiered.log.sections import read_range
+from tiered.log.state import Gap, TierState
+from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from backends.base import ObjectStore
+    from tiered.log.state import Part, QueueLife
+    from tiered.model import MessageQueue
+
+    Views = dict[tuple[MessageQueue, int], "LifeView"]
+    from collections.abc import Iterator
+
     from tiered.log.parts import IndexObject, ObjectRange
-    from tiered.log.state import TierState
+    from tiered.log.reader import TierBatch
+    from tiered.model import MessageQueue
+
+
+# -- search ------------------------------------------------------------------------------------------
+#
+# One lookup on one state of a tier: units, newest first, until nothing newer can come.
+
+# -- asked -------------------------------------------------------------------------------------------
+#
+# What is looked for, and what was found.
+
+COUNT: Final = 64
+"""How many messages a lookup gives by default, as a broker does."""
+SCAN_BYTES_MAX: Final = 256 * 1024 * 1024
+"""How much of what is not indexed yet one lookup reads, by default."""
+TIME_MAX: Final = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Lookup:
+    """What was found.
+
+    Attributes:
+        hits: Newest first; of equal store times the greater queue offset first.
+        unscanned: Messages that are not indexed yet and were not looked at, for the limit; 0: nothing is missing.
+        damaged: What could not be read; messages there may be missing.
+        objects_read: Index objects of which items were read.
+    """
+
+    hits: list[Hit] = field(default_factory=list)
+    unscanned: int = 0
+    damaged: list[DataError] = field(default_factory=list)
+    objects_read: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing that was asked for can be missing."""
+        return not self.unscanned and not self.damaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is looked for.
+
+    Attributes:
+        topic: Of the messages.
+        key: One of a message's keys, or its unique id.
+        from_ms: Stored at this time or later.
+        until_ms: Stored before this time.
+        count: So many, the newest (> 0, else ``InvalidError``).
+        every_life: Also in lives of queues that are over (deleted topics, what brokers took back).
+        scan_bytes_max: Limit of what is read because no index covers it yet.
+    """
+
+    topic: str
+    key: str
+    from_ms: int = -TIME_MAX
+    until_ms: int = TIME_MAX
+    count: int = COUNT
+    every_life: bool = False
+    scan_bytes_max: int = SCAN_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.count <= 0:
+            raise InvalidError(f"a lookup for {self.count} messages", do="ask for 1 or more")
+
+    def wants(self, low_ms: int, high_ms: int) -> bool:
+        """Whether messages stored in ``[low_ms, high_ms]`` may be wanted."""
+        return high_ms >= self.from_ms and low_ms < self.until_ms
+
+
+# -- candidates --------------------------------------------------------------------------------------
+#
+# From an item of an index to the message: one read by its log offset, checked on the record itself.
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A message that has the key.
+
+    Attributes:
+        queue: Where it is.
+        incarnation: In which life of the queue.
+        life: Number of that life among the queue's.
+        queue_offset: In that life.
+        store_ms: Store time, UTC.
+        message: The message; an inner message as ``split_batch`` gives it.
+        stored: The record that holds it.
+        log_offset: Of that record in the tiered commit log.
+    """
+
+    queue: MessageQueue
+    incarnation: int
+    life: int
+    queue_offset: int
+    store_ms: int
+    message: Record
+    stored: Record
+    log_offset: int
+
+    @property
+    def tag_code(self) -> int:
+        """Of its item in the consume queue."""
+        return tag_hash(self.stored.properties.get(TAGS))
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Greater is newer; a total order."""
+        return self.store_ms, self.queue_offset, self.queue.queue_id, self.life
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What an item says: a place where a message may have the key."""
+
+    queue: MessageQueue
+    life: int
+    queue_offset: int
+    log_offset: int
+    size: int
+    store_ms: int
+
+
+class LifeView:
+    """One life of a queue, for reading single messages. Threads: any."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, queue: MessageQueue, number: int, life: QueueLife
+    ) -> None:
+        self.queue = queue
+        self.number = number
+        self.life = life
+        self.parts: Sequence[Part] = life.parts()
+        self.reader = QueueReader.of_life(store, prefix, queue, life)
+        self._starts = [part.queue_offset for part in self.parts]
+        self._store = store
+        self._prefix = prefix
+
+    def part_of(self, offset: int) -> Part | None:
+        """The part that has a queue offset; None: none has."""
+        at = bisect_right(self._starts, offset) - 1
+        part = self.parts[at] if at >= 0 else None
+        return part if part and offset < part.queue_end else None
+
+    def fetch(self, candidate: Candidate, key: str) -> Hit | None:
+        """The message, if it is there and has the key.
+
+        The item may be older than the truth: the queue may have been taken back, and other messages may stand there
+        now. So the record has to be of this queue and queue offset, or it is looked up in the consume queue.
+
+        Raises:
+            DataError: It is damaged.
+            BackendError: It could not be read (``ObjectNotFoundError``: the journal is to be replayed).
+        """
+        part = self.part_of(candidate.queue_offset)
+        if part is None:
+            return None  # expired, or taken back, or never there
+        found = self._at_log_offset(part, candidate)
+        if found is None:
+            found = self._by_queue_offset(candidate.queue_offset)
+        return self.hit(*found, candidate.queue_offset, key) if found else None
+
+    def hit(self, stored: Record, log_offset: int, offset: int, key: str) -> Hit | None:
+        """The message of a record at a queue offset, if it has the key.
+
+        Raises:
+            DataError: It is an inner batch that cannot be unpacked.
+        """
+        message = next((m for m in split_batch(stored) if m.queue_offset == offset), None)
+        if message is None or not has_key(message, key):
+            return None
+        return Hit(
+            self.queue,
+            self.life.incarnation,
+            self.number,
+            offset,
+            message.store_timestamp_ms,
+            message,
+            stored,
+            log_offset,
+        )
+
+    def _at_log_offset(self, part: Part, candidate: Candidate) -> tuple[Record, int] | None:
+        start = candidate.log_offset
+        if candidate.size <= 0 or not part.log_offset <= start <= part.records_end - candidate.size:
+            return None
+        low = start - part.log_offset
+        wanted = part.log.part_of(low, low + candidate.size)
+        data = read_range(self._store, self._prefix, wanted)
+        try:
+            stored = decode_record(data, 0, check_crc=False)  # each block was checked
+        except RecordError:
+            return None
+        mine = (stored.topic, stored.queue_id) == (self.queue.topic, self.queue.queue_id)
+        is_there = mine and _holds(stored, candidate.queue_offset)
+        return (stored, start) if is_there else None
+
+    def _by_queue_offset(self, offset: int) -> tuple[Record, int] | None:
+        found = self.reader.read(QueueOffset(offset), count_max=1)
+        if found is None or isinstance(found, Gap) or not found.records.sizes[0]:
+            return None
+        position = int(found.records.positions[0])
+        try:
+            stored = decode_record(found.records.data, position, check_crc=False)
+        except RecordError as error:
+            raise DataError(f"a record is damaged: {error}", where=str(self.queue)) from error
+        return stored, found.log_offset + position
+
+
+class LifeViews:
+    """Lives of queues by topic, made once for a state: a long life has many parts. Threads: any."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._held: tuple[TierState | None, dict[str, Views]] = (None, {})
+
+    def of(self, state: TierState, topic: str) -> Views:
+        """Every life of every queue of a topic, by queue and number."""
+        held = self._held
+        if held[0] is not state:
+            held = self._held = (state, {})
+        found = held[1].get(topic)
+        if found is None:
+            found = held[1][topic] = {
+                (queue, number): LifeView(self._store, self._prefix, queue, number, life)
+                for queue, lives in state.queues.items()
+                if queue.topic == topic
+                for number, life in enumerate(lives)
+            }
+        return found
+
+
+def has_key(message: Record, key: str) -> bool:
+    """Whether a message has a key, or is the one with this unique id."""
+    found = message.properties
+    return found.get(UNIQ_KEY) == key or key in split_keys(found.get(KEYS))
+
+
+def _holds(stored: Record, offset: int) -> bool:
+    try:
+        return any(message.queue_offset == offset for message in split_batch(stored))
+    except DataError:
+        return False
+
+
+# -- search ------------------------------------------------------------------------------------------
+
+
+RUN_ITEMS: Final = 2048
+"""Items read at once of a key that has more (64 KiB)."""
+Spread = Callable[
+    [Callable[[Candidate], "Hit | None"], Sequence[Candidate]], Iterable["Hit | None"]
+]
+"""``map``, or that of an executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a lookup works with.
+
+    Attributes:
+        views: Lives of queues, for reading messages.
+        objects: The index objects, and the filters in memory.
+        spread: Fetches messages.
+        read_bytes: How much of what is not indexed is read at once, about.
+    """
+
+    views: LifeViews
+    objects: IndexObjects
+    spread: Spread
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What may hold the key, and the newest time that may come of it."""
+
+    newest_ms: int
+    run: Callable[[Search], None]
+
+
+class Search:
+    """One lookup on one state."""
+
+    def __init__(self, means: Means, state: TierState, wish: Wish, *, gone_is_damage: bool) -> None:
+        """Ask nothing yet.
+
+        Args:
+            means: What it works with.
+            state: What the journal says.
+            wish: What is looked for.
+            gone_is_damage: An object that is gone is damage; else an ``ObjectNotFoundError``.
+        """
+        self._objects = means.objects
+        self._spread = means.spread
+        self._read_bytes = means.read_bytes
+        self._state = state
+        self._wish = wish
+        self._gone_is_damage = gone_is_damage
+        self._hash = key_hash(wish.topic, wish.key)
+        self._hits: dict[tuple[MessageQueue, int, int], Hit] = {}
+        self._found = Lookup()
+        self._scan_left = wish.scan_bytes_max
+        self._views = {
+            (queue, number): view
+            for (queue, number), view in means.views.of(state, wish.topic).items()
+            if wish.every_life or number == len(state.queues[queue]) - 1
+        }
+
+    def run(self) -> Lookup:
+        """Do it."""
+        units = sorted([*self._indexes(), *self._tails()], key=lambda unit: -unit.newest_ms)
+        for unit in units:
+            if unit.newest_ms < self._oldest_wanted():
+                break
+            unit.run(self)
+        hits = sorted(self._hits.values(), key=lambda hit: hit.order, reverse=True)
+        self._found.hits = hits[: self._wish.count]
+        return self._found
+
+    def _oldest_wanted(self) -> int:
+        """Nothing that is older than this can be among the newest any more."""
+        times = sorted((hit.store_ms for hit in self._hits.values()), reverse=True)
+        count = self._wish.count
+        return times[count - 1] if len(times) >= count else -TIME_MAX
+
+    # -- index objects --------------------------------------------------------------------------
+
+    def _indexes(self) -> Iterator[_Unit]:
+        for index in self._state.indexes:
+            if index.count and self._wish.wants(index.store_min_ms, index.store_max_ms):
+                lives = self._lives_of(index)
+                if lives:
+                    yield _Unit(index.store_max_ms, _AskIndex(index, lives))
+
+    def _lives_of(self, index: IndexObject) -> dict[int, list[LifeView]]:
+        """The wanted lives that an object covers, by their number in it."""
+        found: dict[int, list[LifeView]] = {}
+        for number, cover in enumerate(index.covers):
+            if cover.queue.topic == self._wish.topic:
+                views = [
+                    view
+                    for (queue, _), view in self._views.items()
+                    if queue == cover.queue and view.life.incarnation == cover.incarnation
+                ]
+                if views:
+                    found[number] = views
+        return found
+
+    def ask(self, index: IndexObject, lives: dict[int, list[LifeView]]) -> None:
+        """Take the items of one object."""
+        with self._noting():
+            loaded = self._objects.load(index)
+            start, end = loaded.filter.find(self._hash)
+            self._found.objects_read += start < end
+            is_ordered = loaded.filter.bits == BUCKET_BITS_MAX
+            while start < end:
+                stop = min(end, start + RUN_ITEMS)
+                items = self._objects.items(index, loaded, start, stop)
+                if self._take(index, items, lives) and is_ordered:
+                    break
+                start = stop
+
+    def _take(self, index: IndexObject, items: Items, lives: dict[int, list[LifeView]]) -> bool:
+        """Fetch what items point at; True: there are enough, and the rest of these is older."""
+        wish = self._wish
+        times = items["store_ms"].astype(np.int64)
+        mine = items["hash_low"] == np.uint32(self._hash & 0xFFFF_FFFF)
+        mine &= np.isin(items["queue"], list(lives))
+        wanted = np.flatnonzero(mine & (times >= wish.from_ms) & (times < wish.until_ms))
+        for begin in range(0, len(wanted), wish.count):
+            if times[wanted[begin:]].max() < self._oldest_wanted():
+                return True
+            numbers = wanted[begin : begin + wish.count].tolist()
+            some = [place for at in numbers for place in self._places(index, items[at], lives)]
+            for hit in self._spread(self._fetch, some):
+                if hit:
+                    self._keep(hit)
+        return False
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Note what is damaged, and go on."""
+        try:
+            yield
+        except DataError as error:
+            self._found.damaged.append(error)
+        except ObjectNotFoundError as error:
+            if not self._gone_is_damage:
+                raise
+            do = "`tiered verify` shows what is missing; an index: `tiered rebuild --index`"
+            damage = DataError(f"an object that the journal names is gone: {error}", do=do)
+            self._found.damaged.append(damage)
+
+    def _places(
+        self, index: IndexObject, item: np.void, lives: dict[int, list[LifeView]]
+    ) -> Iterator[Candidate]:
+        number = int(item["queue"])
+        offset = index.covers[number].start + int(item["queue_offset"])
+        for view in lives[number]:
+            if (view.queue, view.number, offset) not in self._hits:
+                yield Candidate(
+                    view.queue,
+                    view.number,
+                    offset,
+                    int(item["log_offset"]),
+                    int(item["size"]),
+                    int(item["store_ms"]),
+                )
+
+    def _fetch(self, candidate: Candidate) -> Hit | None:
+        found: list[Hit | None] = []
+        with self._noting():
+            view = self._views[candidate.queue, candidate.life]
+            found.append(view.fetch(candidate, self._wish.key))
+        return found[0] if found else None
+
+    def _keep(self, hit: Hit) -> None:
+        """Take a message, if its time is right."""
+        if self._wish.from_ms <= hit.store_ms < self._wish.until_ms:
+            self._hits[hit.queue, hit.life, hit.queue_offset] = hit
+
+    # -- what is not indexed yet ------------------------------------------------------------------
+
+    def _tails(self) -> Iterator[_Unit]:
+        for view in self._views.values():
+            for start, end in uncovered(view.life):
+                for part in view.parts:
+                    low, high = max(start, part.queue_offset), min(end, part.queue_end)
+                    timed = part.store_max_ms >= 0
+                    if low < high and timed and self._wish.wants(part.store_min_ms, part.store_max_ms):  # fmt: skip
+                        yield _Unit(part.store_max_ms, _Scan(view, low, high))
+
+    def scan(self, view: LifeView, start: int, end: int) -> None:
+        """Look at every message in ``[start, end)``, as far as the limit goes."""
+        at = start
+        with self._noting():
+            while at < end:
+                if self._scan_left <= 0:
+                    self._found.unscanned += end - at
+                    return
+                batch = view.reader.read(
+                    QueueOffset(at), bytes_max=self._read_bytes, count_max=end - at
+                )
+                if batch is None or isinstance(batch, Gap):
+                    return
+                self._look_at(view, batch)
+                at = batch.records.end_offset
+
+    def _look_at(self, view: LifeView, batch: TierBatch) -> None:
+        data = batch.records.data
+        self._scan_left -= memoryview(data).nbytes
+        for keys in extract_keys(batch.records, topic_seed(self._wish.topic)):
+            mine = np.flatnonzero(keys.hashes == np.uint64(self._hash))
+            places = keys.positions[mine].tolist(), keys.queue_offsets[mine].tolist()
+            for position, offset in zip(*places, strict=True):
+                stored = decode_record(data, position, check_crc=False)
+                hit = view.hit(stored, batch.log_offset + position, offset, self._wish.key)
+                if hit:
+                    self._keep(hit)
+
+
+@dataclass(frozen=True, slots=True)
+class _AskIndex:
+    index: IndexObject
+    lives: dict[int, list[LifeView]]
+
+    def __call__(self, search: Search) -> None:
+        search.ask(self.index, self.lives)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    view: LifeView
+    start: int
+    end: int
+
+    def __call__(self, search: Search) -> None:
+        search.scan(self.view, self.start, self.end)
+
+
+# -- reader ------------------------------------------------------------------------------------------
 
 
 # -- objects -----------------------------------------------------------------------------------------

@@ -34,16 +34,15 @@ from tiered.local.face import (
 )
 from tiered.local.files import FileCache, FileRow, list_bases
 from tiered.local.follower import RocketMQFollower
+from tiered.local.identity import Names, read_names
 from tiered.local.layout import (
     Liveness,
-    Names,
     abort_mark,
     check_contiguous,
     inspect,
     is_locked,
     log_file_bytes,
     look,
-    read_names,
     read_text,
     read_topics,
 )
