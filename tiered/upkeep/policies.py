@@ -43,7 +43,7 @@ class Role:
         help: Which commands it is for.
         puts: Patterns of keys below the broker's prefix that it creates or replaces.
         deletes: Patterns of keys below the broker's prefix that it deletes.
-        roots: Patterns of keys at the URL itself that it creates, replaces and deletes.
+        roots: Patterns of keys at the URL itself that it creates, replaces and deletes, unless one broker is meant.
         probes: Whether it writes and deletes the small objects by which a store is probed.
         archives: Whether it writes to an archive too.
     """
@@ -108,7 +108,7 @@ def policy(role: str, grounds: Grounds) -> dict[str, Any]:
     bucket, prefix = _place(grounds.url)
     broker = _broker(grounds)
     statements = [*_reading(arn, bucket, prefix, "Tier")]
-    roots = [prefix + pattern for pattern in found.roots]
+    roots = [prefix + pattern for pattern in found.roots if grounds.broker is None]
     puts = [prefix + broker + pattern for pattern in found.puts] + roots
     deletes = [prefix + broker + pattern for pattern in found.deletes] + roots
     if found.probes:
