@@ -49,6 +49,11 @@ class TimingWheel:
         """When the first slot that has anything begins; None: none has."""
         return self._order[0] * SLOT_MS if self._order else None
 
+    @property
+    def first_due_ms(self) -> int | None:
+        """The smallest due time; None: nothing is there."""
+        return min(self._slots[self._order[0]][::3]) if self._order else None
+
     def fire(self, now_ms: int) -> list[Fired]:
         """Take out what is due by now, in order; of the present slot what is due later stays."""
         found: list[Fired] = []

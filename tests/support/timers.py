@@ -23,7 +23,7 @@ from tiered.log.timers import HOUR_MS, Taken
 from tiered.model import MessageQueue, QueueOffset
 from timer.dequeue import DueMessage, TimerReader
 from timer.enqueue import Chosen, Counts
-from timer.handover import HandOver
+from timer.handover import HandOver, Target
 from timer.records import read_rows
 from timer.wheel import TimingWheel
 from timer.writer import TimerWriter
@@ -148,9 +148,9 @@ class Box:
 class Timers:
     """The timers' place of a tier in memory."""
 
-    def __init__(self, store: ObjectStore | None = None) -> None:
+    def __init__(self, store: ObjectStore | None = None, clock: Any = None) -> None:
         self.store = store or MemoryStore()
-        self.clock = ManualClock(1_700_000_000_000 // HOUR_MS * HOUR_MS)
+        self.clock = clock or ManualClock(1_700_000_000_000 // HOUR_MS * HOUR_MS)
         self.stop = threading.Event()
         self._rng = random.Random(11)
         self._next = 0
@@ -198,7 +198,7 @@ class Timers:
         writer.commit([Taken(SOURCE, 0, 0, self._next, high, 0)])
         self._next = high
 
-    def run(self, box: Box, *, near_ms: int = HOUR_MS, batch: int = 100) -> HandOver:
+    def run(self, box: Target, *, near_ms: int = HOUR_MS, batch: int = 100) -> HandOver:
         """A run that has begun."""
         reader = TimerReader(self.store, PREFIX)
         run = HandOver(reader, self.journal(), box, near_ms, self.clock, batch=batch)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from support import captures
 
 from tests.timer.test_import import CAPTURED_MS, pending
+from tests.timer.test_local_target import Shifted, delivered
 from tiered.clock import ManualClock
 from tiered.log.timers import HOUR_MS
 
@@ -80,3 +81,40 @@ def test_topics_are_read_as_if_there_were_no_timers(tiered: CommandLine, store: 
     after = [tiered(*line).out for line in (("ls", url, "--json"), ("verify", url, "--deep"))]
     assert before == after
     assert tiered("cat", url, "rmq_sys_timer_hours").code == 2
+
+
+def test_run_delivers_everything_to_its_topic_once(tiered: CommandLine, store: Path):
+    """A broker's timers, from its store into the tier and from there, days later, into a store of ours."""
+    url, folder = f"file://{store.parent}/tier", store.parent / "timers"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    clock = tiered.clock = Shifted()
+    clock.shift_ms = CAPTURED_MS + 24 * HOUR_MS - clock.now_ms()
+    first = tiered("timer", "run", url, "--to", folder, "--once", "--json").document
+    due = sum((pending() - pending(clock.now_ms() + 2_000)).values())
+    assert 226 > first["delivered"] >= due - 2
+    assert first["handed"] == first["delivered"]
+    clock.shift_ms += 10 * 24 * HOUR_MS
+    second = tiered("timer", "run", url, "--to", folder, "--once", "--json").document
+    assert (first["handed"] + second["handed"], second["run"]) == (226, 2)
+    assert (second["waiting"], second["next_hand_over_ms"]) == (0, None)
+    came = delivered(folder)
+    assert {(topic, key): n for (topic, _, key), n in came.items()} == {
+        (topic, key): n for (_, topic, key), n in pending().items()
+    }
+    assert tiered("timer", "ls", url, "--json").document["hours"] == []
+    bodies = {m["msg_id"]: m for m in captures.dump("s02-delay-timer", "message")}
+    rows = tiered("store", "tail", folder, "timed", "--count", "1000").lines
+    assert len(rows) == 166
+    for row in rows:
+        was = bodies[row["msg_id"]]
+        assert (row["body_base64"], row["tags"], row["keys"]) == (
+            was["body_base64"], was["tags"], was["keys"]
+        )  # fmt: skip
+        assert row["queue_id"] == int(was["properties"]["REAL_QID"])
+
+
+def test_run_goes_to_a_directory_only(tiered: CommandLine, store: Path):
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    ran = tiered("timer", "run", url, "--to", "namesrv://127.0.0.1:9876")
+    assert (ran.code, "store directory only" in ran.error) == (2, True)

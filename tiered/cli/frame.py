@@ -81,6 +81,7 @@ COMMANDS: Mapping[str, Entry] = {
     "timer.ls": Entry("timer:LS", "Lists the hours in which messages are due."),
     "timer.show": Entry("timer:SHOW", "Lists the messages that are due in one hour."),
     "timer.cancel": Entry("timer:CANCEL", "Takes one pending message back."),
+    "timer.run": Entry("timer:RUN", "Hands messages over before they are due, each once."),
     "store": Entry("store", "Makes and writes local stores without a broker."),
     "store.create": Entry("store:CREATE", "Makes an empty store directory."),
     "store.put": Entry(

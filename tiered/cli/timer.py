@@ -20,13 +20,16 @@ from tiered.cli.values import (
     format_time,
     parse_duration,
     parse_time,
+    whole,
 )
 from tiered.errors import ClosedError, InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tiered.api.broker_place import Place
     from tiered.attach.timer_place import TimerPlace
+    from tiered.attach.timer_run import Delivering
     from tiered.attach.timers import TimerImport
     from tiered.cli.call import Call
     from timer.dequeue import DueMessage, HourRow, TimerReader
@@ -298,7 +301,7 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
     from tiered.cli.planned import open_workplace
     from tiered.upkeep.timers import cancel
 
-    msg_id = call.argument("msg_id")
+    msg_id = options.msg_id
     with contextlib.ExitStack() as stack, backend_errors():
         at = open_workplace(
             call, options.url, stack, give_up_s=options.give_up_s, signs=TIMER_SIGNS
@@ -319,6 +322,104 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
     else:
         output.emit(document, found, ["hour_ms", "due_timestamp_ms", "queue_offset"])
     return DONE
+
+
+# -- run ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimerRunOptions:
+    """What ``tiered timer run`` can be told."""
+
+    url: str = argument()
+    to: str = required(
+        "store directory of ours that the messages go to, made if need be", "DIR", str
+    )
+    near_ms: int = option(
+        "hand an hour's messages over so long before it begins, as 1h",
+        "DURATION",
+        parse_duration,
+        default=3_600_000,
+        default_text="1h",
+    )
+    once: bool = flag(
+        "end when nothing is due within the near window, and all that was is delivered"
+    )
+    rate: int = option(
+        "messages handed over in a second, at most; 0: no limit",
+        "N",
+        whole(low=0),
+        default=0,
+    )
+    no_wait: bool = flag("end with code 4 when another run is at work, instead of waiting")
+
+
+def run_run(call: Call, options: TimerRunOptions) -> int:
+    """Hand over, and stay until we are stopped."""
+    from tiered.attach.timer_run import RunSettings, hand_over
+
+    settings = RunSettings(
+        near_ms=options.near_ms,
+        cluster=call.common.cluster,
+        broker=call.common.broker,
+        rate=options.rate,
+        once=options.once,
+        wait=not options.no_wait,
+    )
+    stop = threading.Event()
+    with Stopper(call.watch, stop.set, seconds=10.0):
+        made = hand_over(
+            options.url,
+            lambda place: _open_target(call, options.to, place),
+            settings,
+            options=call.s3_options(),
+            clock=call.clock,
+            stop=stop,
+        )
+    document = {
+        "format": 1,
+        "cluster": made.place.cluster,
+        "broker": made.place.broker,
+        "run": made.run,
+        **asdict(made.counters),
+        "delivered": made.delivered,
+        "waiting": made.waiting,
+        "next_hand_over_ms": made.next_ms,
+    }
+    output = Output(call)
+    if output.form != "table":
+        output.emit(document, [document], list(document))
+    elif not call.common.quiet:
+        output.line(
+            f"{counted(made.counters.handed, 'message')} handed over, {made.delivered:,} delivered,"
+            f" {made.waiting:,} waiting there"
+        )
+    return NEEDS_A_PERSON if made.counters.refused else DONE
+
+
+def _open_target(call: Call, directory: str, place: Place) -> Delivering:
+    """An embedded store.
+
+    Raises:
+        InvalidError: It is none.
+    """
+    import random
+
+    from timer.local_target import LocalTarget
+
+    if "://" in directory:
+        raise InvalidError(
+            "timers are handed over to a store directory only, as yet",
+            where=directory,
+            do="name a directory",
+        )
+    return LocalTarget.open(
+        directory,
+        cluster=place.cluster,
+        broker=place.broker,
+        clock=call.clock,
+        rng=random.SystemRandom(),
+    )
 
 
 IMPORT = make_command(
@@ -358,6 +459,19 @@ CANCEL = make_command(
         "tiered timer cancel s3://bucket/prefix AC1100010BF04E0E2F2A676C58850000",
         "tiered timer cancel file:///tmp/tier AC1100010BF04E0E2F2A676C58850000 --json",
     ],
+)
+RUN = make_command(
+    "timer.run",
+    TimerRunOptions,
+    run_run,
+    examples=[
+        "tiered timer run s3://bucket/prefix --to /data/timers",
+        "tiered timer run file:///tmp/tier --to /tmp/timers --once --json",
+    ],
+    details=(
+        "Hands messages over ahead of time, hour by hour, to a store directory of ours, and delivers each to its topic there"
+        " when it is due. It may be killed at any moment: the next run goes on. docs/timers.md has what is guaranteed."
+    ),
 )
 COMMAND = make_program(
     "timer",

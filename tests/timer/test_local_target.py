@@ -1,0 +1,177 @@
+"""An embedded store as the target: kept as a broker keeps timers, delivered once, also after a crash."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from support.timers import Timers
+
+from tests.timer.test_import import CAPTURED_MS, pending
+from tiered.clock import SystemClock
+from tiered.local.rocketmq import RocketMQStore
+from tiered.log.messages import messages_json
+from tiered.log.timers import HOUR_MS
+from tiered.model import TimestampMs
+from tiered.store.options import StoreOptions
+from timer.local_target import LocalTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from timer.handover import HandOver
+
+SMALL = StoreOptions(1 << 20, 1_000, index_slots=100, index_items=400)
+CLOCK = SystemClock()
+
+
+def opened(folder: Path) -> LocalTarget:
+    return LocalTarget.open(
+        str(folder), cluster="c", broker="b", clock=CLOCK, rng=random.Random(), options=SMALL
+    )
+
+
+def delivered(folder: Path) -> Counter[tuple[str, int, str]]:
+    local = RocketMQStore.open(folder)
+    found: Counter[tuple[str, int, str]] = Counter()
+    for queue, bounds in local.queues().items():
+        at = bounds.min
+        while (batch := local.read(queue, at, bytes_max=1 << 20, count_max=1_000)) is not None:
+            for message in messages_json(batch, None, raw_body=False):
+                found[message["topic"], message["queue_id"], message["msg_id"]] += 1
+            at = batch.end_offset
+    local.close()
+    return found
+
+
+def hand(timers: Timers, target: LocalTarget, **more: int) -> HandOver:
+    run = timers.run(target, **more)
+    while run.step():
+        pass
+    return run
+
+
+@pytest.fixture
+def near() -> Iterator[Timers]:
+    """Fifty timers that are due within a second or two, all in one hour, and one that is due later."""
+    with Timers(clock=CLOCK) as timers:
+        now = CLOCK.now_ms()
+        begin = max(now, now // HOUR_MS * HOUR_MS + 1_000) - 1_000
+        begin -= max(0, begin % HOUR_MS + 2_000 - HOUR_MS)
+        timers.put([begin + 40 * n for n in range(50)])
+        timers.put([now + HOUR_MS * 30])
+        yield timers
+
+
+def test_due_messages_come_once_and_in_time(near: Timers, tmp_path: Path):
+    target = opened(tmp_path / "store")
+    try:
+        run = hand(near, target)
+        assert run.counters.handed == 50
+        while target.delivered < 50:
+            target.tick()
+    finally:
+        target.close()
+    assert delivered(tmp_path / "store") == {("orders", 2, f"{n:032X}"): 1 for n in range(50)}
+
+
+def test_a_run_that_ended_before_its_entry_gives_nothing_twice(near: Timers, tmp_path: Path):
+    target = opened(tmp_path / "store")
+    run = near.run(target, batch=7)
+    for _ in range(3):
+        run.step()
+    run.journal.append = die  # type: ignore[method-assign,assignment]
+    with pytest.raises(Died):
+        run.step()
+    run.close()
+    target.close()
+    target = opened(tmp_path / "store")
+    assert len(target.wheel) + target.delivered == 28
+    run = hand(near, target, batch=5)
+    assert (run.counters.found, len(target.wheel)) == (7, 50)
+    while target.delivered < 50:
+        target.tick()
+    target.close()
+    assert set(delivered(tmp_path / "store").values()) == {1}
+
+
+def test_what_was_delivered_and_not_noted_is_known_after_a_crash(near: Timers, tmp_path: Path):
+    folder = tmp_path / "store"
+    target = opened(folder)
+    hand(near, target)
+    target._save = lambda: None  # type: ignore[method-assign]
+    while target.delivered < 20:
+        target.tick()
+    target.close()
+    for _ in range(2):
+        target = opened(folder)
+        target.tick()
+        target.close()
+    target = opened(folder)
+    while len(target.wheel):
+        target.tick()
+    target.close()
+    assert set(delivered(folder).values()) == {1}
+    assert len(delivered(folder)) == 50
+
+
+def test_a_clock_that_is_set_back_loses_and_doubles_nothing(tmp_path: Path):
+    clock = Shifted()
+    timers = Timers(clock=clock)
+    now = clock.now_ms()
+    timers.put([now - 5_000 + 100 * n for n in range(50)])
+    folder = tmp_path / "store"
+    target = LocalTarget.open(
+        str(folder), cluster="c", broker="b", clock=clock, rng=random.Random(), options=SMALL
+    )
+    hand(timers, target)
+    target.tick()
+    clock.shift_ms = -60_000
+    timers.put([now - 30_000 + n for n in range(10)])
+    hand(timers, target)
+    target.tick()
+    target.close()
+    target = LocalTarget.open(
+        str(folder), cluster="c", broker="b", clock=clock, rng=random.Random(), options=SMALL
+    )
+    clock.shift_ms = 0
+    target.tick()
+    target.close()
+    assert (len(delivered(folder)), set(delivered(folder).values())) == (60, {1})
+
+
+def test_a_brokers_own_pending_timers_are_delivered_as_well(store: Path):
+    """s02 is of the past by now or soon: what is due is delivered, and nothing of what the broker had delivered."""
+    before = delivered(store)
+    clock = Shifted()
+    clock.shift_ms = CAPTURED_MS + 4 * 24 * HOUR_MS - clock.now_ms()
+    target = LocalTarget.open(
+        str(store), cluster="cluster-a", broker="broker-a", clock=clock, rng=random.Random()
+    )
+    while len(target.wheel):
+        target.tick()
+    target.close()
+    came = delivered(store) - before
+    assert Counter({(t, k): n for (t, _, k), n in came.items()}) == Counter(
+        (topic, key) for _, topic, key in pending().elements()
+    )
+
+
+class Died(BaseException):
+    """A crash."""
+
+
+def die(*_: object, **_more: object) -> None:
+    raise Died
+
+
+class Shifted(SystemClock):
+    """The machine's clock, set elsewhere."""
+
+    shift_ms = 0
+
+    def now_ms(self) -> TimestampMs:
+        return TimestampMs(super().now_ms() + self.shift_ms)
