@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest
 SHARED := $(PYTEST) -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder
 
 # Tests that need no server, no process and no captured store; those that were changed since main come on top.
-PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_reader.py tests/cli/test_times_sizes.py
+PURE := tests/unit tests/format tests/journal/test_entry.py tests/journal/test_reader.py tests/cli/test_values.py
 CHANGED = $(shell git diff --name-only --diff-filter=d $$(git merge-base HEAD main 2>/dev/null || echo HEAD) -- 'tests/*/test_*.py'; \
 	git ls-files --others --exclude-standard -- 'tests/*/test_*.py')
 

@@ -288,7 +288,8 @@ class Claim:
     def is_plain(self) -> bool:
         """All of a section, small enough for one block, and stored as it is."""
         part = self.part
-        return len(self.blocks) == 1 and part.is_whole and not part.section.is_packed
+        is_plain = not (part.section.is_packed or part.section.gone)
+        return len(self.blocks) == 1 and part.is_whole and is_plain
 
 
 @dataclass(frozen=True, slots=True)

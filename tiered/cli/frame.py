@@ -71,6 +71,7 @@ COMMANDS: Mapping[str, Entry] = {
         "planned:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
     ),
     "take-back": Entry("planned:TAKE_BACK", "Ends a queue at an earlier offset: plan, then apply."),
+    "compact": Entry("compact", "Keeps the newest message of each key: plan, then apply."),
     "lease": Entry("status:LEASE", "Says who writes a tier and until when, or frees its lease."),
     "rebuild": Entry("rebuild", "Makes a lost journal again, from the objects."),
     "doctor": Entry("doctor", "Looks for what is set up wrong, and says what to do."),

@@ -301,6 +301,7 @@ class Topics:
         names: Topics that exist; None when no table can be read (then nothing is known).
         batch: Those of them with a batch consume queue.
         static: Static topics: their queue offsets are not those that clients see.
+        compacted: Those of them of which only the newest message of each key is to be kept.
         reserve_hours: How long messages of a topic are to be kept in a tier, hours; topics that do not say are left out.
         cluster: Name that the system topics bear, or None.
         broker: Likewise.
@@ -310,6 +311,7 @@ class Topics:
     names: frozenset[str] | None = None
     batch: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
+    compacted: frozenset[str] = frozenset()
     reserve_hours: Mapping[str, int] = field(default_factory=dict)
     cluster: str | None = None
     broker: str | None = None
@@ -326,6 +328,9 @@ def read_topics(root: str) -> Topics:
         names=names,
         batch=frozenset(name for name, config in (table or {}).items() if _is_batch(config)),
         static=frozenset(static or ()),
+        compacted=frozenset(
+            name for name, config in (table or {}).items() if _is_compacted(config)
+        ),
         reserve_hours={
             name: hours
             for name, config in (table or {}).items()
@@ -436,6 +441,11 @@ def _table(document: dict[str, Any] | None, key: str) -> dict[str, Any] | None:
 def _is_batch(config: object) -> bool:
     attributes = config.get("attributes") if isinstance(config, dict) else None
     return isinstance(attributes, dict) and attributes.get("queue.type") == "BatchCQ"
+
+
+def _is_compacted(config: object) -> bool:
+    attributes = config.get("attributes") if isinstance(config, dict) else None
+    return isinstance(attributes, dict) and attributes.get("cleanup.policy") == "COMPACTION"
 
 
 def _reserve_hours(config: object) -> int:

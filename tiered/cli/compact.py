@@ -1,0 +1,232 @@
+"""``tiered compact``: of each key of a topic the newest message stays; plan, then apply."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tiered.cli.frame import make_command
+from tiered.cli.options import OneOf, option, several
+from tiered.cli.planned import (
+    Document,
+    PlanOptions,
+    ending_code,
+    get_plan,
+    open_workplace,
+    show_result,
+)
+from tiered.cli.stderr import Progressed
+from tiered.cli.values import (
+    compression,
+    compression_level,
+    counted,
+    format_count,
+    format_size,
+    not_below_zero,
+    parse_duration,
+    parse_size,
+)
+from tiered.errors import InvalidError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tiered.cli.call import Call
+    from tiered.model import MessageQueue
+    from tiered.upkeep.compact import CompactSettings
+    from tiered.upkeep.workplace import Plan
+
+_COLUMNS = [
+    *("topic", "queue_id", "start", "dirty_from", "end"),
+    *("messages", "gone_messages", "keys", "gone_bytes"),
+]
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactOptions(PlanOptions):
+    """What ``tiered compact`` can be told."""
+
+    topic: tuple[str, ...] = several("topics to compact", "TOPIC,...", str, default_text="none")
+    store: str | None = option(
+        "store directory: its topics whose cleanup.policy is COMPACTION are compacted, too",
+        "DIR",
+        str,
+        default_text="none",
+    )
+    policy: str = option(
+        "careful: messages without a key stay; kafka: they go; rocketmq: they go, and tombstones at once",
+        "NAME",
+        OneOf("careful", "kafka", "rocketmq"),
+        default="careful",
+    )
+    tombstones_ms: int | None = option(
+        "how long a message with an empty body, which deletes its key, stays for readers to meet",
+        "DURATION",
+        parse_duration,
+        default_text="24h; of the policy rocketmq 0s",
+    )
+    dirty_ratio: float = option(
+        "a queue is compacted when what is new in it is more than this share; 0: anything new is enough",
+        "RATIO",
+        not_below_zero,
+        default=0.5,
+    )
+    min_lag_ms: int = option(
+        "younger messages are not touched", "DURATION", parse_duration, default=0, default_text="0s"
+    )
+    max_lag_ms: int | None = option(
+        "what has waited for so long is compacted whatever the ratio",
+        "DURATION",
+        parse_duration,
+        default_text="for ever",
+    )
+    map_bytes: int = option(
+        "memory for keys, 27 bytes each; what has no room is looked at in further rounds",
+        "SIZE",
+        parse_size,
+        name="map-size",
+        default=128 * MIB,
+        default_text="128 MiB",
+    )
+    compress: str = option(
+        "what is rewritten is compressed: zstd, zstd:LEVEL or none",
+        "HOW",
+        compression,
+        default="zstd",
+    )
+
+
+def run(call: Call, options: CompactOptions) -> int:
+    """Plan, and apply if told to."""
+    from tiered.api.stores import backend_errors
+    from tiered.upkeep.compact import Compactor
+
+    applied = None
+    done = Progressed("reading the journal")
+
+    def told(queue: MessageQueue, at: int, end: int) -> None:
+        nonlocal done
+        done = Progressed(f"{queue}, queue offset {format_count(at)} of {format_count(end)}")
+
+    with contextlib.ExitStack() as stack, backend_errors():
+        at = open_workplace(call, options.url, stack, give_up_s=options.give_up_s)
+        stack.enter_context(call.progress("compact", lambda: done))
+        compactor = Compactor(at, settings_of(options), tell=told)
+        plan = get_plan(options, "compact", at, lambda: compactor.plan(_topics(call, options)))
+        _require_same(options, plan)
+        if options.apply and plan["steps"]:
+            applied = compactor.apply(plan)
+    document = {**plan, "applied": applied}
+    show_result(call, document, rows="steps", columns=_COLUMNS, lines=_lines)
+    return ending_code(options, document, has_work=bool(plan["steps"]))
+
+
+def settings_of(options: CompactOptions) -> CompactSettings:
+    """What the options come to."""
+    from tiered.compaction.choice import NEVER_MS, PassSettings
+    from tiered.compaction.retention import POLICIES
+    from tiered.dispatch.settings import Compression
+    from tiered.upkeep.compact import CompactSettings
+
+    retention = POLICIES[options.policy]
+    if options.tombstones_ms is not None:
+        retention = replace(retention, tombstone_retention_ms=options.tombstones_ms)
+    level = None if options.compress == "none" else compression_level(options.compress)
+    packing = Compression() if level is None else Compression(level)
+    longest_ms = NEVER_MS if options.max_lag_ms is None else options.max_lag_ms
+    return CompactSettings(
+        retention,
+        PassSettings(options.dirty_ratio, options.min_lag_ms, longest_ms),
+        options.map_bytes,
+        None if options.compress == "none" else packing,
+    )
+
+
+def _topics(call: Call, options: CompactOptions) -> list[str]:
+    """Topics that are named, or that their store says are of this kind.
+
+    Raises:
+        InvalidError: There is none, or the store's table cannot be read.
+    """
+    named = set(options.topic)
+    if options.store:
+        from tiered.local.layout import TOPICS_FILE, read_topics
+
+        topics = read_topics(options.store)
+        if topics.names is None:
+            where = f"{options.store}/{TOPICS_FILE}"
+            raise InvalidError("the broker's topics cannot be read", where=where)
+        named |= topics.compacted
+    if not named:
+        raise InvalidError(
+            "no topic is to be compacted",
+            where=call.path,
+            do="name one with --topic, or a store directory with --store",
+        )
+    return sorted(named)
+
+
+def _require_same(options: CompactOptions, plan: Plan) -> None:
+    """Raise when a plan that was loaded is of other topics, or keeps other messages.
+
+    Raises:
+        InvalidError: It is.
+    """
+    settings = settings_of(options)
+    mine = settings.retention.name, settings.retention.tombstone_retention_ms
+    if mine != (plan["policy"], plan["tombstone_retention_ms"]):
+        raise InvalidError(
+            f"this plan is of the policy {plan['policy']}", do="give the same options"
+        )
+    if options.topic and not set(options.topic) <= set(plan["topics"]):
+        raise InvalidError(f"this plan is of {', '.join(plan['topics'])}", do="plan again")
+
+
+def _lines(document: Document) -> Iterator[str]:
+    yield (
+        f"plan      {counted(document['gone_messages'], 'message')} of"
+        f" {format_count(document['messages'])} go, {format_size(document['gone_bytes'])} of"
+        f" {format_size(document['log_bytes'])}; {counted(document['keys'], 'key')}"
+        f" in {counted(len(document['steps']), 'queue')}"
+    )
+    if document["steps"]:
+        yield (
+            f"costs     {counted(document['requests'], 'request')}, {format_size(document['rewritten_bytes'])}"
+            f" written again; on S3 {document['dollars']:.4f} dollars,"
+            f" and {document['saved_dollars_month']:.4f} less a month"
+        )
+    keyless = sum(step["keyless"] for step in document["steps"])
+    if keyless:
+        what = "stay" if document["keeps_keyless"] else "go"
+        yield f"look out  {counted(keyless, 'message')} without a key {what} (--policy)"
+    for row in document["left"]:
+        yield f"stays     {row['topic']}/{row['queue_id']}: {row['due']} ({row['dirty_ratio']:.0%} is new)"
+    applied = document["applied"]
+    if applied is not None and applied["was_applied"]:
+        yield "result    this plan was applied before"
+    elif applied is not None:
+        yield (
+            f"done      {counted(applied['steps'], 'queue')} (done before: {applied['already_done']}),"
+            f" {counted(applied['bundles'], 'object')} written, {format_size(applied['stored_bytes'])};"
+            " `tiered gc` deletes the old ones after its grace"
+        )
+    elif document["steps"]:
+        yield "nothing is changed; --apply - does it"
+
+
+COMMAND = make_command(
+    "compact",
+    CompactOptions,
+    run,
+    details=(
+        "The key is all of a message's KEYS. Only sealed segments are looked at, and the newest message of a queue always"
+        " stays. Order and queue offsets never change; asking for one that is gone gives the next. It may run beside"
+        " `attach`."
+    ),
+    examples=[
+        "tiered compact s3://bucket/prefix --topic prices",
+        "tiered compact s3://bucket/prefix --topic prices --dirty-ratio 0 --apply -",
+    ],
+)
