@@ -14,9 +14,8 @@ from tiered.errors import FencedError, StoreUnavailableError
 from tiered.format.remoting import Command
 from tiered.model import MessageQueue
 from tiered.mount import codes
-from tiered.mount.naming import Identity, NameServers
+from tiered.mount.naming import Identity, NameServers, Topics
 from tiered.mount.server import Exchange, RemotingServer
-from tiered.mount.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

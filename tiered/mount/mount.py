@@ -36,14 +36,12 @@ from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.keys import mount_prefix
 from tiered.local.catalog import reason_left_out
-from tiered.mount.answers import Answers
+from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks
-from tiered.mount.naming import Identity, NameServers
+from tiered.mount.naming import Identity, NameServers, Topics
 from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
 from tiered.mount.pulling import Puller, PullLimits
-from tiered.mount.queries import Queries
 from tiered.mount.server import RemotingServer, ServerLimits
-from tiered.mount.topics import Topics
 
 if TYPE_CHECKING:
     import ssl

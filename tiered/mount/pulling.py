@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from fetcher.statuses import Taken
     from tiered.clock import Clock
     from tiered.mount.consumers import Consumers
+    from tiered.mount.naming import Topics
     from tiered.mount.offsets import ConsumerOffsets
     from tiered.mount.server import Exchange
-    from tiered.mount.topics import Topics
 
 COMMITS, SUSPENDS, SUBSCRIBES, HAS_CLASS_FILTER = 1, 2, 4, 8
 """Bits of a pull request's ``sysFlag``."""
