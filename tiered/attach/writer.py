@@ -254,8 +254,11 @@ class Attachment:
 
     # -- running --------------------------------------------------------------------------------
 
-    def run(self, *, once: bool = False, seal: bool = False) -> AttachResult:
+    def run(self, *, once: bool = False, seal: bool = False, merge: bool = False) -> AttachResult:
         """Follow the store until ``stop`` is called, and drain (``once``: until the present end is durable).
+
+        With ``once`` the last act is to merge what earlier runs have left due, so that many small runs keep a tier tidy;
+        what this run has written is left to the next, which is not slowed down by it (``merge``: it is merged, too).
 
         Raises:
             FencedError: Another writer has taken over.
@@ -266,6 +269,7 @@ class Attachment:
         if once:
             self.local.refresh()
             target = dict(self.local.queues())
+            was_due = dispatcher.is_merge_due
             dispatcher.follow(
                 lambda: self._should_stop() or self._has_given_up(dispatcher), until_idle=True
             )
@@ -273,6 +277,9 @@ class Attachment:
             if seal:
                 self.sealed += self._seal()
             self._finish_index()
+            if was_due or merge:
+                dispatcher.finish_merging(self._should_stop)
+                self._raise_fault()
             return self._result(target)
         self.patient.wait_out_refusals()
         dispatcher.follow(self._should_stop)

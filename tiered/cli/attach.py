@@ -59,6 +59,9 @@ class AttachOptions:
     to: str = required("URL of the tier", "URL", str)
     once: bool = flag("end when the present end is durable")
     seal: bool = flag("with --once: then seal every open segment")
+    merge: bool = flag(
+        "with --once: then merge bundles until nothing is due, also those of this run; else only what earlier runs have left"
+    )
     topics: tuple[str, ...] = several(
         "topics to tier, as globs", "GLOB,...", str, default_text="all"
     )
@@ -276,7 +279,7 @@ def follow(call: Call, options: AttachOptions, attachment: Attachment) -> Ending
             call.say(f"tiered: no topic matches --topics {glob} yet")
     try:
         with observed(call, options, attachment), progress:
-            result = attachment.run(once=is_once, seal=options.seals)
+            result = attachment.run(once=is_once, seal=options.seals, merge=options.merge)
             handover = hand_over(options, attachment, result)
         report = attachment.local.report()
         missed = unmatched(options.topics, attachment.local.queues())
@@ -326,8 +329,9 @@ def read_settings(call: Call, options: AttachOptions) -> AttachSettings:
     from tiered.attach.writer import AttachSettings
     from tiered.dispatch.settings import DispatchSettings
 
-    if options.seal and not options.ends_by_itself:
-        raise InvalidError("--seal goes with --once", do="add --once")
+    for name in ("seal", "merge"):
+        if getattr(options, name) and not options.ends_by_itself:
+            raise InvalidError(f"--{name} goes with --once", do="add --once")
     if options.accept_pending and not options.decommission:
         raise InvalidError("--accept-pending goes with --decommission", do="add --decommission")
     start = options.start

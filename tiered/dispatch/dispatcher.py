@@ -371,6 +371,7 @@ class TieredDispatcher:
             throttle=self._read_throttle,
             stop=stop,
         )
+        self._merging.stands_back = True
         try:
             while not stop() and self.fault is None:
                 if not self.budget.has_room(self._settings.step_bytes):
@@ -378,6 +379,8 @@ class TieredDispatcher:
                 elif following.step(self._settings.step_bytes, until_idle=until_idle):
                     if until_idle:
                         return
+                    if self._merging.stands_back:
+                        self._merging.go_on()
                     self._clock.wait(self._stop, self._settings.pause_s)
         finally:
             following.close()
@@ -453,6 +456,18 @@ class TieredDispatcher:
             raise self.fault
         self.counters.sealed_segments += len(told)
         return len(told)
+
+    @property
+    def is_merge_due(self) -> bool:
+        """Whether bundles are to be gathered."""
+        return self._merging.is_due()
+
+    def finish_merging(self, stop: Callable[[], bool]) -> None:
+        """Have the merge thread gather whatever is due, and wait for it until ``stop`` says so."""
+        self._merging.go_on()
+        idle = threading.Event()
+        while self._merging.is_busy and not stop() and self.fault is None:
+            self._clock.wait(idle, 0.02)
 
     def merge_all(self) -> None:
         """Gather whatever is due now. While started; the merge thread may work at the same."""

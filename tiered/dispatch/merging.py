@@ -1,6 +1,7 @@
 """The merge thread: gathers bundles into fewer, larger and tidier ones while messages are followed (``tiered.log.merge``).
 
-Overview: it looks when rounds have made a fan-in of bundles, and now and then. A plan is carried out bundle by bundle: the
+Overview: it looks when rounds have made a fan-in of bundles, and now and then; while dispatch has much to catch up with,
+when they have made eight times as many. A plan is carried out bundle by bundle: the
 runs of one are read (neighbouring sections of a bundle with one request), joined, compressed where they are done with, and
 uploaded; its action is handed to the build thread, which alone writes the journal. When all are history the next is planned.
 
@@ -128,6 +129,8 @@ _LOOK_S = 60.0
 """Between two looks when nothing is said to be due: expiry may have left bundles of which little is named."""
 _READ_BYTES = 8 * 1024 * 1024
 """Of one request for neighbouring sections."""
+_MUCH = 8
+"""While dispatch catches up, merging waits for so many times the fan-in: 1 GiB of bundles of default size."""
 _SLACK_BYTES = 64 * 1024
 """Sections with so much between them are read with one request."""
 
@@ -289,7 +292,11 @@ def row_of(run: MergeRun) -> SectionRow:
 
 
 class MergeThread:
-    """Gathers what is due."""
+    """Gathers what is due.
+
+    Attributes:
+        stands_back: Dispatch has much to catch up with; then this thread begins only when there is much to gather.
+    """
 
     def __init__(
         self,
@@ -336,6 +343,8 @@ class MergeThread:
         self._stop = stop
         self._wake = threading.Event()
         self._new = 0
+        self._is_busy = True  # it looks when it begins
+        self.stands_back = False
         self._damaged: set[str] = set()
         self._planned: MergePlan | None = None
         self._turn = threading.Lock()
@@ -353,10 +362,33 @@ class MergeThread:
     def run(self) -> None:
         """Body of the thread."""
         while not self._stop.is_set():
-            self._new = 0
-            if self._is_pressed() or not self.merge_once():
-                self._clock.wait(self._wake, _LOOK_S)
-                self._wake.clear()
+            if self._may_begin():
+                self._new = 0
+                while self.merge_once() and not self._is_pressed():
+                    pass
+            self._is_busy = False
+            self._clock.wait(self._wake, _LOOK_S)
+            self._is_busy = True
+            self._wake.clear()
+
+    def _may_begin(self) -> bool:
+        """Whether dispatch can spare the processor. While it catches up, more is gathered at once, and more rarely."""
+        is_worth_it = not self.stands_back or self._new >= _MUCH * self._policy.fan_in
+        return is_worth_it and not self._is_pressed()
+
+    @property
+    def is_busy(self) -> bool:
+        """It gathers, or is about to look whether it should."""
+        return self._wake.is_set() or self._is_busy
+
+    def is_due(self) -> bool:
+        """Whether something is to be gathered."""
+        return plan_merge(self._state(), self._policy, leave=self._damaged) is not None
+
+    def go_on(self) -> None:
+        """Stand back no longer."""
+        self.stands_back = False
+        self._wake.set()
 
     def merge_once(self) -> bool:
         """Plan, and carry the plan out; whether there was one. From any thread; one waits for the other."""
