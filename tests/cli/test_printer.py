@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from api.opened import ORDERS, Made
 
-from tiered.cli.printer import Printer, Wish
+from tiered.cli.cat import Printer, PrintWish
 
 if TYPE_CHECKING:
     from tiered.api.tier import Tier
 
-ALL = Wish(offset=0, from_ms=None, until_ms=None, filter=None, form="body", raw_body=False)
+ALL = PrintWish(offset=0, from_ms=None, until_ms=None, filter=None, form="body", raw_body=False)
 
 
 def look(tier: Tier, printer: Printer) -> None:
@@ -97,7 +97,7 @@ def test_a_gap_at_the_beginning_of_a_queue_is_said_once_and_where_it_is_wanted()
         (one,) = said
         assert "offset 0 to 5" in one
         assert "made so" in one, "the reason"
-        from_five = Wish(
+        from_five = PrintWish(
             offset=5, from_ms=None, until_ms=None, filter=None, form="body", raw_body=False
         )
         look(tier, Printer(from_five, out, None, tier, said.append))

@@ -9,7 +9,7 @@ from api.opened import Made
 
 from backends.wrapping import WrappingStore
 from tiered.api.tier import Tier
-from tiered.cli.queues_ahead import AT_ONCE, queues_ahead
+from tiered.cli.cat import AT_ONCE, queues_ahead
 from tiered.clock import SystemClock
 from tiered.model import MessageQueue, QueueOffset
 

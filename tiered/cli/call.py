@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tiered.cli.options import OneOf, Setting, Shape, custom, flag, option, several
 from tiered.cli.signals import Watch
@@ -137,45 +137,6 @@ class Call:
     chosen: Mapping[str, Chosen]
     clock: Clock
     watch: Watch = field(default_factory=Watch)
-    arguments: Mapping[str, str | None] = field(default_factory=dict)
-
-    def argument(self, name: str) -> str:
-        """A positional argument that must be there."""
-        return cast("str", self.arguments[name])
-
-    def find(self, name: str) -> Chosen:
-        """A setting of this command, else a common one."""
-        found = self.chosen.get(f"{self.section}.{name}")
-        return self.chosen[name] if found is None else found
-
-    def text(self, name: str) -> str | None:
-        """A text, or None."""
-        value = self.find(name).value
-        return None if value is None else str(value)
-
-    def words(self, name: str) -> str:
-        """A text that is always there."""
-        return cast("str", self.find(name).value)
-
-    def flag(self, name: str) -> bool:
-        """Yes or no."""
-        return bool(self.find(name).value)
-
-    def whole(self, name: str) -> int:
-        """A whole number or a size in bytes that is always there."""
-        return cast("int", self.find(name).value)
-
-    def whole_or_none(self, name: str) -> int | None:
-        """A whole number, or None."""
-        return cast("int | None", self.find(name).value)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """The values of a list."""
-        return cast("tuple[str, ...]", self.find(name).value)
-
-    def time_ms(self, name: str) -> int | None:
-        """A time in UTC milliseconds, or None; ``now`` is now."""
-        return self.ms(cast("Moment | None", self.find(name).value))
 
     def is_given(self, key: str) -> bool:
         """Whether the command line itself says it, by the key of the setting."""

@@ -1,208 +1,37 @@
-"""``tiered cat``: the messages of a topic, queue after queue. ``tiered.cli.printer`` writes them."""
+"""``tiered cat``: the messages of a topic, queue after queue."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO
 
 from tiered.cli.frame import make_command
 from tiered.cli.options import OneOf, argument, flag, option
-from tiered.cli.printer import DOCUMENT, GROUP, Printer, Wish
 from tiered.cli.values import Moment, incarnation, whole
 from tiered.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from typing_extensions import Buffer
 
     from fetcher.filters import Filter
+    from tiered.api.open_tier import OpenTier
     from tiered.api.tier import Tier
     from tiered.cli.call import Call
-    from tiered.log.reader import QueueReader
+    from tiered.log.cursor import QueueCursor
+    from tiered.log.parts import Gap
+    from tiered.log.reader import QueueReader, TierBatch, TierReader
+    from tiered.model import MessageQueue, QueueOffset
 
 FOLLOW_S = 1.0
 """Pause between two looks at the journal: one listing each."""
 _BOUNDS_SHOWN = 8
 MEMORY_BYTES = 32 << 20
 """What is read ahead, at most."""
-
-
-def run(call: Call) -> int:
-    """Read and print."""
-    from tiered.api.stores import backend_errors
-    from tiered.cli.tiers import open_tier
-
-    wish = read_wish(call)
-    topic, number = call.argument("topic"), call.whole_or_none("queue")
-    which = call.text("incarnation")
-    with contextlib.ExitStack() as stack, backend_errors():
-        tier = open_tier(call, call.argument("url"), stack, memory_bytes=MEMORY_BYTES)
-        printer = Printer(wish, call.stdout, call.whole_or_none("count"), tier, call.say)
-        check_queues(tier, topic, number)
-        printer.begin()
-        try:
-            if which is not None:
-                _print_lives(tier, printer, topic, number, which)
-            else:
-                _print_all(tier, printer, topic, number)
-            while call.flag("follow") and not printer.is_full:
-                call.stdout.flush()
-                call.clock.wait(threading.Event(), FOLLOW_S)
-                if tier.refresh():
-                    _print_all(tier, printer, topic, number)
-        except DataError:
-            call.stdout.flush()  # what came before the damaged block is good
-            raise
-        printer.finish()
-        if not printer.has_written and printer.left != 0:
-            call.say(_nothing_found(call, tier, topic, number))
-    return 0
-
-
-def _nothing_found(call: Call, tier: Tier, topic: str, number: int | None) -> str:
-    """What was looked for, and what there is."""
-    from tiered.cli.values import span_text
-
-    offset = call.whole_or_none("offset")
-    looked = span_text(call.text("from"), call.text("until"))
-    looked += f" from offset {offset} on" if offset else ""
-    filters = [f"--{name} {call.text(name)}" for name in ("tag", "sql") if call.text(name)]
-    looked += f" that {filters[0]} lets pass" if filters else ""
-    lives = {queue.queue_id: tier.reader.queue(queue).life for queue in tier.queues(topic)}
-    bounds = {
-        queue_id: (life.min_offset, life.commit_offset)
-        for queue_id, life in lives.items()
-        if number in {None, queue_id}
-    }
-    return f"tiered: no messages{looked}; of {topic}, {bounds_text(bounds)}"
-
-
-def bounds_text(bounds: Mapping[int, tuple[int, int]]) -> str:
-    """What some queues of a topic have, by queue id."""
-    said = [
-        f"queue {queue_id} has [{low}, {end})" for queue_id, (low, end) in sorted(bounds.items())
-    ]
-    left = len(said) - _BOUNDS_SHOWN
-    return ", ".join(said[:_BOUNDS_SHOWN]) + (f" and {left} queues more" if left > 0 else "")
-
-
-def read_wish(call: Call) -> Wish:
-    """What the options say.
-
-    Raises:
-        InvalidError: They contradict each other.
-    """
-    if call.flag("follow") and call.text("until") is not None:
-        raise InvalidError("--follow and --until contradict each other", do="give one of them")
-    if call.flag("follow") and call.text("incarnation") is not None:
-        raise InvalidError(
-            "--follow and --incarnation contradict each other",
-            do="leave out --incarnation: only the present one grows",
-        )
-    return Wish(
-        offset=call.whole_or_none("offset") or 0,
-        from_ms=call.time_ms("from"),
-        until_ms=call.time_ms("until"),
-        filter=_filter(call),
-        form=_form(call),
-        raw_body=call.flag("raw-body"),
-    )
-
-
-def _filter(call: Call) -> Filter | None:
-    """``--tag`` or ``--sql``."""
-    tags, expression = call.text("tag"), call.text("sql")
-    if tags in {None, "", "*"} and expression is None:
-        return None
-    if tags is not None and expression is not None:
-        do = "give one of them; an expression can say TAGS IN ('paid', 'sent')"
-        raise InvalidError("--tag and --sql are two filters", do=do)
-    from fetcher.filters import compile_filter
-
-    if expression is not None:
-        return compile_filter(expression, "SQL92")
-    assert tags is not None
-    return compile_filter(tags, "TAG")
-
-
-def _form(call: Call) -> str:
-    """``--format``; ``-o`` counts on the command line only, since it is set for other commands elsewhere."""
-    given = [call.find(name).source == "command line" for name in ("output", "json")]
-    output = call.form if any(given) else "jsonl"
-    if output == "jsonl":
-        return call.words("format")
-    if output == "json" and call.words("format") == "json":
-        return DOCUMENT
-    raise InvalidError(
-        f"cat does not print {call.words('format')} messages as {output}",
-        do="leave out -o; --format says how messages are printed",
-    )
-
-
-def check_queues(tier: Tier, topic: str, number: int | None) -> None:
-    """Refuse a topic or queue that the tier does not have.
-
-    Raises:
-        InvalidError: It has not.
-    """
-    known = [queue.queue_id for queue in tier.queues(topic)]
-    if not known:
-        what = f"the tier has no topic {topic}"
-    elif number is not None and number not in known:
-        what = f"topic {topic} has no queue {number}, only {_ranges(known)}"
-    else:
-        return
-    raise InvalidError(what, where=tier.store.url, do="`tiered ls URL` lists the topics and queues")
-
-
-def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> None:
-    from tiered.cli.queues_ahead import queues_ahead
-
-    queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
-    readers: Iterable[QueueReader] = [printer.meet(queue, tier.reader) for queue in queues]
-    if printer.left is None and printer.wish.from_ms is None:
-        readers = queues_ahead(tier, GROUP, list(readers), printer.start)
-    for reader in readers:
-        if printer.is_full:
-            break
-        printer.print_queue(reader)
-
-
-def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, which: str) -> None:
-    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not taken back of it.
-
-    Raises:
-        InvalidError: No queue has that incarnation.
-        DataError: A block is damaged.
-    """
-    from tiered.log.takeback import is_tail
-
-    found = False
-    for queue in tier.queues(topic):
-        readers = tier.reader.lives(queue) if number in {None, queue.queue_id} else []
-        lives = [reader.life for reader in readers]
-        for at, reader in enumerate(readers):
-            if which in {"all", str(reader.life.incarnation)}:
-                found = True
-                printer.print_life(reader, is_taken_back=is_tail(lives, at))
-    if not found:
-        raise InvalidError(
-            f"topic {topic} has no incarnation {which}",
-            where=tier.store.url,
-            do="`tiered ls URL TOPIC --lives` lists them",
-        )
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """As ``0-3, 7``."""
-    rows: list[list[int]] = []
-    for number in sorted(numbers):
-        if rows and number == rows[-1][1] + 1:
-            rows[-1][1] = number
-        else:
-            rows.append([number, number])
-    return ", ".join(f"{low}-{high}" if low != high else f"{low}" for low, high in rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,10 +88,478 @@ class CatOptions:
     raw_body: bool = flag("bodies as stored, perhaps compressed")
 
 
+def run(call: Call, options: CatOptions) -> int:
+    """Read and print."""
+    from tiered.api.stores import backend_errors
+    from tiered.cli.tiers import open_tier
+
+    wish = read_wish(call, options)
+    topic, number = options.topic, options.queue
+    which = options.incarnation
+    with contextlib.ExitStack() as stack, backend_errors():
+        tier = open_tier(call, options.url, stack, memory_bytes=MEMORY_BYTES)
+        printer = Printer(wish, call.stdout, options.count, tier, call.say)
+        check_queues(tier, topic, number)
+        printer.begin()
+        try:
+            if which is not None:
+                _print_lives(tier, printer, topic, number, which)
+            else:
+                _print_all(tier, printer, topic, number)
+            while options.follow and not printer.is_full:
+                call.stdout.flush()
+                call.clock.wait(threading.Event(), FOLLOW_S)
+                if tier.refresh():
+                    _print_all(tier, printer, topic, number)
+        except DataError:
+            call.stdout.flush()  # what came before the damaged block is good
+            raise
+        printer.finish()
+        if not printer.has_written and printer.left != 0:
+            call.say(_nothing_found(options, tier))
+    return 0
+
+
+def _nothing_found(options: CatOptions, tier: Tier) -> str:
+    """What was looked for, and what there is."""
+    from tiered.cli.values import span_text
+
+    topic, number, offset = options.topic, options.queue, options.offset
+    looked = span_text(options.from_, options.until)
+    looked += f" from offset {offset} on" if offset else ""
+    said = {"tag": options.tag, "sql": options.sql}
+    filters = [f"--{name} {text}" for name, text in said.items() if text]
+    looked += f" that {filters[0]} lets pass" if filters else ""
+    lives = {queue.queue_id: tier.reader.queue(queue).life for queue in tier.queues(topic)}
+    bounds = {
+        queue_id: (life.min_offset, life.commit_offset)
+        for queue_id, life in lives.items()
+        if number in {None, queue_id}
+    }
+    return f"tiered: no messages{looked}; of {topic}, {bounds_text(bounds)}"
+
+
+def bounds_text(bounds: Mapping[int, tuple[int, int]]) -> str:
+    """What some queues of a topic have, by queue id."""
+    said = [
+        f"queue {queue_id} has [{low}, {end})" for queue_id, (low, end) in sorted(bounds.items())
+    ]
+    left = len(said) - _BOUNDS_SHOWN
+    return ", ".join(said[:_BOUNDS_SHOWN]) + (f" and {left} queues more" if left > 0 else "")
+
+
+def read_wish(call: Call, options: CatOptions) -> PrintWish:
+    """What the options say.
+
+    Raises:
+        InvalidError: They contradict each other.
+    """
+    if options.follow and options.until is not None:
+        raise InvalidError("--follow and --until contradict each other", do="give one of them")
+    if options.follow and options.incarnation is not None:
+        raise InvalidError(
+            "--follow and --incarnation contradict each other",
+            do="leave out --incarnation: only the present one grows",
+        )
+    return PrintWish(
+        offset=options.offset or 0,
+        from_ms=call.ms(options.from_),
+        until_ms=call.ms(options.until),
+        filter=_filter(options),
+        form=_form(call, options),
+        raw_body=options.raw_body,
+    )
+
+
+def _filter(options: CatOptions) -> Filter | None:
+    """``--tag`` or ``--sql``."""
+    tags, expression = options.tag, options.sql
+    if tags in {None, "", "*"} and expression is None:
+        return None
+    if tags is not None and expression is not None:
+        do = "give one of them; an expression can say TAGS IN ('paid', 'sent')"
+        raise InvalidError("--tag and --sql are two filters", do=do)
+    from fetcher.filters import compile_filter
+
+    if expression is not None:
+        return compile_filter(expression, "SQL92")
+    assert tags is not None
+    return compile_filter(tags, "TAG")
+
+
+def _form(call: Call, options: CatOptions) -> str:
+    """``--format``; ``-o`` counts on the command line only, since it is set for other commands elsewhere."""
+    is_given = call.is_given("output") or call.is_given("json")
+    output = call.form if is_given else "jsonl"
+    if output == "jsonl":
+        return options.format
+    if output == "json" and options.format == "json":
+        return DOCUMENT
+    raise InvalidError(
+        f"cat does not print {options.format} messages as {output}",
+        do="leave out -o; --format says how messages are printed",
+    )
+
+
+def check_queues(tier: Tier, topic: str, number: int | None) -> None:
+    """Refuse a topic or queue that the tier does not have.
+
+    Raises:
+        InvalidError: It has not.
+    """
+    known = [queue.queue_id for queue in tier.queues(topic)]
+    if not known:
+        what = f"the tier has no topic {topic}"
+    elif number is not None and number not in known:
+        what = f"topic {topic} has no queue {number}, only {_ranges(known)}"
+    else:
+        return
+    raise InvalidError(what, where=tier.store.url, do="`tiered ls URL` lists the topics and queues")
+
+
+def _print_all(tier: Tier, printer: Printer, topic: str, number: int | None) -> None:
+    from tiered.cli.cat import queues_ahead
+
+    queues = [queue for queue in tier.queues(topic) if number in {None, queue.queue_id}]
+    readers: Iterable[QueueReader] = [printer.meet(queue, tier.reader) for queue in queues]
+    if printer.left is None and printer.wish.from_ms is None:
+        readers = queues_ahead(tier, GROUP, list(readers), printer.start)
+    for reader in readers:
+        if printer.is_full:
+            break
+        printer.print_queue(reader)
+
+
+def _print_lives(tier: Tier, printer: Printer, topic: str, number: int | None, which: str) -> None:
+    """Each life that is meant, the oldest of a queue first; the last of an incarnation is what was not taken back of it.
+
+    Raises:
+        InvalidError: No queue has that incarnation.
+        DataError: A block is damaged.
+    """
+    from tiered.log.takeback import is_tail
+
+    found = False
+    for queue in tier.queues(topic):
+        readers = tier.reader.lives(queue) if number in {None, queue.queue_id} else []
+        lives = [reader.life for reader in readers]
+        for at, reader in enumerate(readers):
+            if which in {"all", str(reader.life.incarnation)}:
+                found = True
+                printer.print_life(reader, is_taken_back=is_tail(lives, at))
+    if not found:
+        raise InvalidError(
+            f"topic {topic} has no incarnation {which}",
+            where=tier.store.url,
+            do="`tiered ls URL TOPIC --lives` lists them",
+        )
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """As ``0-3, 7``."""
+    rows: list[list[int]] = []
+    for number in sorted(numbers):
+        if rows and number == rows[-1][1] + 1:
+            rows[-1][1] = number
+        else:
+            rows.append([number, number])
+    return ", ".join(f"{low}-{high}" if low != high else f"{low}" for low, high in rows)
+
+
+# --------------------------------------------------------------------------------------------------
+# Writes messages of queues in each of the forms of ``tiered cat``.
+# A block is checked and turned into output as a whole before any of it is written, so nothing of a damaged one gets out.
+# --------------------------------------------------------------------------------------------------
+
+GROUP = "cat"
+"""Whose reading ahead it is."""
+_BATCH_BYTES = 4 << 20
+_COUNT_MAX = 1 << 20
+DOCUMENT = "document"
+"""The form that is one JSON document."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrintWish:
+    """What to print of each queue.
+
+    Attributes:
+        offset: First queue offset.
+        from_ms: Begin with the first message stored at or after it.
+        until_ms: End before the first message stored at or after it.
+        filter: Only these; None for all.
+        form: One of the formats, or ``document``.
+        raw_body: Bodies as stored.
+    """
+
+    offset: int
+    from_ms: int | None
+    until_ms: int | None
+    filter: Filter | None
+    form: str
+    raw_body: bool
+
+
+@dataclass(slots=True)
+class Printer:
+    """Writes what is wanted of one queue after another.
+
+    Attributes:
+        wish: What.
+        out: Where to.
+        left: How many messages may still be written; None for all.
+        source: Reads ahead.
+        say: Is told what is passed over, for people.
+        places: Where to go on, by queue.
+    """
+
+    wish: PrintWish
+    out: BinaryIO
+    left: int | None
+    source: OpenTier
+    say: Callable[[str], None] = lambda _: None
+    places: dict[MessageQueue, tuple[QueueCursor, QueueOffset]] = field(default_factory=dict)
+    _written: int = 0
+    _life: tuple[int, bool] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """As many as were asked for have been written."""
+        return self.left is not None and self.left <= 0
+
+    def print_queue(self, reader: QueueReader) -> None:
+        """Write what the history that a reader reads has from where we are.
+
+        Raises:
+            DataError: A block is damaged; nothing of it is written.
+            ExpiredError: Messages have expired meanwhile.
+        """
+        from tiered.log.state import Gap
+        from tiered.model import QueueOffset
+
+        at, end = self.start(reader), self._end(reader)
+        while not self.is_full and at < end:
+            count, until = end - at, None
+            if self.wish.filter is None and self.left is not None:
+                count = min(count, self.left)
+                until = QueueOffset(at + count)
+            count = min(count, _COUNT_MAX)
+            found = self.source.fetch(
+                GROUP, reader.cursor, at, bytes_max=_BATCH_BYTES, count_max=count, until=until
+            )
+            if found is None:
+                break
+            if isinstance(found, Gap):
+                self._say_gap(reader.queue, at, found)
+                at = found.end
+            else:
+                self._write(found)
+                at = found.records.end_offset
+            self.places[reader.queue] = (reader.cursor, at)
+
+    def _say_gap(self, queue: MessageQueue, at: QueueOffset, gap: Gap) -> None:
+        self.say(
+            f"tiered: {queue}: no messages from offset {at} to {gap.end},"
+            f" which never came into the tier: {gap.reason}"
+        )
+
+    def print_life(self, reader: QueueReader, *, is_taken_back: bool) -> None:
+        """Write what one life of a queue has, from its beginning; each message says which life it is of.
+
+        Args:
+            reader: Of the life.
+            is_taken_back: It is an end that the broker took back, which has the number of the life it was cut from.
+
+        Raises:
+            DataError: See ``print_queue`` (likewise ``ExpiredError``).
+        """
+        self.places.pop(reader.queue, None)
+        self._life = (reader.life.incarnation, is_taken_back)
+        self.print_queue(reader)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether any message was."""
+        return self._written > 0
+
+    def finish(self) -> None:
+        """End the document, and give everything out."""
+        if self.wish.form == DOCUMENT:
+            self.out.write(b"\n]}\n" if self._written else b"]}\n")
+        self.out.flush()
+
+    def begin(self) -> None:
+        """Begin the document."""
+        if self.wish.form == DOCUMENT:
+            self.out.write(b'{"format": 1, "messages": [')
+
+    def meet(self, queue: MessageQueue, tier: TierReader) -> QueueReader:
+        """A reader of what the journal says now: from where we are, or from where the broker took back what was written.
+
+        What has expired before it could be written is passed over, and said.
+        """
+        from tiered.errors import ExpiredError
+        from tiered.log.reader import QueueReader
+
+        if queue not in self.places:
+            return tier.queue(queue)
+        cursor, at = self.places[queue]
+        try:
+            going_on = cursor.go_on(at)
+        except ExpiredError as error:
+            self.say(f"tiered: {error.what}; going on at offset {error.next_offset}")
+            cursor = tier.cursor(queue)
+            going_on = cursor.low
+        if going_on < at and cursor.history.tails:
+            self.say(f"tiered: {queue}: the broker took back what it had from offset {going_on} on")
+        self.places[queue] = (cursor, going_on)
+        return QueueReader(tier.store, tier.prefix, cursor)
+
+    def start(self, reader: QueueReader) -> QueueOffset:
+        """Where to go on in a queue."""
+        from tiered.model import QueueOffset
+
+        known = self.places.get(reader.queue)
+        if known is not None and known[0] is reader.cursor:
+            return known[1]
+        start = self.wish.offset
+        if self.wish.from_ms is not None:
+            start = max(start, reader.offset_by_time(self.wish.from_ms))
+        low = reader.life.min_offset
+        for gap in reader.life.gaps if self.wish.from_ms is None else ():
+            if start < gap.end <= low:  # nothing is before it, so reading begins behind it
+                self._say_gap(reader.queue, QueueOffset(max(start, gap.start)), gap)
+        start = QueueOffset(max(start, low))
+        self.places[reader.queue] = (reader.cursor, start)
+        return start
+
+    def _end(self, reader: QueueReader) -> QueueOffset:
+        if self.wish.until_ms is None:
+            return reader.cursor.end
+        return reader.offset_by_time(self.wish.until_ms)
+
+    def _write(self, batch: TierBatch) -> None:
+        try:
+            count, buffers = self._render(batch)
+        except DataError as error:
+            where = f"{batch.records.queue} from queue offset {batch.records.base_offset}"
+            raise DataError(error.what, where=where, do="run `tiered verify --deep`") from error
+        if self.left is not None:
+            self.left -= count
+        self._written += count
+        self.out.writelines(buffers)
+
+    def _render(self, batch: TierBatch) -> tuple[int, Sequence[Buffer]]:
+        import numpy as np
+
+        from tiered.log import messages
+
+        wish, records = self.wish, batch.records
+        has_message = np.flatnonzero(records.sizes > 0)
+        wanted = has_message if wish.filter is None else wish.filter.select(records)
+        wanted = wanted[: self.left]
+        if wish.form == "raw":
+            return len(wanted), messages.raw_bytes(records, wanted)
+        if wish.form == "body":
+            return len(wanted), messages.bodies(records, wanted, raw_body=wish.raw_body)
+        place, raw_body = batch.log_offset, wish.raw_body
+        if wish.form == "text":
+            found = messages.messages_json(records, place, raw_body=raw_body, wanted=wanted)
+            return len(found), [_line(message, self._life) for message in found]
+        lines = messages.messages_lines(records, place, raw_body=raw_body, wanted=wanted)
+        return len(lines), self._joined(lines)
+
+    def _joined(self, lines: Sequence[bytes]) -> Sequence[bytes]:
+        """JSON objects as lines, or as elements of the document's array."""
+        if self._life is not None:
+            number, is_taken_back = self._life
+            more = f', "incarnation": {number}, "is_taken_back": {str(is_taken_back).lower()}}}'
+            lines = [line[:-1] + more.encode() for line in lines]
+        if self.wish.form != DOCUMENT:
+            return [line + b"\n" for line in lines]
+        lead = [b",\n"] * len(lines)
+        if lines and not self._written:
+            lead[0] = b"\n"
+        return [a + line for a, line in zip(lead, lines, strict=True)]
+
+
+def _line(message: dict[str, object], life: tuple[int, bool] | None) -> bytes:
+    """A message for eyes: one line, nothing that a terminal would obey."""
+    from base64 import b64decode
+
+    from tiered.cli.output import printable
+    from tiered.cli.values import format_time
+
+    stored_ms = message["store_timestamp_ms"]
+    assert isinstance(stored_ms, int)
+    body = b64decode(str(message["body_base64"])).decode("utf-8", "backslashreplace")
+    named = [f"{name}={message[name]}" for name in ("tags", "keys") if message[name]]
+    place = f"{message['topic']}/{message['queue_id']}@{message['queue_offset']}"
+    if life is not None:
+        named.append(f"incarnation={life[0]}" + " (taken back)" * life[1])
+    text = " ".join(map(printable, [format_time(stored_ms), place, *named, body]))
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Begins to read queues that are about to be printed, so that each does not wait for the store anew.
+# --------------------------------------------------------------------------------------------------
+
+AT_ONCE = 8
+"""Queues that are begun before their turn."""
+
+
+def queues_ahead(
+    source: OpenTier,
+    group: str,
+    readers: Sequence[QueueReader],
+    start: Callable[[QueueReader], QueueOffset],
+) -> Iterator[QueueReader]:
+    """The same readers, in order, with the first records of those that follow on their way.
+
+    What that meets, such as damage, is left to whoever reads the queue.
+
+    Args:
+        source: Reads.
+        group: In whose name.
+        readers: Of the present lives of queues.
+        start: Where the reading of a queue will begin.
+    """
+
+    def begin(reader: QueueReader, at: QueueOffset) -> None:
+        source.fetch(
+            group,
+            reader.cursor,
+            at,
+            bytes_max=1,
+            count_max=1,
+        )
+
+    starts = [(reader, start(reader)) for reader in readers]
+    busy = [(reader, at) for reader, at in starts if at < reader.life.commit_offset]
+    if len(busy) <= 1:
+        yield from readers
+        return
+    pool = ThreadPoolExecutor(AT_ONCE, "tiered-ahead")
+    try:
+        rest = iter(busy)
+        for _ in range(AT_ONCE):
+            first = next(rest, None)
+            if first is not None:
+                pool.submit(begin, *first)
+        for reader in readers:
+            yield reader
+            following = next(rest, None)
+            if following is not None:
+                pool.submit(begin, *following)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 COMMAND = make_command(
     "cat",
     CatOptions,
-    lambda call, _options: run(call),
+    run,
     examples=[
         "tiered cat file:///tmp/tier orders --count 10",
         "tiered cat s3://bucket/prefix orders --from now-2h --tag 'paid||sent' --format text",

@@ -7,7 +7,7 @@ further right rules.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -270,7 +270,6 @@ def make_command(
             argument.name: parameters[argument.name] for argument in arguments if argument.name
         }
         chosen = build(options, settings, call.chosen, call.path, given)
-        call = replace(call, arguments=cast("dict[str, str | None]", given))
         return _run(lambda call: run(call, chosen), call)
 
     summary = COMMANDS[path].summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,108 +14,9 @@ from tiered.cli.values import Moment, counted, parse_size, whole
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
+    from backends.base import ObjectStore
     from tiered.cli.call import Call
     from tiered.index.reader import Hit, Lookup, Wish
-
-
-def run(call: Call) -> int:
-    """Look up and print."""
-    from tiered.api.stores import backend_errors
-    from tiered.cli.query_archive import is_archive, look
-    from tiered.cli.tiers import open_objects, open_tier
-
-    is_document = _is_document(call)
-    with contextlib.ExitStack() as stack, backend_errors():
-        objects = open_objects(call, call.argument("url"), stack)
-        if is_archive(objects):
-            rows = look(call, objects)
-            _print(call, rows, is_document=is_document)
-            if not rows:
-                _say_nothing(call)
-            return DONE
-        tier = open_tier(call, call.argument("url"), stack)
-        wish = read_wish(call)
-        if not tier.queues(wish.topic):
-            raise InvalidError(
-                f"the tier has no topic {wish.topic}",
-                where=tier.store.url,
-                do="`tiered ls URL` lists the topics",
-            )
-        found = tier.lookup(wish)
-    lines = [_line(hit, raw_body=call.flag("raw-body")) for hit in found.hits]
-    _print(call, lines, found, is_document=is_document)
-    if not lines:
-        _say_nothing(call)
-    if found.unscanned:
-        call.say(
-            f"tiered: {counted(found.unscanned, 'message')} that no index covers yet"
-            f" {'was' if found.unscanned == 1 else 'were'} not looked at;"
-            " raise --scan, or make the index with `tiered rebuild URL --index`"
-        )
-    if found.damaged:
-        raise found.damaged[0]
-    return NEEDS_A_PERSON if found.unscanned else DONE
-
-
-def _say_nothing(call: Call) -> None:
-    from tiered.cli.values import span_text
-
-    span = span_text(call.text("from"), call.text("until"))
-    call.say(
-        f"tiered: no messages of {call.argument('topic')} with the key {call.text('key')!r}{span}"
-    )
-
-
-def read_wish(call: Call) -> Wish:
-    """What the options say."""
-    from tiered.index.reader import Wish
-
-    bounds = {"from_ms": call.time_ms("from"), "until_ms": call.time_ms("until")}
-    return Wish(
-        topic=call.argument("topic"),
-        key=call.words("key"),
-        count=call.whole("count"),
-        every_life=call.flag("lives"),
-        scan_bytes_max=call.whole("scan"),
-        **{name: value for name, value in bounds.items() if value is not None},
-    )
-
-
-def _is_document(call: Call) -> bool:
-    """``-o json``; it counts on the command line only, since it is set for other commands elsewhere."""
-    given = [call.find(name).source == "command line" for name in ("output", "json")]
-    if any(given) and call.form not in {"json", "jsonl"}:
-        raise InvalidError(
-            f"query does not print messages as {call.form}", do="leave out -o, or say json"
-        )
-    return any(given) and call.form == "json"
-
-
-def _print(
-    call: Call, lines: list[bytes], found: Lookup | None = None, *, is_document: bool
-) -> None:
-    """Print messages; of an archive nothing is ever missing."""
-    out = call.stdout
-    if is_document:
-        complete = b"true" if found is None or found.is_complete else b"false"
-        head = b'{"format": 1, "is_complete": %b, "unscanned_messages": %d, "messages": ['
-        out.write(head % (complete, found.unscanned if found else 0))
-        out.write(b"\n" * bool(lines) + b",\n".join(lines) + b"\n" * bool(lines) + b"]}\n")
-    else:
-        out.writelines(line + b"\n" for line in lines)
-    out.flush()
-
-
-def _line(hit: Hit, *, raw_body: bool) -> bytes:
-    from tiered.format.message import message_line
-
-    return message_line(
-        hit.message,
-        tag_code=hit.tag_code,
-        log_offset=hit.log_offset,
-        raw_body=raw_body,
-        stored_sys_flag=hit.stored.sys_flag,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +46,151 @@ class QueryOptions:
     raw_body: bool = flag("bodies as stored, perhaps compressed")
 
 
+def run(call: Call, options: QueryOptions) -> int:
+    """Look up and print."""
+    from tiered.api.stores import backend_errors
+    from tiered.cli.query import is_archive, look
+    from tiered.cli.tiers import open_objects, open_tier
+
+    is_document = _is_document(call)
+    with contextlib.ExitStack() as stack, backend_errors():
+        objects = open_objects(call, options.url, stack)
+        if is_archive(objects):
+            rows = look(call, options, objects)
+            _print(call, rows, is_document=is_document)
+            if not rows:
+                _say_nothing(call, options)
+            return DONE
+        tier = open_tier(call, options.url, stack)
+        wish = read_wish(call, options)
+        if not tier.queues(wish.topic):
+            raise InvalidError(
+                f"the tier has no topic {wish.topic}",
+                where=tier.store.url,
+                do="`tiered ls URL` lists the topics",
+            )
+        found = tier.lookup(wish)
+    lines = [_line(hit, raw_body=options.raw_body) for hit in found.hits]
+    _print(call, lines, found, is_document=is_document)
+    if not lines:
+        _say_nothing(call, options)
+    if found.unscanned:
+        call.say(
+            f"tiered: {counted(found.unscanned, 'message')} that no index covers yet"
+            f" {'was' if found.unscanned == 1 else 'were'} not looked at;"
+            " raise --scan, or make the index with `tiered rebuild URL --index`"
+        )
+    if found.damaged:
+        raise found.damaged[0]
+    return NEEDS_A_PERSON if found.unscanned else DONE
+
+
+def _say_nothing(call: Call, options: QueryOptions) -> None:
+    from tiered.cli.values import span_text
+
+    span = span_text(options.from_, options.until)
+    call.say(f"tiered: no messages of {options.topic} with the key {options.key!r}{span}")
+
+
+def read_wish(call: Call, options: QueryOptions) -> Wish:
+    """What the options say."""
+    from tiered.index.reader import Wish
+
+    bounds = {"from_ms": call.ms(options.from_), "until_ms": call.ms(options.until)}
+    return Wish(
+        topic=options.topic,
+        key=options.key,
+        count=options.count,
+        every_life=options.lives,
+        scan_bytes_max=options.scan_bytes,
+        **{name: value for name, value in bounds.items() if value is not None},
+    )
+
+
+def _is_document(call: Call) -> bool:
+    """``-o json``; it counts on the command line only, since it is set for other commands elsewhere."""
+    is_given = call.is_given("output") or call.is_given("json")
+    if is_given and call.form not in {"json", "jsonl"}:
+        raise InvalidError(
+            f"query does not print messages as {call.form}", do="leave out -o, or say json"
+        )
+    return is_given and call.form == "json"
+
+
+def _print(
+    call: Call, lines: list[bytes], found: Lookup | None = None, *, is_document: bool
+) -> None:
+    """Print messages; of an archive nothing is ever missing."""
+    out = call.stdout
+    if is_document:
+        complete = b"true" if found is None or found.is_complete else b"false"
+        head = b'{"format": 1, "is_complete": %b, "unscanned_messages": %d, "messages": ['
+        out.write(head % (complete, found.unscanned if found else 0))
+        out.write(b"\n" * bool(lines) + b",\n".join(lines) + b"\n" * bool(lines) + b"]}\n")
+    else:
+        out.writelines(line + b"\n" for line in lines)
+    out.flush()
+
+
+def _line(hit: Hit, *, raw_body: bool) -> bytes:
+    from tiered.format.message import message_line
+
+    return message_line(
+        hit.message,
+        tag_code=hit.tag_code,
+        log_offset=hit.log_offset,
+        raw_body=raw_body,
+        stored_sys_flag=hit.stored.sys_flag,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# ``tiered query`` of an archive: what it finds there, and how little it reads for it.
+# --------------------------------------------------------------------------------------------------
+
+THREADS = 8
+"""Files looked at at once."""
+
+
+def is_archive(store: ObjectStore) -> bool:
+    """Whether the place has an archive's log; one request."""
+    from tiered.archive.model import LOG
+
+    return next(iter(store.list(LOG)), None) is not None
+
+
+def look(call: Call, options: QueryOptions, archive: ObjectStore) -> list[bytes]:
+    """The messages as lines of JSON, newest first.
+
+    Raises:
+        InvalidError: The archive has no such topic, or bodies are wanted as they were stored.
+        DataError: The log or a file is damaged.
+        BackendError: The store failed.
+    """
+    from tiered.archive.query.lines import lines
+    from tiered.archive.query.lookup import lookup
+    from tiered.archive.selection import MAX, MIN, Selection
+
+    if options.raw_body:
+        raise InvalidError("an archive has bodies unpacked", do="leave out --raw-body")
+    low, high = call.ms(options.from_), call.ms(options.until)
+    wanted = Selection(key=options.key).among("topic", [options.topic])
+    wanted = wanted.within(
+        "store_ts", MIN if low is None else low * 1000, MAX if high is None else high * 1000 - 1
+    )
+    with ThreadPoolExecutor(THREADS, "tiered-query") as pool:
+        found = lookup(archive, wanted, count=options.count, spread=pool.map)
+    call.say(
+        f"tiered: read {counted(found.groups_read, 'row group')} of"
+        f" {counted(found.files_read, 'file')}, of {counted(found.files, 'file')} of the topic"
+    )
+    return list(lines(found.rows))
+
+
 COMMAND = make_command(
     "query",
     QueryOptions,
-    lambda call, _options: run(call),
+    run,
     examples=[
         "tiered query file:///tmp/tier orders --key order-17",
         "tiered query s3://bucket2/parquet orders --key order-17 --from now-2h --count 1",

@@ -32,15 +32,32 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 1000
 
 
-def run(call: Call) -> int:
+@dataclass(frozen=True, kw_only=True)
+class SqlOptions(SparkOptions):
+    """What ``tiered sql`` can be told."""
+
+    url: str = argument()
+    question: str = argument()
+    engine: str = option(
+        "what answers: DuckDB in this process, or Spark",
+        "ENGINE",
+        OneOf("duckdb", "spark"),
+        default="duckdb",
+    )
+    to: str | None = option(
+        "write the result to this file, as Parquet", "FILE", str, default_text="print it"
+    )
+
+
+def run(call: Call, options: SqlOptions) -> int:
     """Ask, and print the answer."""
     from tiered.api.stores import backend_errors
     from tiered.cli.tiers import open_objects
 
     with contextlib.ExitStack() as stack, backend_errors():
-        archive = open_objects(call, call.argument("url"), stack)
-        answer = _distinct(_ask(call, archive, stack))
-    file = call.text("to")
+        archive = open_objects(call, options.url, stack)
+        answer = _distinct(_ask(call, options, archive, stack))
+    file = options.to
     if file is not None:
         _save(answer, file)
         call.say(f"tiered: {counted(answer.num_rows, 'row')} in {file}")
@@ -56,13 +73,15 @@ def run(call: Call) -> int:
     return DONE
 
 
-def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Table:
-    question = call.argument("question")
+def _ask(
+    call: Call, options: SqlOptions, archive: ObjectStore, stack: contextlib.ExitStack
+) -> pa.Table:
+    question = options.question
     if not question.strip(" \t\r\n;"):
         raise InvalidError(
             "no question is asked", where=call.path, do="write one, as 'SHOW TABLES'"
         )
-    if call.words("engine") == "duckdb":
+    if options.engine == "duckdb":
         from tiered.archive.query.duck import ask
 
         found = ask(archive, question)
@@ -74,10 +93,10 @@ def _ask(call: Call, archive: ObjectStore, stack: contextlib.ExitStack) -> pa.Ta
     from tiered.archive.spark import open_session
     from tiered.archive.spark_sql import ask_spark
 
-    conf = dict(text.split("=", 1) for text in call.texts("spark-conf"))
-    session = open_session(call.text("master"), conf)
+    conf = dict(text.split("=", 1) for text in options.spark_conf)
+    session = open_session(options.master, conf)
     stack.callback(session.stop)
-    return ask_spark(session, archive, question, call.argument("url"), call.s3_options())
+    return ask_spark(session, archive, question, options.url, call.s3_options())
 
 
 def _distinct(answer: pa.Table) -> pa.Table:
@@ -142,27 +161,10 @@ def _save(answer: pa.Table, file: str) -> None:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class SqlOptions(SparkOptions):
-    """What ``tiered sql`` can be told."""
-
-    url: str = argument()
-    question: str = argument()
-    engine: str = option(
-        "what answers: DuckDB in this process, or Spark",
-        "ENGINE",
-        OneOf("duckdb", "spark"),
-        default="duckdb",
-    )
-    to: str | None = option(
-        "write the result to this file, as Parquet", "FILE", str, default_text="print it"
-    )
-
-
 COMMAND = make_command(
     "sql",
     SqlOptions,
-    lambda call, _options: run(call),
+    run,
     examples=[
         "tiered sql file:///tmp/parquet 'SELECT tag, count(*) FROM orders GROUP BY tag'",
         """tiered sql s3://bucket2/parquet 'FROM "%RETRY%workers"' --to /tmp/retries.parquet""",

@@ -59,8 +59,8 @@ def open_tier(
 
     tier = open_tier_at(
         url,
-        cluster=call.text("cluster"),
-        broker=call.text("broker"),
+        cluster=call.common.cluster,
+        broker=call.common.broker,
         options=call.s3_options(),
         memory_bytes=memory_bytes or MEMORY_BYTES,
         clock=call.clock,

@@ -142,7 +142,7 @@ class Moment:
         return parse_time(self.text, now_ms)
 
 
-def span_text(start: Moment | str | None, end: Moment | str | None) -> str:
+def span_text(start: Moment | None, end: Moment | None) -> str:
     """As `` between 2026-07-01 and now``, of times as they were given; "" without any."""
     if start and end:
         return f" between {start} and {end}"
