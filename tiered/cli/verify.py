@@ -48,12 +48,14 @@ class VerifyOptions:
         "upload again what is damaged and the local store (or another object) still has, and check again"
     )
     strict: bool = flag("end with code 1 also for what is recorded")
+    timers: bool = flag("check the broker's timers, which lie apart, instead of its topics")
 
 
 def run(call: Call, options: VerifyOptions) -> int:
     """Check and print."""
     from tiered.api.broker_place import choose_place
     from tiered.api.stores import backend_errors
+    from tiered.attach.timer_place import choose_timers
     from tiered.cli.tiers import open_both, open_local
     from tiered.log.verify import verify_tier
     from tiered.upkeep.repair import Repairer
@@ -70,7 +72,8 @@ def run(call: Call, options: VerifyOptions) -> int:
         raw, store = open_both(call, options.url, stack)
         directory = options.store
         local = open_local(call, directory, stack) if directory else None
-        place = choose_place(store, call.common.cluster, call.common.broker)
+        choose = choose_timers if options.timers else choose_place
+        place = choose(store, call.common.cluster, call.common.broker)
         executor = stack.enter_context(ThreadPoolExecutor(THREADS, "tiered-verify"))
         stack.enter_context(call.progress("verifying", lambda: done))
 
