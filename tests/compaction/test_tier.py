@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +16,9 @@ from support.journals import PREFIX
 from support.keyed import KeyedTier, Mail
 from support.merging import merge
 
+from backends.registry import open_store
 from tiered.api.broker_place import Place
+from tiered.api.tier import open as open_tier
 from tiered.clock import ManualClock
 from tiered.compaction.choice import PassSettings
 from tiered.compaction.retention import CAREFUL, KAFKA
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 QUEUE = MessageQueue("t", 0)
 OTHER = MessageQueue("t", 1)
 ALWAYS = PassSettings(dirty_ratio=0)
+_SEEDS = itertools.count()
 
 
 class Here(Place):
@@ -44,7 +50,7 @@ class Here(Place):
 
 def workplace(tier: KeyedTier, clock: ManualClock | None = None) -> Workplace:
     return Workplace(
-        tier.store, tier.store, Here("c", "b"), clock or ManualClock(), random.Random(3)
+        tier.store, tier.store, Here("c", "b"), clock or ManualClock(), random.Random(next(_SEEDS))
     )
 
 
@@ -70,8 +76,10 @@ def read(reader: QueueReader, start: int = 0) -> list[tuple[int, bytes]]:
     return found
 
 
-def messages(tier: KeyedTier, queue: MessageQueue = QUEUE) -> list[tuple[int, bytes]]:
-    reader = TierReader(tier.store, PREFIX)
+def messages(
+    tier: KeyedTier, queue: MessageQueue = QUEUE, *, prefix: str = PREFIX
+) -> list[tuple[int, bytes]]:
+    reader = TierReader(tier.store, prefix)
     reader.refresh()
     return read(reader.queue(queue))
 
@@ -298,3 +306,85 @@ def test_a_key_is_found_by_the_index_where_its_message_lies_now():
     found = tier.ask("t", "b")
     assert [hit.queue_offset for hit in found.hits] == [3]
     assert [hit.queue_offset for hit in tier.ask("t", "a").hits] == [4]
+
+
+def test_a_crash_before_the_entry_changes_nothing_and_planning_again_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tier = filled([[mail("a")] * 6, [mail("b")] * 6, [mail("z")]])
+    before = messages(tier)
+
+    class Crash(BaseException):
+        pass
+
+    def crash(point: str) -> None:
+        if point == "compacted-stored":
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tiered.upkeep.compact.reached", crash)
+        with pytest.raises(Crash):
+            compact(tier)
+    tier.journal.catch_up()
+    assert messages(tier) == before
+    check(tier)
+    assert compact(tier)["applied"]["steps"] == 1
+    assert [at for at, _ in messages(tier)] == [5, 11, 12]
+
+
+def test_who_reads_meanwhile_sees_a_queue_before_or_after_and_never_a_mix():
+    tier = filled([[mail(f"k{n % 4}") for n in range(40)], [mail("z")]])
+    before = [at for at, _ in messages(tier)]
+    held = TierReader(tier.store, PREFIX)
+    held.refresh()
+    queue, old = held.queue(QUEUE), []
+    batches = queue.batches(QueueOffset(0), bytes_max=500)
+    for batch in batches:  # compaction comes while this reader is in the middle
+        rows = batch.records
+        old += [rows.base_offset + int(n) for n in np.flatnonzero(rows.sizes > 0)]
+        if len(old) == 4:
+            compact(tier)
+    assert old == before, "the objects that it knows are there until gc"
+    after = [at for at, _ in messages(tier)]
+    assert after == [36, 37, 38, 39, 40]
+    seen: list[list[int]] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.append([at for at, _ in messages(tier)])
+
+    tier.post(QUEUE, [mail(f"k{n % 2}") for n in range(20)], roll=True)
+    tier.post(QUEUE, [mail("y")], roll=True)
+    first = [at for at, _ in messages(tier)]
+    thread = threading.Thread(target=watch)
+    thread.start()
+    compact(tier)
+    done.set()
+    thread.join()
+    last = [at for at, _ in messages(tier)]
+    assert first != last
+    assert all(one in (first, last) for one in seen)
+
+
+def test_the_fetcher_and_arrow_pass_over_what_is_gone():
+    url, place = "memory://compacted-topic", Place("c", "b")
+    with patch("support.tiers.PREFIX", place.prefix), patch("support.keyed.PREFIX", place.prefix):
+        tier = KeyedTier(open_store(url))
+    for number in range(3):
+        tier.post(QUEUE, [mail(f"k{n % 4}", b"x" * 3000) for n in range(40)], roll=number > 0)
+    at = Workplace(tier.store, tier.store, place, ManualClock(), random.Random(next(_SEEDS)))
+    for compression in (None, Compression()):
+        compactor = Compactor(at, CompactSettings(passes=ALWAYS, compression=compression))
+        compactor.apply(compactor.plan(["t"]))
+        tier.journal.catch_up()
+        tier.post(QUEUE, [mail("k1")], roll=True)
+    with open_tier(url) as opened:
+        read_ = [message.queue_offset for message in opened.read("t", 0)]
+        arrow = [
+            row
+            for batch in opened.read_arrow("t", 0)
+            for row in batch.column("queue_offset").to_pylist()
+        ]
+    assert read_ == arrow == [at for at, _ in messages(tier, prefix=place.prefix)]
+    assert len(read_) < 60

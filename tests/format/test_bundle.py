@@ -20,6 +20,8 @@ from tiered.format.bundle import (
     FOOTER_BYTES,
     PACKED_BLOCK_BYTES,
     SECTION_ROW,
+    SPARSE_COUNT_MAX,
+    SPARSE_ITEM,
     RecordsUnpacker,
     Section,
     SectionBlocks,
@@ -29,6 +31,7 @@ from tiered.format.bundle import (
     build_section,
     build_tail,
     check_section,
+    dense_items,
     find_table,
     pack_table,
     read_table,
@@ -36,6 +39,7 @@ from tiered.format.bundle import (
     unpack_table,
 )
 from tiered.log.parts import PART
+from tiered.log.sections import split_section
 
 WHERE = "bundle/0/1"
 SIZES = (0, 1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * PACKED_BLOCK_BYTES + 17)
@@ -409,3 +413,71 @@ def test_the_page_of_the_journal_has_the_programs_columns():
     rows = re.findall(r"^\| ((?:`\w+`,? ?)+) \| (u?int\d+) \|", page, re.MULTILINE)
     found = [(name, kind) for names, kind in rows for name in re.findall(r"\w+", names)]
     assert found == [*((name, PART[name].name) for name in PART.names), ("bundle", "uint32")]
+
+
+# -- sparse sections ------------------------------------------------------------------------------
+
+GONE = (b"\x00" * 19) + b"\x05"
+
+
+def items_of(stays: list[bool]) -> bytes:
+    """Items of which some were compacted away."""
+    return b"".join(
+        (number + 1).to_bytes(8, "big") + b"\x00\x00\x00\x07" + bytes(7) + b"\x61" if kept else GONE
+        for number, kept in enumerate(stays)
+    )
+
+
+@given(stays=st.lists(st.booleans(), min_size=1, max_size=300), packs=st.booleans())
+def test_items_that_are_gone_are_not_stored_and_read_as_holes(stays: list[bool], packs: bool):
+    items, records = items_of(stays), text(3000)
+    build = build_packed_section if packs else build_section
+    section = build(records if packs else [records], items, may_be_sparse=True)
+    assert section is not None
+    place = section.place
+    place.check(where=WHERE)
+    stored = sum(stays[:-1]) + 1
+    assert place.gone == (len(stays) - stored if 24 * stored < 20 * len(stays) else 0)
+    data = bytes_of(section)
+    assert len(data) == place.size_bytes
+    assert split_section(data, place, where=WHERE) == (records, items)
+    assert len(data[place.items_at : place.table_at]) == place.stored_items_bytes
+    blocks_of(data, place).check(data, 0, where=WHERE)
+
+
+def test_golden_bytes_of_sparse_items():
+    section = build_section([b""], items_of([False, True, False, False]), may_be_sparse=True)
+    assert bytes_of(section)[:48].hex() == (
+        "00000001" "0000000000000002" "00000007" "0000000000000061"
+        "00000003" "0000000000000000" "00000000" "0000000000000005"
+    )  # fmt: skip
+    assert (section.place.gone, section.place.count) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(1, 2), (3, 1), (1, 1), (1, 9)],
+    ids=["not the last", "descending", "twice", "outside"],
+)
+def test_sparse_items_that_contradict_themselves_are_refused(numbers: tuple[int, int]):
+    stored = np.zeros(2, SPARSE_ITEM)
+    stored["number"] = numbers
+    place = SectionPlace(0, 0, 0, 4, 52, 0, 2)
+    with pytest.raises(DataError, match="sparse items"):
+        dense_items(stored.tobytes(), place, where=WHERE)
+
+
+def test_few_bytes_do_not_claim_to_be_many_items():
+    count = SPARSE_COUNT_MAX + 1
+    with pytest.raises(DataError, match="contradict"):
+        SectionPlace(0, 0, 0, count, 28, 0, count - 1).check(where=WHERE)
+
+
+def test_a_table_without_a_sparse_section_is_that_of_version_1():
+    plain, sparse = table_of(3, seed=1), table_of(3)
+    sizes = [int.from_bytes(build_bundle(table)[-12:-10], "big") for table in (plain, sparse)]
+    assert sizes == [1, 2]
+    for table in (plain, sparse):
+        tail = build_bundle(table)
+        found = read_table(tail, whole(table) + len(tail), where=WHERE)
+        assert found.rows.tolist() == table.rows.tolist()
