@@ -202,6 +202,20 @@ class TieredMessageFetcher:
 
         return (self.tier.cursor(queue) if cursor is None else cursor).again(start, work)
 
+    def is_here(self, cursor: QueueCursor, start: QueueOffset) -> bool:
+        """Whether a read there need not wait, as far as can be told: what it wants is here, or it has nothing to read."""
+        place = cursor.at(start)
+        if start >= place.end:
+            return True
+        try:
+            found = place.view.locate(max(start, place.view.life.min_offset), where=self._prefix)
+        except DataError:
+            return True
+        if found is None or isinstance(found, Gap):
+            return True
+        with self._stock.lock:
+            return self._stock.find(found, start) is not None
+
     def _go_on(  # noqa: PLR0917 (one caller, in this order)
         self,
         name: Name,

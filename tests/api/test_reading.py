@@ -365,3 +365,30 @@ def test_sources_take_turns_and_the_first_error_ends_all():
     begun.close()
     names = [t.name for t in threading.enumerate() if t.name.startswith("tiered-read")]
     assert not names
+
+
+def test_what_is_at_hand_is_made_without_a_thread_and_errors_wait_for_their_turn():
+    class Source:
+        def __init__(self, *elements: int | Exception, is_ready: bool) -> None:
+            self.elements, self.is_ready = iter(elements), is_ready
+            self.threads: set[int] = set()
+
+        def __iter__(self) -> Source:
+            return self
+
+        def __next__(self) -> int:
+            self.threads.add(threading.get_ident())
+            element = next(self.elements)
+            if isinstance(element, Exception):
+                raise element
+            return element
+
+    here, far = Source(1, 3, is_ready=True), Source(2, 4, is_ready=False)
+    assert list(interleave([here, far], at_once=2)) == [1, 2, 3, 4]
+    assert here.threads == {threading.get_ident()}
+    assert threading.get_ident() not in far.threads
+    broken = Source(ValueError("broken"), is_ready=True)
+    both = interleave([Source(1, is_ready=True), broken], at_once=2)
+    assert next(both) == 1
+    with pytest.raises(ValueError, match="broken"):
+        next(both)

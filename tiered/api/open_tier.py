@@ -168,6 +168,11 @@ class OpenTier:
             with backend_errors():
                 raise
 
+    def is_here(self, cursor: QueueCursor, start: QueueOffset) -> bool:
+        """See ``TieredMessageFetcher.is_here``."""
+        made = self._made
+        return made is not None and made[0].is_here(cursor, start)
+
     def expect(
         self, group: str, wanted: Iterable[tuple[QueueCursor, QueueOffset, QueueOffset]]
     ) -> None:

@@ -7,9 +7,9 @@ here. What a batch holds was checked, and comes as a whole or not at all.
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from tiered.errors import InvalidError
 from tiered.log.parts import Gap
@@ -18,7 +18,6 @@ from tiered.model import QueueOffset
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from tiered.api.open_tier import OpenTier
     from tiered.log.cursor import QueueCursor
@@ -92,25 +91,48 @@ def read_span(tier: OpenTier, span: Span, *, batch_bytes: int) -> Iterator[TierB
         yield from read_for(tier, span, group, batch_bytes)
 
 
-def read_for(tier: OpenTier, span: Span, group: str, batch_bytes: int) -> Iterator[TierBatch]:
+def read_for(tier: OpenTier, span: Span, group: str, batch_bytes: int) -> SpanReader:
     """As ``read_span``, for a group of readers that read ahead together (``OpenTier.group``, ``OpenTier.expect``)."""
-    at = span.start
-    while at < span.stop:
-        found = tier.fetch(
-            group,
-            span.cursor,
-            at,
-            bytes_max=batch_bytes,
-            count_max=min(span.stop - at, COUNT_MAX),
-            until=span.stop if span.is_firm else None,
-        )
-        if found is None:
-            return
-        if isinstance(found, Gap):
-            at = found.end
-        else:
-            at = found.end_offset
-            yield found
+    return SpanReader(tier, span, group, batch_bytes)
+
+
+class SpanReader:
+    """Goes through a span, batch by batch; at its end its reader is forgotten. For one thread at a time."""
+
+    def __init__(self, tier: OpenTier, span: Span, group: str, batch_bytes: int) -> None:
+        """Read nothing yet; see ``read_span``."""
+        self._tier, self._span = tier, span
+        self._group, self._batch_bytes = group, batch_bytes
+        self._at = span.start
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch comes without waiting for the store, as far as can be told."""
+        return self._at >= self._span.stop or self._tier.is_here(self._span.cursor, self._at)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TierBatch:
+        span = self._span
+        while self._at < span.stop:
+            found = self._tier.fetch(
+                self._group,
+                span.cursor,
+                self._at,
+                bytes_max=self._batch_bytes,
+                count_max=min(span.stop - self._at, COUNT_MAX),
+                until=span.stop if span.is_firm else None,
+            )
+            if found is None:
+                self._at = span.stop
+            elif isinstance(found, Gap):
+                self._at = found.end
+            else:
+                self._at = found.end_offset
+                return found
+        self._tier.forget(self._group, span.cursor.queue)
+        raise StopIteration
 
 
 def read_spans(
@@ -127,14 +149,10 @@ def read_spans(
     Raises:
         TieredStoreError: As ``read_span``.
     """
-
-    def read(span: Span) -> Iterator[TierBatch]:
-        yield from read_for(tier, span, group, batch_bytes)
-        tier.forget(group, span.cursor.queue)
-
     with tier.group() as group:
         tier.expect(group, [(span.cursor, span.start, span.stop) for span in spans])
-        yield from interleave(map(read, spans), at_once=at_once)
+        readers = (read_for(tier, span, group, batch_bytes) for span in spans)
+        yield from interleave(readers, at_once=at_once)
 
 
 class Follower:
@@ -237,6 +255,8 @@ def longer(pause_s: float, pause_s_max: float) -> float:
 def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
     """Elements of several iterators in turn, each iterator's in order, with the next of each made in a thread.
 
+    What an iterator has at hand (``is_ready``, if it can tell) is made at once, which costs less than to wake a thread.
+
     Who leaves it waits for what is being made, but not long.
 
     Args:
@@ -252,7 +272,15 @@ def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
     turns: deque[tuple[Iterator[T], Future[T | object]]] = deque()
 
     def begin(source: Iterator[T]) -> None:
-        turns.append((source, pool.submit(next, source, end)))
+        future: Future[T | object] = Future()
+        if not getattr(source, "is_ready", False):
+            future = pool.submit(next, source, end)
+        else:
+            try:
+                future.set_result(next(source, end))
+            except Exception as error:  # noqa: BLE001 (raised when its turn comes)
+                future.set_exception(error)
+        turns.append((source, future))
 
     try:
         for source in rest:
