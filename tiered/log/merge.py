@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -190,20 +190,16 @@ def bundles_used(state: TierState, leave: Collection[str] = ()) -> list[BundleUs
         state: What the journal says.
         leave: Keys of bundles that are left out.
     """
-    segments = [s for lives in state.queues.values() for life in lives for s in life.segments]
-    bundles = list(chain.from_iterable(segment.parts.bundles for segment in segments))
-    if not bundles:
-        return []
-    sizes = np.concatenate([segment.parts.stored_bytes() for segment in segments])
-    # By identity first: parts share their bundle nearly always.
-    ids = np.fromiter(map(id, bundles), np.int64, len(bundles))
-    _, firsts, of = np.unique(ids, return_index=True, return_inverse=True)
-    named = np.zeros(len(firsts), np.int64)
-    np.add.at(named, of, sizes)
     found: dict[str, BundleUse] = {}
-    for at, size in zip(firsts.tolist(), named.tolist(), strict=True):
-        bundle = bundles[at]
-        found.setdefault(bundle.key, BundleUse(bundle)).named_bytes += size
+    for lives in state.queues.values():
+        for life in lives:
+            for segment in life.segments:
+                parts = segment.parts
+                for bundle, size in zip(parts.bundles, parts.stored_bytes().tolist(), strict=True):
+                    use = found.get(bundle.key)
+                    if use is None:
+                        use = found[bundle.key] = BundleUse(bundle)
+                    use.named_bytes += size
     kept = [use for key, use in found.items() if key not in leave]
     return sorted(kept, key=lambda use: (use.bundle.level, use.bundle.key.rpartition("/")[2]))
 
