@@ -74,7 +74,7 @@ def test_anything_is_answered(served: Mounted, code: int, fields: dict[str, str]
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=3_000, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(ASKED), HEADERS, BODIES)
 def test_anything_is_answered_for_long(
     served: Mounted, code: int, fields: dict[str, str], body: bytes

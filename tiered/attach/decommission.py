@@ -329,7 +329,8 @@ _TABLE_DO: Final = (
     " export them first"
 )
 _TIMERS_DO: Final = (
-    "let the broker run until they are delivered, or take them over with `tiered timer import`"
+    "let the broker run until they are delivered, or take them over with `tiered timer import --near 0s`"
+    " and add --accept-pending"
 )
 _HALF_DO: Final = "let the broker run until it has asked their producers"
 _POPPED_DO: Final = "let the broker run until they are acknowledged, or have come again"
