@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from tiered.archive.engines import Outcome
-    from tiered.archive.packing import Work
+    from tiered.archive.job import Outcome
+    from tiered.archive.merging import Work
 
 ONE = b'{"id": 1, "name": "a", "items": [{"sku": "x", "n": 2}]}'
 TWO = b'{"id": 2, "name": "b", "extra": true}'
@@ -143,7 +143,7 @@ def test_a_job_that_is_overtaken_while_it_fixes_takes_what_the_other_has_fixed(
 ) -> None:
     at = replace(workshop(tier_of([ONE]).store), wishes=wishes("json"))
     rival = log_writer(at)
-    infer = "tiered.archive.fixing._Sample.infer"
+    infer = "tiered.archive.job._Sample.infer"
 
     def slowly(_self: object) -> BodyColumns:
         rival.append([columns_action(QUEUE.topic, 0, BodyColumns("json", "name STRING"))])

@@ -14,7 +14,7 @@ from tests.archive.reading import files
 from tests.e2e.harness import here
 from tiered.archive.evidence import Evidence
 from tiered.archive.job import log_writer, run_job
-from tiered.archive.limits import Limits
+from tiered.archive.plan import Limits
 from tiered.log.parts import Parts
 
 if TYPE_CHECKING:

@@ -21,15 +21,14 @@ from tiered.archive import parquet
 from tiered.archive.columns import schema
 from tiered.archive.job import first_error, local_engine, log_writer, run_job
 from tiered.archive.merging import plan_merge
-from tiered.archive.prune import explain
 from tiered.archive.query.duck import ask
 from tiered.archive.query.key_index import build, read_index
 from tiered.archive.query.lookup import lookup
-from tiered.archive.query.native import file_uris
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import Selection
 from tiered.archive.source.readers import ArchiveReader
-from tiered.archive.tables import read_archive
+from tiered.archive.source.report import file_uris
+from tiered.archive.tables import explain, read_archive
 from tiered.archive.verify import verify_archive
 from tiered.errors import DataError, InternalError
 from tiered.model import MessageQueue
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.base import ObjectStore
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
 
 FLIPS = 60
 """Of each file; a bit anywhere."""
@@ -130,10 +129,9 @@ def test_a_flipped_bit_is_a_finding_and_stops_a_merge(at: Workshop) -> None:
     log = log_writer(at)
     plan = plan_merge(log.state, takes=lambda _lane: True, small_bytes=1 << 30)
     assert plan == []
+    from tiered.archive.merging import MERGED, together, write_together
     from tiered.archive.merging import _File as File
-    from tiered.archive.merging import together
     from tiered.archive.moves import pieces_of
-    from tiered.archive.rewrite import MERGED, write_together
 
     pieces = list(pieces_of(log.state.lanes))
     one = together(MERGED, [File(0, (), pieces)])

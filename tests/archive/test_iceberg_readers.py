@@ -30,7 +30,7 @@ from tiered.archive.merging import merge, plan_merge
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
 
 pytestmark = [
     pytest.mark.slow,  # what reads is fetched when it is not there yet: half a gigabyte

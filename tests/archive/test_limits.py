@@ -20,13 +20,18 @@ from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.api.broker_place import Place, choose_place
 from tiered.archive import spark
-from tiered.archive.engines import archived_of
-from tiered.archive.job import local_engine, log_writer, plan_job, run_job
-from tiered.archive.limits import NO_LIMITS, Limits, limited
+from tiered.archive.job import (
+    Watch,
+    archived_of,
+    local_engine,
+    log_writer,
+    plan_job,
+    run_job,
+    spark_ahead,
+)
 from tiered.archive.machine import ArchiveState
-from tiered.archive.packing import Pack, plan_packs
-from tiered.archive.plan import Plan, plan_archive
-from tiered.archive.progress import Watch, spark_ahead
+from tiered.archive.merging import Pack, plan_packs
+from tiered.archive.plan import NO_LIMITS, Limits, Plan, limited, plan_archive
 from tiered.cli.archive import progressed
 from tiered.clock import ManualClock, SystemClock
 from tiered.errors import DataError

@@ -17,10 +17,10 @@ from tests.archive.test_jobs import MIDNIGHT
 from tests.e2e.harness import here, program
 from tiered.archive.clean import apply_clean, plan_clean
 from tiered.archive.job import local_engine, log_writer, run_job
-from tiered.archive.limits import NO_LIMITS, Limits
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.merging import merge, plan_merge
 from tiered.archive.moves import merge_action
+from tiered.archive.plan import NO_LIMITS, Limits
 from tiered.archive.tables import files_by_topic
 from tiered.crashpoints import EXIT_CODE, VARIABLE
 from tiered.errors import DataError, InvalidError
@@ -405,9 +405,9 @@ PACK = (
 
 def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
     from tests.archive.test_plan import archived
+    from tiered.archive.machine import JobRecord, job_action
     from tiered.archive.model import Lane
     from tiered.archive.moves import pack_action
-    from tiered.archive.records import JobRecord, job_action
 
     lanes = [Lane("c", "b", "t", queue, 0) for queue in (0, 1)]
     record = JobRecord("0badcafe", "0.1", "local", 3, 4)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from support.servers import S3Server
 
     from tests.archive.conftest import Sealed
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

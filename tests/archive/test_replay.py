@@ -19,8 +19,7 @@ from tiered.archive.machine import (
     forget_action,
 )
 from tiered.archive.model import Lane
-from tiered.archive.moves import NewFile, Piece, Replaced, merge_action
-from tiered.archive.sharing import Shared, Stretches
+from tiered.archive.moves import NewFile, Piece, Replaced, Shared, Stretches, merge_action
 from tiered.journal.entry import Entry
 
 if TYPE_CHECKING:

@@ -13,15 +13,12 @@ from tests.archive.jobs import archive, check, with_other_messages_behind, works
 from tests.archive.test_merge import built, merged, named, seen
 from tests.e2e.harness import here
 from tiered.archive.clean import apply_clean, plan_clean
-from tiered.archive.engines import archived_of
 from tiered.archive.evidence import Evidence
-from tiered.archive.job import local_engine, log_writer, plan_job
-from tiered.archive.machine import archive_action
+from tiered.archive.job import Result, archived_of, local_engine, log_writer, plan_job
+from tiered.archive.machine import archive_action, job_action
 from tiered.archive.query.duck import ask
 from tiered.archive.query.key_index import build
 from tiered.archive.query.lookup import lookup
-from tiered.archive.records import job_action
-from tiered.archive.result import Result
 from tiered.archive.selection import Selection
 from tiered.archive.spark_sql import ask_spark
 from tiered.archive.tables import read_archive

@@ -21,9 +21,10 @@ from tests.e2e.harness import here
 from tiered.archive.columns import schema
 from tiered.archive.datasource import ArchiveSource, TierSource
 from tiered.archive.selection import Selection, selection_of
-from tiered.archive.source import readers, tier_states
-from tiered.archive.source.positions import positions_of
+from tiered.archive.source import options as tier_states
+from tiered.archive.source import readers
 from tiered.archive.source.readers import ArchiveReader
+from tiered.archive.source.stream_plan import positions_of
 from tiered.archive.source.streaming import TierStreamReader
 from tiered.errors import DataError, InvalidError
 

@@ -27,8 +27,6 @@ from tiered.archive.bloom import can_hold, xxh64
 from tiered.archive.datasource import ArchiveSource
 from tiered.archive.machine import ArchiveState
 from tiered.archive.model import Lane
-from tiered.archive.prune import choose_groups, explain, plan_files
-from tiered.archive.query.native import file_uris, uri_of
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
 from tiered.archive.source.options import (
     OF_TIER,
@@ -39,8 +37,9 @@ from tiered.archive.source.options import (
     require_known,
     whole,
 )
-from tiered.archive.source.report import file_list, report
+from tiered.archive.source.report import file_list, file_uris, report, uri_of
 from tiered.archive.source.stretches import packed, plan_tier, read_stretch
+from tiered.archive.tables import choose_groups, explain, plan_files
 from tiered.errors import DataError, ExpiredError, InvalidError
 from tiered.model import MessageQueue
 

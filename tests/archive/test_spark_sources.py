@@ -18,8 +18,8 @@ from tests.archive.test_stream_plan import Broker
 from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered.archive.datasource import register
-from tiered.archive.query.native import file_uris
 from tiered.archive.selection import Selection
+from tiered.archive.source.report import file_uris
 from tiered.keys import broker_prefix
 
 if TYPE_CHECKING:

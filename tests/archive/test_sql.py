@@ -22,7 +22,7 @@ from backends.wrapping import WrappingStore
 from tests.archive.jobs import archive, keys, workshop
 from tests.archive.made import make_archive
 from tests.e2e.harness import here
-from tiered.archive.query import duck_plan
+from tiered.archive.query import duck
 from tiered.archive.query.duck import ask
 from tiered.archive.query.key_index import build
 from tiered.archive.selection import MAX, MIN
@@ -126,7 +126,7 @@ def test_odd_names_are_tables() -> None:
     names = [name for (name,) in values(at, "SHOW TABLES")]
     assert sorted(names) == sorted([*ODD[:3], "orders~2", *ODD[4:]])
     for topic, table in zip(ODD, [*ODD[:3], "orders~2", *ODD[4:]], strict=True):
-        question = f"SELECT DISTINCT topic FROM {duck_plan.quoted(table)} WHERE queue_offset = 1"
+        question = f"SELECT DISTINCT topic FROM {duck.quoted(table)} WHERE queue_offset = 1"
         assert values(at, question) == [(topic,)]
 
 
@@ -278,8 +278,8 @@ def test_several_statements_and_subqueries_read_all(many: tuple[Workshop, Counti
     ],
 )
 def test_keys_that_rows_must_have(said: str, key: str | None) -> None:
-    assert duck_plan._selection([said], said).key == key
-    assert duck_plan._selection([said], "something else").key is None
+    assert duck._selection([said], said).key == key
+    assert duck._selection([said], "something else").key is None
 
 
 def test_the_key_index_leaves_files_out() -> None:
@@ -343,7 +343,7 @@ def test_columns_of_bodies_are_columns_of_tables(shop: Shop, archive_url: str) -
     ],
 )  # fmt: skip
 def test_only_what_is_understood_is_taken(said: str, bounds: dict[str, tuple[int, int]]) -> None:
-    assert dict(duck_plan._selection([said], said).bounds) == bounds
+    assert dict(duck._selection([said], said).bounds) == bounds
 
 
 def test_from_s3_too(shop: Shop, ministack: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,19 @@ from support.tiers import QUEUE, TierBuilder
 
 from tests.archive.jobs import BuiltPlace
 from tiered.archive.selection import Selection
-from tiered.archive.source.positions import (
+from tiered.archive.source.stream_plan import (
+    AGAIN,
     EARLIEST,
     LATEST,
+    Rules,
+    advance,
+    batch_of,
     document_of,
     histories_of,
     positions_of,
+    shares,
     start_of,
 )
-from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of, shares
 from tiered.archive.source.stretches import SKIP, plan_tier, read_stretch
 from tiered.errors import DataError, InvalidError
 from tiered.log.state import queue_action

@@ -12,7 +12,7 @@ from backends.s3_settings import S3Options
 from tiered.api import tier as api
 from tiered.api.broker_place import find_places
 from tiered.api.local_and_tier import open_message_store
-from tiered.archive.source.tier_states import TierStates
+from tiered.archive.source.options import TierStates
 from tiered.errors import JournalLostError
 from tiered.log.reader import TierReader
 

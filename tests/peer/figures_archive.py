@@ -135,7 +135,7 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     from tiered.archive.body.wishes import read_wishes
     from tiered.archive.job import local_engine, run_job
     from tiered.archive.spark import Order, spark_engine
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
     from tiered.clock import SystemClock
 
     engine, _, more = kind.partition(":")

@@ -28,7 +28,7 @@ from tiered.upkeep.workplace import FORMAT, Plan, moved_on
 
 if TYPE_CHECKING:
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
     from tiered.journal.writer import JournalWriter
 
 WHAT = "archive"

@@ -15,8 +15,8 @@ import numpy as np
 
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.archive.body.decode import decode_bodies
-from tiered.archive.body.decoders import body_fields, open_decoder
 from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
+from tiered.archive.body.wishes import body_fields, open_decoder
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
 from tiered.format.properties import UNIQ_KEY, split_keys

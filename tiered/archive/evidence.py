@@ -16,8 +16,7 @@ from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
 from tiered.archive.model import Lane
-from tiered.archive.plan import overtaken_by
-from tiered.archive.times import has_times
+from tiered.archive.plan import has_times, overtaken_by
 from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
 

@@ -16,37 +16,429 @@ Threads: one job belongs to one thread; its tasks run in the executor.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError, StoreFullError
+from backends.local_files import advice_for, write_regular
 from backends.probe import probe
-from tiered.archive.engines import Engine, archived_of, local_engine
-from tiered.archive.fixing import fix_layouts
+from tiered import __version__
+from tiered.archive.body.layout import PLAIN, BodyColumns, Layout
+from tiered.archive.body.schema import columns_text, infer_columns
+from tiered.archive.body.wishes import RAW, Wish, Wishes, merged
+from tiered.archive.columns import Columns
 from tiered.archive.harm import open_log
-from tiered.archive.limits import NO_LIMITS, Limits, limited
-from tiered.archive.machine import ArchiveMachine, archive_action, forget_action
-from tiered.archive.merging import merge, plan_division
-from tiered.archive.model import LOG
+from tiered.archive.machine import (
+    ArchiveMachine,
+    JobRecord,
+    archive_action,
+    columns_action,
+    forget_action,
+    job_action,
+)
+from tiered.archive.merging import Pack, Work, do_work, merge, plan_division, plan_packs, tasks_of
+from tiered.archive.model import LOG, Archived
 from tiered.archive.moves import pack_action
-from tiered.archive.packing import Pack, plan_packs, tasks_of
-from tiered.archive.plan import plan_archive
-from tiered.archive.records import job_action
-from tiered.archive.result import Done, Result
-from tiered.archive.workshop import Workshop
+from tiered.archive.plan import NO_LIMITS, Limits, limited, plan_archive
+from tiered.archive.task import Workshop
 from tiered.errors import InvalidError, TieredStoreError
 from tiered.journal.writer import JournalWriter
-from tiered.log.reader import TierReader
+from tiered.log.parts import Gap
+from tiered.log.reader import QueueReader, TierReader
+from tiered.metrics import Kind, Metric, Sample, render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
+    from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.packing import Work
     from tiered.archive.plan import Overtaken, Plan, Task
+    from tiered.clock import Clock
     from tiered.journal.entry import Action
+
+
+# -- engines ---------------------------------------------------------------------------------------
+#
+# What does the work of an archive job. This one: threads of this process.
+
+Outcome = tuple[Work, Archived | list[Archived] | Exception]
+Engine = Callable[[Iterable[Work]], Iterator[Outcome]]
+"""Does work in any order, and takes it as it comes to it; gives what each came to: what was archived (of a pack: for each of
+its tasks, in order), or why not. Failure of work is an outcome, not an exception."""
+
+
+def archived_of(outcome: Archived | list[Archived]) -> tuple[Archived, ...]:
+    """What was archived, for each task."""
+    return (outcome,) if isinstance(outcome, Archived) else tuple(outcome)
+
+
+def local_engine(at: Workshop, jobs: int) -> Engine:
+    """Work in threads of this process.
+
+    Args:
+        at: Tier and archive.
+        jobs: How many at once (> 0).
+    """
+
+    def run(works: Iterable[Work]) -> Iterator[Outcome]:
+        with ThreadPoolExecutor(jobs, "tiered-archive") as pool:
+            places = (at.tier, at.place.prefix, at.archive)
+            ahead = iter(works)
+            running = {
+                pool.submit(do_work, *places, work): work for work in islice(ahead, 2 * jobs)
+            }
+            try:
+                while running:
+                    done = next(as_completed(running))
+                    work = running.pop(done)
+                    for more in islice(ahead, 1):
+                        running[pool.submit(do_work, *places, more)] = more
+                    error = done.exception()
+                    if error is not None and not isinstance(error, Exception):
+                        raise error
+                    yield work, error or done.result()
+            finally:
+                for future in running:
+                    future.cancel()
+
+    return run
+
+
+# -- what it has done ------------------------------------------------------------------------------
+#
+# What an archive job has done so far. One thread.
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Tasks whose files are made, and what they came to."""
+
+    tasks: tuple[Task, ...]
+    archived: tuple[Archived, ...]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a job has done.
+
+    Attributes:
+        plan: What was there to do at its beginning.
+        run: Its id in the log.
+        kind: What does the work.
+        began_ms: When it began, UTC.
+        segments: Stretches that it archived.
+        overtaken: Stretches that another job had archived first.
+        files: Files that its entries name.
+        rows: Messages in them.
+        bad: Records that could not be unpacked.
+        holes: Offsets without a message.
+        source_bytes: Bytes of the source's commit log.
+        size_bytes: Bytes of the files.
+        entries: Written to the log.
+        failed: Tasks that failed, and why.
+        not_begun: Segments left to another run, since the time was over or there was no room.
+        misfits: Rows whose bodies did not fit their topic's columns.
+        unknown: Topics whose columns could not be inferred: their bodies stay bytes.
+    """
+
+    plan: Plan
+    run: str = ""
+    kind: str = ""
+    began_ms: int = 0
+    segments: int = 0
+    overtaken: int = 0
+    files: int = 0
+    rows: int = 0
+    bad: int = 0
+    holes: int = 0
+    source_bytes: int = 0
+    size_bytes: int = 0
+    entries: int = 0
+    failed: list[tuple[Task, Exception]] = field(default_factory=list)
+    not_begun: int = 0
+    misfits: int = 0
+    unknown: list[str] = field(default_factory=list)
+
+    def count(self, done: Done) -> None:
+        """More stretches are part of the archive; the tasks of a pack share files with each other, and with no others."""
+        files = {file.key: file.size_bytes for one in done.archived for file in one.files}
+        self.segments += len(done.archived)
+        self.files += len(files)
+        self.size_bytes += sum(files.values())
+        for one in done.archived:
+            self.rows += one.rows
+            self.bad += one.bad
+            self.holes += one.holes
+            self.misfits += one.misfits
+            self.source_bytes += one.source_bytes
+
+    def record(self, now_ms: int) -> JobRecord:
+        """How far the run is, for the log and for metrics."""
+        return JobRecord(
+            self.run,
+            __version__,
+            self.kind,
+            self.began_ms,
+            max(now_ms - self.began_ms, 0),
+            len(self.plan.tasks),
+            self.plan.size_bytes,
+            self.segments,
+            self.overtaken,
+            len(self.failed),
+            self.files,
+            self.rows,
+            self.bad,
+            self.holes,
+            self.source_bytes,
+            self.size_bytes,
+        )
+
+    def after(self, done: Iterable[Done], now_ms: int) -> JobRecord:
+        """How far it will be with these."""
+        then = replace(self)
+        for one in done:
+            then.count(one)
+        return then.record(now_ms)
+
+
+# -- progress --------------------------------------------------------------------------------------
+#
+# How far an archive job is, told while it runs, and its last figures for Prometheus.
+#
+# Counts are written by one thread and read by another.
+
+_GAUGES = {
+    "began_ms": "When the run began, UTC milliseconds.",
+    "elapsed_ms": "Since then.",
+    "planned": "Sealed segments that were not archived at the beginning of the run.",
+    "planned_bytes": "Bytes of the commit log in them, at most.",
+    "segments": "Segments archived by the run.",
+    "overtaken": "Segments that another job had archived first.",
+    "failed": "Segments that could not be archived: look at the command's output.",
+    "files": "Files made.",
+    "rows": "Messages in them.",
+    "bad": "Records that could not be unpacked, put aside.",
+    "holes": "Queue offsets without a message.",
+    "source_bytes": "Bytes of the commit log, archived.",
+    "size_bytes": "Bytes of the files.",
+}
+METRICS = tuple(
+    Metric(f"tiered_archive_run_{name}", Kind.GAUGE, text) for name, text in _GAUGES.items()
+)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Counts what an engine gets done.
+
+    Attributes:
+        clock: Time.
+        segments_all: To be done; 0 before anybody knows.
+        bytes_all: Bytes of the commit log in them, at most.
+        segments: Done, whatever came of them.
+        size_bytes: Bytes of the commit log in these.
+        rows: Messages archived.
+        ahead: Work of an engine that it has not handed over yet, when it can tell.
+    """
+
+    clock: Clock
+    segments_all: int = 0
+    bytes_all: int = 0
+    segments: int = 0
+    size_bytes: int = 0
+    rows: int = 0
+    ahead: Callable[[], int] = field(default=lambda: 0)
+    _began_s: float = 0.0
+
+    def over(self, engine: Engine) -> Engine:
+        """The same engine, watched."""
+
+        def run(works: Iterable[Work]) -> Iterator[Outcome]:
+            self._began_s = self._began_s or self.clock.monotonic_s()
+            for work, outcome in engine(works):
+                self.segments += len(tasks_of(work))
+                self.size_bytes += work.size_bytes
+                if not isinstance(outcome, Exception):
+                    self.rows += sum(archived.rows for archived in archived_of(outcome))
+                yield work, outcome
+
+        return run
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate so far; None when nothing can be said."""
+        elapsed_s = self.clock.monotonic_s() - self._began_s
+        if not self._began_s or not self.size_bytes:
+            return None
+        return elapsed_s * max(self.bytes_all - self.size_bytes, 0) / self.size_bytes
+
+
+def spark_ahead(session: Any) -> Callable[[], int]:  # noqa: ANN401 (pyspark has no types)
+    """How many tasks of the present wave Spark has done. Called from any thread; 0 when Spark does not tell."""
+
+    def ahead() -> int:
+        with contextlib.suppress(
+            Exception
+        ):  # whatever the other side of a socket does: progress is not the work
+            tracker = session.sparkContext.statusTracker()
+            stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+            return sum(stage.numCompletedTasks for stage in stages if stage)
+        return 0
+
+    return ahead
+
+
+def write_metrics(path: str, record: JobRecord) -> None:
+    """Put a run's figures into a file, as Prometheus' text form has it; in place of the last, all at once.
+
+    Raises:
+        InvalidError: The file cannot be written.
+    """
+    fields = record.document()
+    text = render([Sample(f"tiered_archive_run_{name}", fields[name]) for name in _GAUGES], METRICS)
+    try:
+        write_regular(path, text.encode())
+    except OSError as error:
+        advice = advice_for(error, "name a file in a directory that can be written")
+        raise InvalidError(
+            f"the metrics cannot be written: {error.strerror}", where=path, do=advice
+        ) from error
+
+
+# -- what bodies become ----------------------------------------------------------------------------
+#
+# Fixes in an archive's log what bodies become, before tasks are done.
+#
+# Overview: for each topic of a plan the log is asked first. What it has fixed holds; where it has nothing, what
+# is wished is appended to it, inferred from the topic's first messages when it has to be. Only then tasks get
+# their layout, so all jobs and all files of a topic agree.
+#
+# Ordering: the entry that fixes columns comes before any file that has them.
+#
+# Retries: of jobs that choose at once the first one's entry holds, the others take it (or are refused, when it
+# contradicts what they were told).
+#
+# After a crash: columns without a file, which the next job uses.
+
+SAMPLE_LANES = 4
+"""Queues of which the first segment is looked into."""
+SAMPLE_MORE = 12
+"""Further segments, one after another, as long as there is no JSON object."""
+SAMPLE_ROWS = 1000
+SAMPLE_BYTES = 1 << 20
+"""Of each task that is looked into."""
+
+
+class _FixedError(Exception):
+    """Another job has fixed columns meanwhile."""
+
+
+def fix_layouts(
+    log: JournalWriter[ArchiveState],
+    tier: ObjectStore,
+    prefix: str,
+    tasks: Sequence[Task],
+    wishes: Wishes,
+) -> tuple[tuple[Task, ...], list[str]]:
+    """Give each task its layout.
+
+    Args:
+        log: Of the archive, at its head.
+        tier: With retries.
+        prefix: Of the broker.
+        tasks: In order of topic.
+        wishes: Of the job.
+
+    Returns:
+        The tasks; and the topics whose columns cannot be inferred, since none of their first bodies is a JSON object.
+
+    Raises:
+        InvalidError: What is wished contradicts what is fixed.
+        DataError: A segment that is looked into is damaged.
+        BackendError: A store failed.
+    """
+    layouts: dict[str, Layout] = {}
+    unknown = []
+    for topic, some in groupby(tasks, key=lambda task: task.lane.topic):
+        wish = wishes.of(topic)
+        if wish and not _fix(log, topic, wish, _Sample(tier, prefix, list(some))):
+            unknown.append(topic)
+        known = () if wish and wish.format == RAW else log.state.bodies.get(topic, ())
+        layouts[topic] = Layout(known[-1] if known else None, len(known), wishes.has_records)
+    if set(layouts.values()) <= {PLAIN}:
+        return tuple(tasks), unknown
+    return tuple(replace(task, layout=layouts[task.lane.topic]) for task in tasks), unknown
+
+
+class _Sample:
+    """The first bodies of a topic, read when they are wanted."""
+
+    def __init__(self, tier: ObjectStore, prefix: str, tasks: Sequence[Task]) -> None:
+        self._tier = tier
+        self._prefix = prefix
+        firsts = {task.lane: task for task in reversed(tasks)}
+        first = sorted(firsts.values(), key=lambda task: task.lane)[:SAMPLE_LANES]
+        more = (task for task in tasks if task not in first)
+        self._groups = [first, *([task] for task in islice(more, SAMPLE_MORE))]
+
+    def infer(self) -> BodyColumns | None:
+        """Columns; None without a JSON object that has any."""
+        for tasks in self._groups:
+            rows = SAMPLE_ROWS // len(tasks)
+            bodies = (body for task in tasks for body in islice(self._bodies(task), rows))
+            columns = infer_columns(bodies)
+            if columns:
+                return BodyColumns("json", columns_text(columns))
+        return None
+
+    def _bodies(self, task: Task) -> Iterator[bytes]:
+        reader = QueueReader.of_life(self._tier, self._prefix, task.lane.queue, task.life)
+        for found in islice(reader.batches(task.life.min_offset, bytes_max=SAMPLE_BYTES), 1):
+            if not isinstance(found, Gap):
+                rows, _ = Columns(task.lane).make(found)
+                for some in rows:
+                    yield from some.column("body").to_pylist()
+
+
+def _fix(log: JournalWriter[ArchiveState], topic: str, wish: Wish, sample: _Sample) -> bool:
+    """Fix what is wished where it is not fixed yet; whether the topic has what was wished."""
+    if wish.format == RAW:
+        return True
+    guess = wish.body
+    while True:
+        known = log.state.bodies.get(topic, ())
+        if known:
+            wanted = merged(known[-1], wish.body or BodyColumns(wish.format), topic)
+            if wish.body is None or wanted == known[-1]:
+                return True
+        else:
+            guess = guess or sample.infer()
+            if guess is None:
+                return False
+            wanted = guess
+        if _append(log, topic, len(known), wanted):
+            return True
+
+
+def _append(log: JournalWriter[ArchiveState], topic: str, number: int, body: BodyColumns) -> bool:
+    def hold(state: ArchiveState) -> None:
+        if len(state.bodies.get(topic, ())) != number:
+            raise _FixedError
+
+    try:
+        log.append([columns_action(topic, number, body)], check=hold)
+    except _FixedError:
+        return False
+    return True
+
+
+# -- the job ---------------------------------------------------------------------------------------
 
 COMMIT_FILES = 64
 COMMIT_BYTES = 1 << 30
@@ -97,7 +489,7 @@ def run_job(
         engine: Does the tasks.
         told: Called when the plan is made and after each entry, with the result so far.
         limits: What the run is held to.
-        small_bytes: Segments of less commit log share files (``tiered.archive.packing``); 0: none does.
+        small_bytes: Segments of less commit log share files (``tiered.archive.merging``); 0: none does.
         kind: What the engine is called in the log.
 
     Raises:

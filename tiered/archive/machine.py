@@ -11,7 +11,7 @@ pack          no ``lane``: ``stretches``, each as an ``archive`` action: they sh
               not at all
 clean         no ``lane``: ``keys``: files that were replaced, and are deleted now
 merge         no ``lane``: ``files``: new files, each with what lies in it from now on; see ``tiered.archive.moves``
-job           no ``lane``: how far the job is that wrote this entry; see ``tiered.archive.records``
+job           no ``lane``: how far the job is that wrote this entry; see ``JobRecord``
 columns       no ``lane``: ``topic``, and ``body``: the columns that bodies of the topic become from now on
               (``BodyColumns``); ``number``: how many the topic had before: with another number it is refused, so
               of jobs that choose at once the first one's choice holds
@@ -22,21 +22,29 @@ twice, or not at all. A ``forget`` of a stretch whose file holds rows of others,
 
 An ``archive`` that overlaps with what is archived already, or that does not account for each of its offsets, is refused
 and counted: of two jobs that did the same work, the first one's entry counts. Nobody reigns over an archive, so its
-generation is always 0. States are immutable, and share what did not change (``tiered.archive.sharing``): replay of an entry
+generation is always 0. States are immutable, and share what did not change (``tiered.archive.moves``): replay of an entry
 costs what it says, however much is archived.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.body.layout import BodyColumns
 from tiered.archive.model import Archived, Lane
-from tiered.archive.moves import MERGE, PACK, Places, Replaced, move, pieces_of, stretches_of
-from tiered.archive.records import JOB, JobRecord, with_record
-from tiered.archive.sharing import Shared, Stretches
+from tiered.archive.moves import (
+    MERGE,
+    PACK,
+    Places,
+    Replaced,
+    Shared,
+    Stretches,
+    move,
+    pieces_of,
+    stretches_of,
+)
 from tiered.errors import DataError, InvalidError
 from tiered.journal.checkpoint import FORMAT, FORMAT_MAX
 from tiered.journal.entry import json_text
@@ -47,6 +55,93 @@ if TYPE_CHECKING:
 
     from tiered.archive.model import ParquetFile, SideFile
     from tiered.journal.entry import Action, Entry
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+#
+# What the log tells of the jobs that wrote it: one record with each entry of a job, the newest of each run
+# kept. Values.
+
+JOB = "job"
+KEPT = 16
+"""Runs of which the state keeps the record; older ones are in the log's entries."""
+_TEXTS = ("run", "program", "engine")
+_NUMBERS = (
+    *("began_ms", "elapsed_ms", "planned", "planned_bytes", "segments", "overtaken", "failed"),
+    *("files", "rows", "bad", "holes", "source_bytes", "size_bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """How far a run had come when it wrote an entry. Numbers are of the run, this entry's included.
+
+    Attributes:
+        run: Its random id.
+        program: Version of the program.
+        engine: What did the work: ``local`` or ``spark``.
+        began_ms: When it began, UTC.
+        elapsed_ms: Since then.
+        planned: Segments that it was to archive.
+        planned_bytes: Bytes of the commit log in them, at most.
+        segments: Archived.
+        overtaken: That others had archived first.
+        failed: That failed.
+        files: Made.
+        rows: Messages in them.
+        bad: Records that could not be unpacked.
+        holes: Offsets without a message.
+        source_bytes: Bytes of the commit log, read.
+        size_bytes: Bytes of the files.
+    """
+
+    run: str
+    program: str
+    engine: str
+    began_ms: int
+    elapsed_ms: int
+    planned: int = 0
+    planned_bytes: int = 0
+    segments: int = 0
+    overtaken: int = 0
+    failed: int = 0
+    files: int = 0
+    rows: int = 0
+    bad: int = 0
+    holes: int = 0
+    source_bytes: int = 0
+    size_bytes: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> JobRecord:
+        """Undo ``document``; what else it has is left out.
+
+        Raises:
+            ValueError: It is none (likewise ``LookupError`` and ``TypeError``).
+        """
+        texts = {name: document[name] for name in _TEXTS}
+        numbers = {name: document[name] for name in _NUMBERS}
+        check_texts(texts.values(), "a job")
+        check_ints(numbers.values(), "a job")
+        return cls(**texts, **numbers)
+
+
+def job_action(record: JobRecord) -> Action:
+    """The action that says how far a run is."""
+    return {"do": JOB, "format": 1, **record.document()}
+
+
+def with_record(records: tuple[JobRecord, ...], new: JobRecord) -> tuple[JobRecord, ...]:
+    """Records, oldest first, with a run's newest in the place of its last."""
+    others = [one for one in records if one.run != new.run]
+    return (*others, new)[-KEPT:]
+
+
+# -- the machine -----------------------------------------------------------------------------------
 
 ARCHIVE = "archive"
 FORGET = "forget"

@@ -33,8 +33,8 @@ from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_for_reading
 from tiered.archive.body.layout import Layout
 from tiered.archive.machine import lane_row
+from tiered.archive.merging import Pack, do_work, tasks_of
 from tiered.archive.model import Archived, Lane
-from tiered.archive.packing import Pack, do_work, tasks_of
 from tiered.archive.plan import Task
 from tiered.clock import SystemClock
 from tiered.errors import (
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from backends.s3_settings import S3Options
-    from tiered.archive.engines import Engine, Outcome
-    from tiered.archive.packing import Work
+    from tiered.archive.job import Engine, Outcome
+    from tiered.archive.merging import Work
 
 MASTER = "local[*,4]"
 """All processors of this machine, and a failed task is tried again as on a cluster."""

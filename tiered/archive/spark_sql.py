@@ -12,9 +12,14 @@ from tiered.archive.columns import topic_schema
 from tiered.archive.datasource import ArchiveSource, source_options
 from tiered.archive.datasource import register as register_sources
 from tiered.archive.harm import find_damage, prove_files
-from tiered.archive.query.duck import local_root, tables_there
-from tiered.archive.query.duck_plan import is_named, may_list_tables, table_names
-from tiered.archive.query.native import uri_of
+from tiered.archive.query.duck import (
+    is_named,
+    local_root,
+    may_list_tables,
+    table_names,
+    tables_there,
+)
+from tiered.archive.source.report import uri_of
 from tiered.archive.spark import full_advice
 from tiered.archive.tables import files_by_topic, read_archive
 from tiered.errors import InvalidError

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
+from backends.base import ByteRange
+from tiered.archive.bloom import can_hold
 from tiered.archive.harm import open_log
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.model import LOG
 from tiered.archive.moves import whole_files
+from tiered.archive.ranges import ObjectFile
+from tiered.archive.selection import micros, shown
 from tiered.errors import InvalidError
 from tiered.journal.reader import JournalReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import ParquetFile
+    from tiered.archive.model import Lane, ParquetFile
+    from tiered.archive.selection import Selection
 
 
 def read_archive(archive: ObjectStore) -> ArchiveState:
@@ -89,3 +98,254 @@ def choose_files(state: ArchiveState, wanted: Wanted) -> tuple[list[ParquetFile]
 def _meets(file: ParquetFile, wanted: Wanted) -> bool:
     until = wanted.until_ms
     return file.store_max_ms >= wanted.from_ms and (until is None or file.store_min_ms < until)
+
+
+# -- what a selection needs ------------------------------------------------------------------------
+#
+# Which files and row groups of an archive have to be read for a selection, and which are left out by what.
+#
+# Files are chosen by what the log says of each (lane, queue offsets, store times), row groups by the statistics
+# in the file's footer and by the bloom filters of keys. What is chosen may hold nothing that is wanted; what is
+# left out holds nothing. Planning is pure; ``explain`` reads.
+
+_KEYS = ("keys.list.element", "uniq_key")
+_BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a file that count: one lane's, between two offsets.
+
+    Attributes:
+        lane: Whose.
+        low: First queue offset.
+        high: One past the last.
+        rows: How many.
+    """
+
+    lane: Lane
+    low: int
+    high: int
+    rows: int
+
+
+@dataclass(slots=True)
+class Chosen:
+    """A file that has to be read.
+
+    Attributes:
+        key: Relative to the archive.
+        size_bytes: Of the object.
+        pieces: What of it may be wanted. A file may hold more that counts, or that does not count any more.
+    """
+
+    key: str
+    size_bytes: int
+    pieces: list[Piece]
+
+    @property
+    def rows(self) -> int:
+        """Of the pieces."""
+        return sum(piece.rows for piece in self.pieces)
+
+
+@dataclass(slots=True)
+class Pruning:
+    """What a selection lets us leave out.
+
+    Attributes:
+        files: Files that have to be read.
+        files_left: Files that are left out, by what: a column of the log.
+        groups: Row groups of ``files`` that have to be read; None when no footer was looked at.
+        groups_left: Row groups of ``files`` that are left out, by ``statistics of <column>`` or ``bloom filter of …``.
+        rows: In the row groups (or files) that have to be read.
+        rows_all: In all files.
+    """
+
+    files: list[Chosen] = field(default_factory=list)
+    files_left: Counter[str] = field(default_factory=Counter)
+    groups: int | None = None
+    groups_left: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+    rows_all: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "files": len(self.files),
+            "files_left_out": dict(sorted(self.files_left.items())),
+            "row_groups": self.groups,
+            "row_groups_left_out": dict(sorted(self.groups_left.items())),
+            "rows": self.rows,
+            "rows_all": self.rows_all,
+            "size_bytes": sum(file.size_bytes for file in self.files),
+        }
+
+
+def plan_files(state: ArchiveState, wanted: Selection) -> Pruning:
+    """The files that may hold what is wanted, in order of lane and offset.
+
+    Raises:
+        InvalidError: A topic is asked for that the archive has not.
+    """
+    _require_topics({shown(lane.topic) for lane in state.lanes}, wanted)
+    found, chosen, reasons = Pruning(), dict[str, Chosen](), dict[str, str]()
+    for lane, stretches in sorted(state.lanes.items()):
+        refused = wanted.refuses(lane)
+        for file in (file for one in stretches for file in one.files):
+            found.rows_all += file.rows
+            reason = refused or _refuses(wanted, file)
+            if reason:
+                reasons.setdefault(file.key, reason)
+                continue
+            one = chosen.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
+            one.pieces.append(Piece(lane, file.low, file.high, file.rows))
+            found.rows += file.rows
+    found.files = list(chosen.values())
+    found.files_left.update(reason for key, reason in reasons.items() if key not in chosen)
+    return found
+
+
+def _require_topics(known: set[str], wanted: Selection) -> None:
+    missing = wanted.texts.get("topic", frozenset()) - known
+    if missing and missing == wanted.texts.get("topic"):
+        raise InvalidError(
+            f"the archive has no topic {min(missing)}",
+            do=f"topics are {', '.join(sorted(known)[:8])}" if known else "it has none at all",
+        )
+
+
+def _refuses(wanted: Selection, file: ParquetFile) -> str:
+    if not wanted.meets("queue_offset", file.low, file.high - 1):
+        return "queue_offset"
+    times = file.store_min_ms * 1000, file.store_max_ms * 1000 + 999
+    return "" if wanted.meets("store_ts", *times) else "store_ts"
+
+
+def choose_groups(
+    metadata: Any,  # noqa: ANN401 (pyarrow has no types)
+    wanted: Selection,
+    read: Callable[[int, int], bytes],
+) -> tuple[list[int], Counter[str]]:
+    """The row groups of a file that may hold what is wanted.
+
+    Args:
+        metadata: Of the file.
+        wanted: What.
+        read: Gives ``size`` bytes of the file from ``start`` on.
+
+    Returns:
+        Their numbers, and how many are left out by what.
+    """
+    chosen: list[int] = []
+    left: Counter[str] = Counter()
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        columns = {chunk.path_in_schema: chunk for chunk in chunks}
+        reason = _left_by_statistics(columns, wanted) or _left_by_filters(columns, wanted, read)
+        if reason:
+            left[reason] += 1
+        else:
+            chosen.append(number)
+    return chosen, left
+
+
+def _left_by_statistics(columns: dict[str, Any], wanted: Selection) -> str:
+    for name in wanted.bounds:
+        found = _least_and_most(columns.get(name))
+        if found is not None and not wanted.meets(name, *map(_number, found)):
+            return f"statistics of {name}"
+    for name, values in wanted.texts.items():
+        if not _may_hold(columns.get(name), values):
+            return f"statistics of {name}"
+    if wanted.key is not None and not any(_may_hold(columns.get(n), [wanted.key]) for n in _KEYS):
+        return "statistics of keys"
+    return ""
+
+
+def _left_by_filters(
+    columns: dict[str, Any], wanted: Selection, read: Callable[[int, int], bytes]
+) -> str:
+    for name, column in _BLOOMED.items():
+        values = wanted.texts.get(name)
+        if values is not None and not _passes(columns.get(column), values, read):
+            return f"bloom filter of {name}"
+    key = wanted.key
+    if key is not None and not any(_passes(columns.get(name), [key], read) for name in _KEYS):
+        return "bloom filter of keys"
+    return ""
+
+
+def _passes(chunk: Any, values: Iterable[str], read: Callable[[int, int], bytes]) -> bool:  # noqa: ANN401
+    """Whether the filter of a column says that one of the values may be there; without a filter it may."""
+    if chunk is None or not chunk.bloom_filter_offset or not chunk.bloom_filter_length:
+        return True
+    raw = read(chunk.bloom_filter_offset, chunk.bloom_filter_length)
+    return any(can_hold(raw, value) for value in values)
+
+
+def _may_hold(chunk: Any, values: Iterable[str]) -> bool:  # noqa: ANN401
+    found = _least_and_most(chunk)
+    return found is None or any(found[0] <= value <= found[1] for value in values)
+
+
+def _least_and_most(chunk: Any) -> tuple[Any, Any] | None:  # noqa: ANN401
+    if chunk is None or not chunk.is_stats_set or not chunk.statistics.has_min_max:
+        return None
+    return chunk.statistics.min, chunk.statistics.max
+
+
+def _number(value: Any) -> int:  # noqa: ANN401
+    return micros(value) if isinstance(value, datetime) else int(value)
+
+
+def open_parquet(raw: ObjectFile) -> Any:  # noqa: ANN401
+    """A file of an archive; nothing more of it is read before somebody asks."""
+    from pyarrow import parquet  # noqa: PLC0415 (heavy)
+
+    return parquet.ParquetFile(raw, pre_buffer=True, page_checksum_verification=True)
+
+
+def groups_of(
+    raw: ObjectFile,
+    file: Any,  # noqa: ANN401
+    wanted: Selection,
+) -> tuple[list[int], Counter[str]]:
+    """``choose_groups`` of an open file."""
+
+    def read(start: int, size: int) -> bytes:
+        (found,) = raw.read_ranges([ByteRange(start, start + size)])
+        return found
+
+    return choose_groups(file.metadata, wanted, read)
+
+
+def explain(archive: ObjectStore, wanted: Selection, *, footers: bool = True) -> Pruning:
+    """What a read of a selection would leave out; reads the log, the footers of the files chosen, and filters of keys.
+
+    Args:
+        archive: Of which.
+        wanted: What.
+        footers: Look into the files; else the log alone is asked.
+
+    Raises:
+        InvalidError: There is no archive, or a topic is asked for that it has not.
+        DataError: The log, or a filter, is damaged.
+        BackendError: The store failed.
+    """
+    found = plan_files(read_archive(archive), wanted)
+    if footers:
+        _look(archive, wanted, found, found.files)
+    return found
+
+
+def _look(archive: ObjectStore, wanted: Selection, found: Pruning, files: Sequence[Chosen]) -> None:
+    found.groups = found.rows = 0
+    for each in files:
+        raw = ObjectFile(archive, each.key, each.size_bytes)
+        file = open_parquet(raw)
+        chosen, left = groups_of(raw, file, wanted)
+        found.groups += len(chosen)
+        found.groups_left.update(left)
+        found.rows += sum(file.metadata.row_group(number).num_rows for number in chosen)

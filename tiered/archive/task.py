@@ -15,6 +15,7 @@ Memory: ``READ_BYTES`` of records as columns, and for each day that the segment 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from zlib_ng import zlib_ng
 from backends.errors import AlreadyExistsError
 from tiered import __version__
 from tiered.api.arrow import load_pyarrow
+from tiered.archive.body.wishes import NOTHING, Wishes
 from tiered.archive.columns import Aside, Columns, side_table
 from tiered.archive.keys import DAY_MS, file_key, side_key
 from tiered.archive.model import SCHEMA_VERSION, Archived, ParquetFile, SideFile
@@ -31,15 +33,47 @@ from tiered.crashpoints import reached
 from tiered.errors import DataError, InternalError
 from tiered.log.parts import Gap
 from tiered.log.reader import READ_BYTES, QueueReader
+from tiered.upkeep.workplace import GIVE_UP_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import random
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
     from backends.base import ObjectStore
+    from tiered.api.broker_place import Place
     from tiered.archive.plan import Task
+    from tiered.clock import Clock
     from tiered.log.decode import TierBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What an archive job works with.
+
+    Attributes:
+        tier: The tier's store, with retries.
+        place: Which broker.
+        archive: The archive's store, with retries.
+        bare: The same without, for the log, which tries again by itself.
+        clock: Time.
+        rng: For ids and jitter.
+        takes: Whether a topic is wanted.
+        wishes: What bodies shall become.
+        give_up_s: A store that has refused an entry of the log for so long is given up.
+    """
+
+    tier: ObjectStore
+    place: Place
+    archive: ObjectStore
+    bare: ObjectStore
+    clock: Clock
+    rng: random.Random
+    takes: Callable[[str], bool] = lambda _topic: True
+    wishes: Wishes = NOTHING
+    give_up_s: float = GIVE_UP_S
+
 
 FILE_BYTES = 256 << 20
 """A file is ended when its columns took so many bytes, before they were packed."""

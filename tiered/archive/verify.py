@@ -20,10 +20,10 @@ from tiered.archive.columns import BODY_REASON, Columns, layout_of
 from tiered.archive.harm import open_log
 from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine
+from tiered.archive.merging import piece_rows, says
 from tiered.archive.model import LOG, Archived, Lane, ParquetFile, SideFile
 from tiered.archive.moves import Piece, pieces_of
 from tiered.archive.parquet import read_columns, read_metadata
-from tiered.archive.rewrite import piece_rows, says
 from tiered.errors import DataError
 from tiered.journal.reader import JournalReader
 from tiered.log.parts import Gap
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
     from tiered.log.decode import TierBatch
     from tiered.log.reader import QueueReader
 

@@ -42,15 +42,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tiered.archive.body.wishes import Wishes
-    from tiered.archive.engines import Engine
-    from tiered.archive.job import Result
-    from tiered.archive.limits import Limits
+    from tiered.archive.job import Engine, Result, Watch
     from tiered.archive.merging import Merged
     from tiered.archive.model import Lane
-    from tiered.archive.plan import Plan, Task
-    from tiered.archive.progress import Watch
+    from tiered.archive.plan import Limits, Plan, Task
     from tiered.archive.query.key_index import Built
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
     from tiered.cli.call import Call
 
 _COLUMNS = [
@@ -253,7 +250,7 @@ def _files(call: Call, options: ArchiveOptions, at: Workshop) -> int:
 
 
 def _limits(call: Call, options: ArchiveOptions) -> Limits:
-    from tiered.archive.limits import Limits
+    from tiered.archive.plan import Limits
 
     bounds = call.ms(options.from_), call.ms(options.until)
     return Limits(*bounds, options.max_bytes, options.max_runtime_ms)
@@ -261,7 +258,7 @@ def _limits(call: Call, options: ArchiveOptions) -> Limits:
 
 def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     from tiered.archive.job import plan_job
-    from tiered.archive.limits import limited
+    from tiered.archive.plan import limited
     from tiered.archive.verify import read_log
 
     plan = limited(plan_job(at, read_log(at)), _limits(call, options))
@@ -275,8 +272,7 @@ def _plan(call: Call, options: ArchiveOptions, at: Workshop) -> int:
 
 
 def _archive(call: Call, options: ArchiveOptions, at: Workshop) -> int:
-    from tiered.archive.job import first_error, run_job
-    from tiered.archive.progress import Watch, write_metrics
+    from tiered.archive.job import Watch, first_error, run_job, write_metrics
 
     sealed = _seal(call, options) if options.seal else 0
     watch, metrics, kind = Watch(call.clock), options.metrics_file, options.engine
@@ -338,7 +334,7 @@ def _engine(
         from tiered.archive.job import local_engine
 
         return local_engine(at, options.jobs or os.cpu_count() or 1)
-    from tiered.archive.progress import spark_ahead
+    from tiered.archive.job import spark_ahead
     from tiered.archive.spark import WAVE, Order, open_session, spark_engine
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)

@@ -36,7 +36,7 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from tiered.archive.workshop import Workshop
+    from tiered.archive.task import Workshop
     from tiered.cli.call import Call
     from tiered.model import MessageQueue
     from tiered.upkeep.expire import Proof

@@ -167,8 +167,7 @@ def look(call: Call, options: QueryOptions, archive: ObjectStore) -> list[bytes]
         DataError: The log or a file is damaged.
         BackendError: The store failed.
     """
-    from tiered.archive.query.lines import lines
-    from tiered.archive.query.lookup import lookup
+    from tiered.archive.query.lookup import lines, lookup
     from tiered.archive.selection import MAX, MIN, Selection
 
     if options.raw_body:

@@ -1,7 +1,7 @@
 """Which columns files of a topic get beside those that every file has: decoded bodies, and the bytes of stored records.
 
 What bodies of a topic become is fixed in the archive's log, so that jobs agree whoever infers first; see
-``tiered.archive.fixing``. Values only, no pyarrow: the planner of a job reads them. All are immutable.
+``tiered.archive.job``. Values only, no pyarrow: the planner of a job reads them. All are immutable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BodyColumns:
 
     Attributes:
         format: One of ``FORMATS``.
-        columns: Names and types as ``tiered.archive.body.ddl`` writes them, without ``PREFIX``; empty for text.
+        columns: Names and types as ``tiered.archive.body.schema`` writes them, without ``PREFIX``; empty for text.
         definition: For Avro the schema, for Protocol Buffers a descriptor set in base64; else empty.
         message: For Protocol Buffers the full name of the message; else empty.
     """

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.body.ddl import require_distinct
 from tiered.archive.body.decode import NO_FIT, NO_OBJECT, UnfitError
+from tiered.archive.body.schema import require_distinct
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:

@@ -8,15 +8,21 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from tiered.api.arrow import load_pyarrow
 from tiered.archive.body.avro import avro_columns
-from tiered.archive.body.ddl import columns_text, parse_columns
-from tiered.archive.body.jsonschema import columns_of_schema
-from tiered.archive.body.layout import FORMATS, BodyColumns
+from tiered.archive.body.decode import UnfitError
+from tiered.archive.body.layout import FORMATS, PREFIX, TEXT, BodyColumns
 from tiered.archive.body.proto import proto_columns
+from tiered.archive.body.schema import columns_of_schema, columns_text, parse_columns
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from tiered.archive.body.decode import Decoder
+
 
 RAW = "raw"
 DEFINITION_BYTES_MAX = 256 << 10
@@ -168,7 +174,7 @@ def _json_columns(text: str) -> BodyColumns:
         columns = parse_columns(text)
     if not columns:
         raise InvalidError("a schema of bodies has no columns")
-    from tiered.archive.body.json_lines import JsonDecoder  # noqa: PLC0415 (heavy)
+    from tiered.archive.body.decode import JsonDecoder  # noqa: PLC0415 (heavy)
 
     JsonDecoder(columns)  # refuses what JSON cannot become
     return BodyColumns("json", columns_text(columns))
@@ -185,3 +191,52 @@ def _text(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         raise InvalidError("a schema of bodies is no UTF-8") from None
+
+
+# -- decoders --------------------------------------------------------------------------------------
+#
+# Which columns a topic's bodies become, and what decodes them.
+
+
+def body_fields(body: BodyColumns) -> list[pa.Field]:
+    """The columns of a file that bodies become, in order."""
+    arrow = load_pyarrow()
+    if body.format == "text":
+        return [arrow.field(TEXT, arrow.string())]
+    return [one.with_name(PREFIX + one.name) for one in parse_columns(body.columns)]
+
+
+def open_decoder(body: BodyColumns) -> Decoder:
+    """What decodes a topic's bodies.
+
+    Raises:
+        InvalidError: Its library is not installed, or the definition is none.
+    """
+    columns = parse_columns(body.columns)
+    match body.format:
+        case "json":
+            from tiered.archive.body.decode import JsonDecoder  # noqa: PLC0415 (heavy)
+
+            return JsonDecoder(columns)
+        case "avro":
+            from tiered.archive.body.avro import AvroDecoder  # noqa: PLC0415 (heavy)
+
+            return AvroDecoder(body.definition, columns)
+        case "protobuf":
+            from tiered.archive.body.proto import ProtoDecoder  # noqa: PLC0415 (heavy)
+
+            return ProtoDecoder(body.definition, body.message, columns)
+        case _:
+            return TextDecoder()
+
+
+class TextDecoder:
+    """Bodies that are UTF-8."""
+
+    def decode(self, bodies: pa.Array) -> list[pa.Array]:
+        """See ``Decoder``."""
+        arrow = load_pyarrow()
+        try:
+            return [bodies.cast(arrow.string())]
+        except arrow.ArrowInvalid:
+            raise UnfitError("the body is no UTF-8") from None

@@ -17,7 +17,7 @@ Layout::
     footer, 16 bytes        size of the head and its CRC-32 (big-endian uint32 each), ``TMQKEYS1``
 
 A class is all filters of one size. Filters are numbered within theirs in the order in which ``files`` names them: file by
-file, group by group, the columns of ``tiered.archive.filters.COLUMNS``; class -1 stands for a column without a filter.
+file, group by group, the columns of ``tiered.archive.bloom.COLUMNS``; class -1 stands for a column without a filter.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import ObjectNotFoundError, PreconditionFailedError
-from tiered.archive.bloom import BLOCK, block_holds, block_number, text_hash
-from tiered.archive.filters import filters_of
+from tiered.archive.bloom import BLOCK, block_holds, block_number, filters_of, text_hash
 from tiered.archive.harm import reading
-from tiered.archive.prune import open_parquet
 from tiered.archive.ranges import ObjectFile
+from tiered.archive.tables import open_parquet
 from tiered.errors import DataError
 
 if TYPE_CHECKING:

@@ -12,22 +12,20 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import backend_errors
-from tiered.archive.prune import groups_of, open_parquet, plan_files
 from tiered.archive.ranges import ObjectFile
 from tiered.archive.selection import shown
-from tiered.archive.source.options import choice, open_place, partition_bytes
+from tiered.archive.source.options import TierStates, choice, open_place, partition_bytes
 from tiered.archive.source.stretches import FAIL, SKIP, packed, plan_tier, read_stretch
-from tiered.archive.source.tier_states import TierStates
-from tiered.archive.tables import read_archive
+from tiered.archive.tables import groups_of, open_parquet, plan_files, read_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from tiered.archive.prune import Chosen
     from tiered.archive.selection import Selection
     from tiered.archive.source.stretches import Stretch
+    from tiered.archive.tables import Chosen
 
 BATCH_ROWS = 10_000
 _PIECE = ("broker", "queue_id", "incarnation", "queue_offset")

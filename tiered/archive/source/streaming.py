@@ -35,10 +35,16 @@ from pyspark.sql.streaming.datasource import (
 
 from tiered.api.stores import backend_errors
 from tiered.archive.model import Lane
-from tiered.archive.source.options import choice, partition_bytes, whole
-from tiered.archive.source.positions import (
+from tiered.archive.source.options import TierStates, choice, partition_bytes, whole
+from tiered.archive.source.readers import TierPartition, read_partition
+from tiered.archive.source.stream_plan import (
+    AGAIN,
     EARLIEST,
     LATEST,
+    Rules,
+    advance,
+    batch_of,
+    charged,
     document_of,
     histories_of,
     latest,
@@ -47,10 +53,7 @@ from tiered.archive.source.positions import (
     require_same,
     start_of,
 )
-from tiered.archive.source.readers import TierPartition, read_partition
-from tiered.archive.source.stream_plan import AGAIN, Rules, advance, batch_of, charged
 from tiered.archive.source.stretches import FAIL, SKIP, packed
-from tiered.archive.source.tier_states import TierStates
 from tiered.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
 
     from tiered.api.broker_place import Place
     from tiered.archive.selection import Selection
-    from tiered.archive.source.positions import Histories, Key, Positions
+    from tiered.archive.source.stream_plan import Histories, Key, Positions
     from tiered.log.parts import TierState
 
 _log = logging.getLogger(__name__)
