@@ -70,6 +70,7 @@ class Row:
             *(s.start, s.records_bytes, s.stored_bytes, s.count, s.size_bytes, s.crc),
             *(self.log_offset, self.start, self.log_bytes, len(self.records)),
             *(*astuple(self.claims), self.records_at, self.items_at),
+            *(0, 0),  # nothing is compacted here
             *self.bundle,
         )
 

@@ -10,7 +10,7 @@ from unittest import mock
 from zlib_ng import zlib_ng
 
 from backends.errors import AlreadyExistsError, BackendError, UnknownOutcomeError
-from tiered.dispatch import group_commit, merging, rounds
+from tiered.dispatch import continuity, group_commit, merging, rounds
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import GroupCommitter, Uploader
 from tiered.dispatch.merging import Merger
@@ -21,7 +21,7 @@ from tiered.journal.reader import JournalReader
 from tiered.journal.writer import JournalWriter
 from tiered.keys import checkpoint_key, entry_key
 from tiered.log import composite, merge, parting, state
-from tiered.log.composite import CompositeFlatFile, GroupCommit
+from tiered.log.composite import CommitColumns, CompositeFlatFile, GroupCommit
 from tiered.log.parts import Parts
 
 if TYPE_CHECKING:
@@ -254,12 +254,12 @@ def _beginning_not_told() -> Patches:
 
 def _anew_behind_what_expired() -> Patches:
     """A queue that is made anew begins with what retention has left of it."""
-    begin = parting._begin_anew
+    begin = parting.begin_anew
 
     def silent(queue: Any, life: Any, bounds: Any, start: int = 0) -> Any:
         return begin(queue, life, bounds, max(start, bounds.min))
 
-    return [mock.patch.object(parting, "_begin_anew", silent)]
+    return [mock.patch.object(module, "begin_anew", silent) for module in (parting, continuity)]
 
 
 def _later_part_first() -> Patches:
@@ -527,16 +527,22 @@ def _times_of_ends() -> Patches:
 def _times_of_the_first_and_last() -> Patches:
     """Store times are taken to rise, within a commit."""
 
-    def ends(self: GroupCommit) -> tuple[int, int]:
+    made = CommitColumns.of
+
+    def of_ends(commit: GroupCommit) -> tuple[int, int]:
         real = [
             int(time_ms)
-            for batch in self.batches
+            for batch in commit.batches
             for time_ms, size in zip(batch.store_timestamps_ms, batch.sizes, strict=True)
             if size > 0
         ]
         return (real[0], real[-1]) if real else (-1, -1)
 
-    return [mock.patch.object(GroupCommit, "times", ends)]
+    def ends(commits: Sequence[GroupCommit]) -> CommitColumns:
+        low_ms, high_ms = zip(*map(of_ends, commits), strict=True)
+        return replace(made(commits), low_ms=low_ms, high_ms=high_ms)
+
+    return [mock.patch.object(CommitColumns, "of", ends)]
 
 
 def _holes_stay_behind_a_cut() -> Patches:
