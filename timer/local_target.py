@@ -223,7 +223,8 @@ class LocalTarget:
         return count
 
     def _deliver(self, fired: Sequence[Fired], now_ms: int) -> int:
-        found = [(one.due_ms, self._record(one)) for one in fired]
+        records = self._read(fired)
+        found = [(one.due_ms, records.get((one.source, one.offset))) for one in fired]
         marks = {
             (due, record.properties[names.TIMER_DEL_UNIQKEY])
             for due, record in found
@@ -254,14 +255,24 @@ class LocalTarget:
             return False
         return True
 
-    def _record(self, one: Fired) -> Record | None:
-        got = self.store.reader.get(self._sources[one.source], one.offset, count_max=1)
-        return got.records[0] if got.records else None
+    def _read(self, fired: Sequence[Fired]) -> dict[tuple[int, int], Record]:
+        """The records of what fired: mostly they lie side by side, since they were handed over in due order."""
+        found: dict[tuple[int, int], Record] = {}
+        places = sorted({(one.source, one.offset) for one in fired})
+        begin = 0
+        for at, (source, offset) in enumerate(places, 1):
+            if at == len(places) or places[at] != (source, offset + 1):
+                low = places[begin][1]
+                for record in self._records(self._sources[source], low, offset + 1):
+                    found[source, record.queue_offset] = record
+                begin = at
+        return found
 
     def _records(self, queue: MessageQueue, low: int, high: int) -> Iterator[Record]:
         at = low
         while at < high:
-            got = self.store.reader.get(queue, at, count_max=_BATCH, bytes_max=_READ_BYTES)
+            most = min(_BATCH, high - at)
+            got = self.store.reader.get(queue, at, count_max=most, bytes_max=_READ_BYTES)
             yield from got.records
             if got.next_offset <= at:
                 return
