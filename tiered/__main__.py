@@ -18,9 +18,9 @@ def main() -> None:
     Raises:
         SystemExit: Always, with the exit code of the contract.
     """
-    from tiered.cli.signals import Watch  # noqa: PLC0415 (start-up loads only what is needed)
+    from tiered.cli.signals import SignalWatch  # noqa: PLC0415 (start-up loads only what is needed)
 
-    watch = Watch()
+    watch = SignalWatch()
     watch.begin()
     from tiered.cli.call import Surroundings  # noqa: PLC0415
 

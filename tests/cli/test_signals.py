@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tiered.cli import signals
-from tiered.cli.signals import Stopper, Watch
+from tiered.cli.signals import SignalWatch, Stopper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,7 +186,7 @@ class World:
     def __init__(self) -> None:
         self.codes: queue.Queue[int] = queue.Queue()
         self.tidied = threading.Event()
-        self.watch = Watch(self.codes.put, self.tidied.set)
+        self.watch = SignalWatch(self.codes.put, self.tidied.set)
         self._arrived, self._noted = os.pipe()
         self._thread = threading.Thread(target=self.watch.run, args=(self._arrived,), daemon=True)
         self._thread.start()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiered.cli.options import OneOf, Setting, Shape, custom, flag, option, several
-from tiered.cli.signals import Watch
+from tiered.cli.signals import SignalWatch
 from tiered.cli.values import Moment, above_zero, pair
 from tiered.clock import Clock, SystemClock
 from tiered.errors import InvalidError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from backends.s3_settings import S3Options
-    from tiered.cli.options import Chosen
+    from tiered.cli.options import SettingInForce
     from tiered.cli.stderr import Progress, Progressed
 
 OUTPUTS = OneOf("table", "wide", "json", "jsonl", "csv")
@@ -113,7 +113,7 @@ class Surroundings:
 
     environment: Mapping[str, str]
     clock: Clock = field(default_factory=SystemClock)
-    watch: Watch = field(default_factory=Watch)
+    watch: SignalWatch = field(default_factory=SignalWatch)
     debug: bool = False
     log_format: str = ""
 
@@ -134,9 +134,9 @@ class Call:
     path: str
     section: str
     common: CommonOptions
-    chosen: Mapping[str, Chosen]
+    chosen: Mapping[str, SettingInForce]
     clock: Clock
-    watch: Watch = field(default_factory=Watch)
+    watch: SignalWatch = field(default_factory=SignalWatch)
 
     def is_given(self, key: str) -> bool:
         """Whether the command line itself says it, by the key of the setting."""

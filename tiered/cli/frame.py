@@ -41,7 +41,7 @@ _VERBOSE = frozenset({"attach", "mount"})
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """A command that a group knows of without loading it.
 
     Attributes:
@@ -53,61 +53,75 @@ class Entry:
     summary: str
 
 
-COMMANDS: Mapping[str, Entry] = {
-    "demo": Entry("demo", "Shows the whole story on a local folder, without a server."),
-    "attach": Entry("attach", "Follows a store directory, live or dead, and tiers it."),
-    "status": Entry("status", "Says how far each queue is tiered, and what waits and why."),
-    "ls": Entry("status:LS", "Lists topics and queues, or the segments and their objects."),
-    "cat": Entry("cat", "Prints the messages of a topic, queue after queue."),
-    "query": Entry("query", "Finds messages by key or unique id, newest first."),
-    "verify": Entry("verify", "Checks that a tier is whole, or equal to a local store."),
-    "archive": Entry("archive", "Rewrites sealed segments as Parquet, or verifies them."),
-    "sql": Entry("sql", "Answers a question in SQL from an archive."),
-    "gc": Entry("planned:GC", "Deletes what no reader can reach any more: plan, then apply."),
-    "expire": Entry(
+COMMANDS: Mapping[str, CommandEntry] = {
+    "demo": CommandEntry("demo", "Shows the whole story on a local folder, without a server."),
+    "attach": CommandEntry("attach", "Follows a store directory, live or dead, and tiers it."),
+    "status": CommandEntry("status", "Says how far each queue is tiered, and what waits and why."),
+    "ls": CommandEntry("status:LS", "Lists topics and queues, or the segments and their objects."),
+    "cat": CommandEntry("cat", "Prints the messages of a topic, queue after queue."),
+    "query": CommandEntry("query", "Finds messages by key or unique id, newest first."),
+    "verify": CommandEntry("verify", "Checks that a tier is whole, or equal to a local store."),
+    "archive": CommandEntry("archive", "Rewrites sealed segments as Parquet, or verifies them."),
+    "sql": CommandEntry("sql", "Answers a question in SQL from an archive."),
+    "gc": CommandEntry(
+        "planned:GC", "Deletes what no reader can reach any more: plan, then apply."
+    ),
+    "expire": CommandEntry(
         "planned:EXPIRE", "Gives up messages older than a time to live: plan, then apply."
     ),
-    "delete-topic": Entry(
+    "delete-topic": CommandEntry(
         "planned:DELETE_TOPIC", "Gives up everything of a topic: plan, then apply."
     ),
-    "take-back": Entry("planned:TAKE_BACK", "Ends a queue at an earlier offset: plan, then apply."),
-    "compact": Entry("compact", "Keeps the newest message of each key: plan, then apply."),
-    "lease": Entry("status:LEASE", "Says who writes a tier and until when, or frees its lease."),
-    "rebuild": Entry("rebuild", "Makes a lost journal again, from the objects."),
-    "doctor": Entry("doctor", "Looks for what is set up wrong, and says what to do."),
-    "mount": Entry("mount", "Serves a tier read-only to RocketMQ's clients."),
-    "restore": Entry("restore", "Makes a store directory of a tier, for a broker to start on."),
-    "timer": Entry("timer", "Keeps messages that are due much later."),
-    "timer.import": Entry("timer:IMPORT", "Takes a broker's pending timers into the tier, once."),
-    "timer.ls": Entry("timer:LS", "Lists the hours in which messages are due."),
-    "timer.show": Entry("timer:SHOW", "Lists the messages that are due in one hour."),
-    "timer.cancel": Entry("timer:CANCEL", "Takes one pending message back."),
-    "timer.run": Entry("timer:RUN", "Hands messages over before they are due, each once."),
-    "store": Entry("store", "Makes and writes local stores without a broker."),
-    "store.create": Entry("store:CREATE", "Makes an empty store directory."),
-    "store.put": Entry(
+    "take-back": CommandEntry(
+        "planned:TAKE_BACK", "Ends a queue at an earlier offset: plan, then apply."
+    ),
+    "compact": CommandEntry("compact", "Keeps the newest message of each key: plan, then apply."),
+    "lease": CommandEntry(
+        "status:LEASE", "Says who writes a tier and until when, or frees its lease."
+    ),
+    "rebuild": CommandEntry("rebuild", "Makes a lost journal again, from the objects."),
+    "doctor": CommandEntry("doctor", "Looks for what is set up wrong, and says what to do."),
+    "mount": CommandEntry("mount", "Serves a tier read-only to RocketMQ's clients."),
+    "restore": CommandEntry(
+        "restore", "Makes a store directory of a tier, for a broker to start on."
+    ),
+    "timer": CommandEntry("timer", "Keeps messages that are due much later."),
+    "timer.import": CommandEntry(
+        "timer:IMPORT", "Takes a broker's pending timers into the tier, once."
+    ),
+    "timer.ls": CommandEntry("timer:LS", "Lists the hours in which messages are due."),
+    "timer.show": CommandEntry("timer:SHOW", "Lists the messages that are due in one hour."),
+    "timer.cancel": CommandEntry("timer:CANCEL", "Takes one pending message back."),
+    "timer.run": CommandEntry("timer:RUN", "Hands messages over before they are due, each once."),
+    "store": CommandEntry("store", "Makes and writes local stores without a broker."),
+    "store.create": CommandEntry("store:CREATE", "Makes an empty store directory."),
+    "store.put": CommandEntry(
         "store:PUT", "Appends messages: JSON lines, of a topic and a body at least."
     ),
-    "store.tail": Entry("store:TAIL", "Prints the last messages of a store directory."),
-    "store.info": Entry("store:INFO", "Says what a store directory holds."),
-    "store.recover": Entry("store:RECOVER", "Makes a store whole that was not stopped cleanly."),
-    "policy": Entry("doctor:POLICY", "Prints the S3 policy that a role needs."),
-    "bench": Entry("bench", "Measures this machine against plain copying."),
-    "bench.make-store": Entry(
+    "store.tail": CommandEntry("store:TAIL", "Prints the last messages of a store directory."),
+    "store.info": CommandEntry("store:INFO", "Says what a store directory holds."),
+    "store.recover": CommandEntry(
+        "store:RECOVER", "Makes a store whole that was not stopped cleanly."
+    ),
+    "policy": CommandEntry("doctor:POLICY", "Prints the S3 policy that a role needs."),
+    "bench": CommandEntry("bench", "Measures this machine against plain copying."),
+    "bench.make-store": CommandEntry(
         "bench:MAKE_STORE", "Makes a local store of messages to measure with."
     ),
-    "bench.store": Entry(
+    "bench.store": CommandEntry(
         "bench:STORE", "Measures the embedded store, beside plain writes and reads."
     ),
-    "bench.dispatch": Entry(
+    "bench.dispatch": CommandEntry(
         "bench:DISPATCH", "Measures how fast a store is tiered, beside cp and fsync."
     ),
-    "bench.read": Entry(
+    "bench.read": CommandEntry(
         "bench:READ", "Measures how fast a tier is read, beside plain ranged GETs."
     ),
-    "config": Entry("config", "Shows the settings in force."),
-    "config.show": Entry("config:SHOW", "Prints every setting, its value and where it came from."),
-    "completion": Entry("config:COMPLETION", "Prints the completion script of a shell."),
+    "config": CommandEntry("config", "Shows the settings in force."),
+    "config.show": CommandEntry(
+        "config:SHOW", "Prints every setting, its value and where it came from."
+    ),
+    "completion": CommandEntry("config:COMPLETION", "Prints the completion script of a shell."),
 }
 """Every command by its path, groups before what is in them."""
 
@@ -134,7 +148,7 @@ class _Sections:
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """When to use it; and examples as they stand, one a line."""
-        details = self.details if isinstance(self, Command) else ""
+        details = self.details if isinstance(self, CliCommand) else ""
         if details:
             with formatter.section("When to use it"):
                 formatter.write_text(details)
@@ -145,7 +159,7 @@ class _Sections:
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-class Command(_Sections, click.Command):
+class CliCommand(_Sections, click.Command):
     """A command with common options and examples.
 
     Attributes:
@@ -160,7 +174,7 @@ class Command(_Sections, click.Command):
 class Program(_Sections, click.Group):
     """A group whose commands are loaded when they are called."""
 
-    entries: Mapping[str, Entry] = {}
+    entries: Mapping[str, CommandEntry] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         """See ``click.Group``."""
@@ -251,7 +265,7 @@ def make_command(
     *,
     examples: Sequence[str],
     details: str = "",
-) -> Command:
+) -> CliCommand:
     """A command.
 
     Args:
@@ -273,7 +287,7 @@ def make_command(
         return _run(lambda call: run(call, chosen), call)
 
     summary = COMMANDS[path].summary
-    command = Command(
+    command = CliCommand(
         path.rpartition(".")[2],
         callback=callback,
         help=summary,
@@ -289,7 +303,7 @@ def make_command(
 @cache
 def all_settings() -> tuple[Setting, ...]:
     """Every setting there is; loads all commands."""
-    commands = (command for _, command in program().walk() if isinstance(command, Command))
+    commands = (command for _, command in program().walk() if isinstance(command, CliCommand))
     return (*COMMON, *chain.from_iterable(command.settings for command in commands))
 
 

@@ -330,7 +330,7 @@ class _Kind(_ParamType):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Chosen:
+class SettingInForce:
     """A value and where it came from (``default``, ``file PATH``, ``environment NAME``, ``command line``)."""
 
     setting: Setting
@@ -345,7 +345,7 @@ def resolve(
     file_name: str,
     environment: Mapping[str, str],
     given: Mapping[str, object],
-) -> dict[str, Chosen]:
+) -> dict[str, SettingInForce]:
     """Which value rules for each setting, by key.
 
     Args:
@@ -358,7 +358,7 @@ def resolve(
     Raises:
         InvalidError: A value that its setting cannot take.
     """
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, SettingInForce] = {}
     for setting in settings:
         value, source = setting.default, "default"
         if setting.key in file:
@@ -369,14 +369,14 @@ def resolve(
             value = setting.convert(text, source)
         if setting.key in given:
             value, source = given[setting.key], "command line"
-        chosen[setting.key] = Chosen(setting, value, source)
+        chosen[setting.key] = SettingInForce(setting, value, source)
     return chosen
 
 
 def build(
     options: type[T],
     settings: Iterable[Setting],
-    chosen: Mapping[str, Chosen],
+    chosen: Mapping[str, SettingInForce],
     path: str,
     arguments: Mapping[str, object],
 ) -> T:

@@ -44,7 +44,7 @@ class Stopper:
         received: The first signal that came; None so far.
     """
 
-    def __init__(self, watch: Watch, stop: Callable[[], None], *, seconds: float) -> None:
+    def __init__(self, watch: SignalWatch, stop: Callable[[], None], *, seconds: float) -> None:
         """Have a first signal call ``stop``, in another thread, and leave the command ``seconds`` to drain."""
         self.received: signal.Signals | None = None
         self.seconds = seconds
@@ -74,7 +74,7 @@ class Stopper:
         return 0 if self.received is None else 128 + self.received
 
 
-class Watch:
+class SignalWatch:
     """Reads signals from a pipe; until ``begin`` is called, none come.
 
     Attributes:

@@ -325,7 +325,7 @@ def life_rows(tier: Tier, queue: MessageQueue) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldPart:
     """A part that lies in a bundle: row ``number`` of a segment's."""
 
     queue: MessageQueue
@@ -357,12 +357,12 @@ def object_rows(tier: Tier, queues: list[MessageQueue]) -> Iterator[Row]:
 
     Keys are relative to the URL.
     """
-    held: dict[Bundle, list[_Held]] = {}
+    held: dict[Bundle, list[_HeldPart]] = {}
     for queue in queues:
         for life in tier.state.queues[queue]:
             for segment in life.segments:
                 for number, bundle in enumerate(segment.parts.bundles):
-                    one = _Held(queue, life.incarnation, segment, number)
+                    one = _HeldPart(queue, life.incarnation, segment, number)
                     held.setdefault(bundle, []).append(one)
     for bundle in sorted(held, key=lambda one: (one.level, one.key.rpartition("/")[2])):
         rows = [one.row() for one in held[bundle]]

@@ -147,7 +147,7 @@ def plan_orphans(
         known: What the journal says.
         limit: Delete at most so many.
     """
-    planner = _Planner(known)
+    planner = _OrphanPlanner(known)
     previous = ""
     for info in listed:
         if info.key <= previous:
@@ -160,7 +160,7 @@ def plan_orphans(
     return planner.done(limit)
 
 
-class _Planner:
+class _OrphanPlanner:
     def __init__(self, known: Known) -> None:
         self._known = known
         self._named = named_objects(known.state)

@@ -5,7 +5,7 @@ overlap, the newest wins, by generation and then by the sequence in which its wr
 
 * a newer writer knew the history when it began, so what an older one made and it made again was not history;
 * a merged section is made after those that it replaces, and says the same (but for one that came too late, of what was
-  taken back meanwhile: ``_Late``);
+  taken back meanwhile: ``_LatePart``);
 * a section made again because nobody knew what became of the first try is made after it.
 
 What is not chosen is unused, and a bundle with nothing else an orphan. Where queue offsets go on and log offsets do not, or
@@ -179,7 +179,7 @@ Read = Callable[[SectionRange], Buffer]
 """Reads a range of a section; a ``DataError`` or ``BackendError`` when it can not be read."""
 
 
-class Candidate(NamedTuple):
+class RebuildCandidate(NamedTuple):
     """A part that a section could be, and its age.
 
     Attributes:
@@ -224,12 +224,12 @@ class Candidates:
         """Those that any section is of."""
         return set(self._rows)
 
-    def of(self, life: LifeKey) -> Iterator[Candidate]:
+    def of(self, life: LifeKey) -> Iterator[RebuildCandidate]:
         """The sections of one life."""
         for row in self._rows.get(life, ()):
             one = self._tabled[self._of[row]]
             made = one.said.object_id
-            yield Candidate(
+            yield RebuildCandidate(
                 (made.generation, made.sequence, False),
                 self._parts[row],
                 self._segments[row],
@@ -264,7 +264,9 @@ class Present:
         return at < len(rows) and tuple(int(rows[name][at]) for name in same) == mine
 
 
-def known_candidates(known: TierState, life: LifeKey, present: Present) -> Iterator[Candidate]:
+def known_candidates(
+    known: TierState, life: LifeKey, present: Present
+) -> Iterator[RebuildCandidate]:
     """The parts that the readable journal names, perhaps of cut sections, if their bundles are there."""
     queue, incarnation = life
     lives = known.queues.get(queue, ())
@@ -278,19 +280,19 @@ def known_candidates(known: TierState, life: LifeKey, present: Present) -> Itera
                     rank = (made.generation, made.sequence, True)
                     is_merged = part.bundle.level > 0
                     base = segment.base_offset
-                    yield Candidate(rank, part, base, is_merged, False, -1)
+                    yield RebuildCandidate(rank, part, base, is_merged, False, -1)
 
 
 # -- choice -------------------------------------------------------------------------------------
 
 
 def choose(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[RebuildCandidate],
     queue: MessageQueue,
     incarnation: int,
     known: TierState,
     read: Read,
-) -> list[Candidate]:
+) -> list[RebuildCandidate]:
     """The newest that do not overlap, in the order of their queue offsets.
 
     Args:
@@ -302,7 +304,7 @@ def choose(
     """
     able = [one for one in candidates if _may_be_history(one, queue, incarnation, known)]
     reigns = _Reigns(able)
-    late = _Late(candidates, read)
+    late = _LatePart(candidates, read)
     chosen = _Chosen(read)
     for one in sorted(able, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
         if one.taken_back or (not one.is_merged and reigns.take_back(one)):
@@ -312,7 +314,9 @@ def choose(
     return chosen.row
 
 
-def choose_tail(candidates: Sequence[Candidate], without: Sequence[Part]) -> list[Candidate]:
+def choose_tail(
+    candidates: Sequence[RebuildCandidate], without: Sequence[Part]
+) -> list[RebuildCandidate]:
     """Of what merges found taken back the newest that do not overlap, nor any of ``without``."""
     chosen = _Chosen(None)
     for one in sorted(candidates, key=lambda found: (found.rank, found.part.bundle.key))[::-1]:
@@ -330,11 +334,11 @@ class _Chosen:
     """A row of parts, none overlapping another."""
 
     def __init__(self, read: Read | None) -> None:
-        self.row: list[Candidate] = []
+        self.row: list[RebuildCandidate] = []
         self._starts: list[int] = []
         self._read = read
 
-    def take(self, one: Candidate) -> None:
+    def take(self, one: RebuildCandidate) -> None:
         """Take it, or what of it lies before a newer one that begins in its midst, if it fits."""
         at = bisect_right(self._starts, one.part.queue_offset)
         for fitting in self._whole_or_head(one, self.row[at : at + 1]):
@@ -343,7 +347,9 @@ class _Chosen:
                 self.row.insert(at, fitting)
                 return
 
-    def _whole_or_head(self, one: Candidate, behind: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _whole_or_head(
+        self, one: RebuildCandidate, behind: Sequence[RebuildCandidate]
+    ) -> Iterator[RebuildCandidate]:
         yield one
         part = one.part
         newer = behind[0].part if behind else None
@@ -358,7 +364,7 @@ class _Chosen:
 class _Reigns:
     """Where each reign began to write, so that what an older one had made behind that is known to be no history."""
 
-    def __init__(self, able: Sequence[Candidate]) -> None:
+    def __init__(self, able: Sequence[RebuildCandidate]) -> None:
         lows: dict[int, int] = {}
         for one in able:
             if not one.is_merged:  # merging is no going on
@@ -370,13 +376,13 @@ class _Reigns:
             ::-1
         ]  # of this generation and all later ones
 
-    def take_back(self, one: Candidate) -> bool:
+    def take_back(self, one: RebuildCandidate) -> bool:
         """Whether a later reign began to write at or below its first offset."""
         at = bisect_right(self._generations, one.rank[0])
         return at < len(self._lows) and self._lows[at] <= one.part.queue_offset
 
 
-class _Late:
+class _LatePart:
     """Merges that came too late: of parts that the broker took back while they were gathered, so never named.
 
     Such a one is newer than what was written in the place of these, and would win. It is known by two histories at the
@@ -384,13 +390,13 @@ class _Late:
     than the merge, that says something else.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], read: Read) -> None:
+    def __init__(self, candidates: Sequence[RebuildCandidate], read: Read) -> None:
         plain = [one for one in candidates if not one.is_merged or one.taken_back]
         plain.sort(key=lambda one: one.part.queue_offset)
         self._pairs = list(_overlapping(plain))
         self._read = read
 
-    def is_late(self, merged: Candidate) -> bool:
+    def is_late(self, merged: RebuildCandidate) -> bool:
         """Whether a merged section is no history."""
         return any(
             self._agree(old, merged) is True and self._agree(new, merged) is False
@@ -399,7 +405,7 @@ class _Late:
             if not new.taken_back and new.rank < merged.rank
         )
 
-    def _agree(self, one: Candidate, merged: Candidate) -> bool | None:
+    def _agree(self, one: RebuildCandidate, merged: RebuildCandidate) -> bool | None:
         """Whether both say the same of the last queue offset that both have; None: that can't be told."""
         low = max(one.part.queue_offset, merged.part.queue_offset)
         at = min(one.part.queue_end, merged.part.queue_end) - 1
@@ -411,9 +417,11 @@ class _Late:
             return None
 
 
-def _overlapping(row: Sequence[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:
+def _overlapping(
+    row: Sequence[RebuildCandidate],
+) -> Iterator[tuple[RebuildCandidate, RebuildCandidate]]:
     """Pairs of different parts that overlap; the row is in the order of where they begin."""
-    open_ones: list[Candidate] = []
+    open_ones: list[RebuildCandidate] = []
     for one in row:
         open_ones = [o for o in open_ones if o.part.queue_end > one.part.queue_offset]
         for other in open_ones:
@@ -422,7 +430,9 @@ def _overlapping(row: Sequence[Candidate]) -> Iterator[tuple[Candidate, Candidat
         open_ones.append(one)
 
 
-def _by_age(one: Candidate, two: Candidate) -> tuple[Candidate, Candidate]:
+def _by_age(
+    one: RebuildCandidate, two: RebuildCandidate
+) -> tuple[RebuildCandidate, RebuildCandidate]:
     """The older history first: what was taken back, else by rank."""
     if one.taken_back != two.taken_back:
         return (one, two) if one.taken_back else (two, one)
@@ -456,7 +466,9 @@ def cut_head(part: Part, end: QueueOffset, log_end: LogOffset, read: Read) -> Pa
     return head_of(part, end, Head(part.queue_offset, part.log_offset, log_bytes, holes, 0))
 
 
-def _fits(part: Part, before: Sequence[Candidate], behind: Sequence[Candidate]) -> bool:
+def _fits(
+    part: Part, before: Sequence[RebuildCandidate], behind: Sequence[RebuildCandidate]
+) -> bool:
     """Whether it overlaps neither neighbour, in queue offsets and in log offsets, and meets them in both or in none."""
     row = [one.part for one in before] + [part] + [one.part for one in behind]
     return all(
@@ -468,7 +480,7 @@ def _fits(part: Part, before: Sequence[Candidate], behind: Sequence[Candidate]) 
 
 
 def _may_be_history(
-    one: Candidate, queue: MessageQueue, incarnation: int, known: TierState
+    one: RebuildCandidate, queue: MessageQueue, incarnation: int, known: TierState
 ) -> bool:
     """Whether the readable journal leaves it open that a later entry named this."""
     generation, _, is_named = one.rank
@@ -527,7 +539,10 @@ class BuiltLife:
 
 
 def build_life(
-    chain: Sequence[Candidate], queue: MessageQueue, incarnation: int, known: QueueLife | None
+    chain: Sequence[RebuildCandidate],
+    queue: MessageQueue,
+    incarnation: int,
+    known: QueueLife | None,
 ) -> BuiltLife:
     """Make a life.
 
@@ -584,7 +599,7 @@ def _notes(life: QueueLife, known: QueueLife | None) -> list[str]:
     return notes
 
 
-def _gaps(chain: Sequence[Candidate], known: QueueLife | None) -> list[Gap]:
+def _gaps(chain: Sequence[RebuildCandidate], known: QueueLife | None) -> list[Gap]:
     """Those before the first part (only a journal tells) and those between parts."""
     recorded = () if known is None else known.gaps
     first = chain[0].part.queue_offset
@@ -609,9 +624,11 @@ def _known_tail(last: Part, known: QueueLife | None) -> list[Gap]:
     return tail if is_whole else []
 
 
-def build_tails(chain: Sequence[Candidate], incarnation: int, reason: str) -> list[QueueLife]:
+def build_tails(
+    chain: Sequence[RebuildCandidate], incarnation: int, reason: str
+) -> list[QueueLife]:
     """Lives that are over, of what merges found taken back: one of each run without a hole."""
-    rows: list[list[Candidate]] = []
+    rows: list[list[RebuildCandidate]] = []
     for one in chain:
         if rows and _continues(rows[-1][-1].part, one.part):
             rows[-1].append(one)
@@ -620,7 +637,7 @@ def build_tails(chain: Sequence[Candidate], incarnation: int, reason: str) -> li
     return [_tail(row, incarnation, reason) for row in rows]
 
 
-def _tail(row: Sequence[Candidate], incarnation: int, reason: str) -> QueueLife:
+def _tail(row: Sequence[RebuildCandidate], incarnation: int, reason: str) -> QueueLife:
     first, last = row[0].part, row[-1].part
     return QueueLife(
         incarnation,
@@ -633,13 +650,13 @@ def _tail(row: Sequence[Candidate], incarnation: int, reason: str) -> QueueLife:
     )
 
 
-def _segments(chain: Sequence[Candidate], known: QueueLife | None) -> tuple[Segment, ...]:
+def _segments(chain: Sequence[RebuildCandidate], known: QueueLife | None) -> tuple[Segment, ...]:
     """Where a part does not begin its segment, it is of the segment of the part before it.
 
     So says where its segment begins: before itself. It need not be where that part's segment begins, since a merge may have
     made one segment of two, and leaves what it does not gather as it was.
     """
-    rows: list[list[Candidate]] = []
+    rows: list[list[RebuildCandidate]] = []
     for one in chain:
         last = rows[-1][-1] if rows else None
         is_same = last is not None and _continues(last.part, one.part)
@@ -654,7 +671,7 @@ def _continues(one: Part, two: Part) -> bool:
     return (one.queue_end, one.log_end) == (two.queue_offset, two.log_offset)
 
 
-def _segment(row: Sequence[Candidate], known: QueueLife | None, *, is_last: bool) -> Segment:
+def _segment(row: Sequence[RebuildCandidate], known: QueueLife | None, *, is_last: bool) -> Segment:
     first = row[0].part
     base = (first.log_offset, first.queue_offset)
     same = next(

@@ -94,7 +94,7 @@ def verify_tier(
         BackendError: The journal or the listing could not be read.
         TieredStoreError: The journal is of a newer version, or the local store cannot be read at all.
     """
-    run = _Run(store, prefix)
+    run = _VerifyRun(store, prefix)
     steps = run.journal_and_listing(deep=deep)
     if local is not None:
         steps += run.comparisons(local)
@@ -108,7 +108,7 @@ def verify_tier(
     return run.report
 
 
-class _Run:
+class _VerifyRun:
     """One verification, on the caller's thread."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:

@@ -129,7 +129,7 @@ def apply_steps(at: Workplace, plan: Plan, proof: Proof | None = None) -> dict[s
     steps = [step_of(row) for row in plan["steps"]]
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
     store_now_ms = ledger.begin({"plan": digest(plan)})
-    run = _Run(plan, steps, proof)
+    run = _ExpireRun(plan, steps, proof)
     if plan["what"] == "delete-topic":
         journal = reign_and(at, run.append)
     else:
@@ -161,7 +161,7 @@ def step_row(step: ExpiryStep) -> dict[str, Any]:
     return {"topic": step.queue.topic, "queue_id": step.queue.queue_id, **fields}
 
 
-class _Run:
+class _ExpireRun:
     def __init__(self, plan: Plan, steps: list[ExpiryStep], proof: Proof | None) -> None:
         if plan.get("archive") != (proof.url if proof else None):
             raise InvalidError(

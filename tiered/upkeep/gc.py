@@ -141,10 +141,10 @@ def apply_gc(
         FencedError: The plan needs a reign, and a writer is at work.
         BackendError: The store does not answer. Applying again goes on.
     """
-    return _Run(at, plan, journal).run(executor, told)
+    return _GcRun(at, plan, journal).run(executor, told)
 
 
-class _Run:
+class _GcRun:
     def __init__(self, at: Workplace, plan: Plan, journal: JournalBytes | None) -> None:
         self._at = at
         self._plan = plan

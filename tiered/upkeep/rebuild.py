@@ -492,7 +492,7 @@ def apply_rebuild_index(
         BackendError: The store does not answer; planning again shows what is left.
         OSError: There is no room for the work file.
     """
-    run = _Run(at, reign_and(at), items_max, directory)
+    run = _RebuildRun(at, reign_and(at), items_max, directory)
     try:
         if dict(run.journal.state.store) != plan["store"]:
             raise moved_on("it belongs to another store")
@@ -514,7 +514,7 @@ def apply_rebuild_index(
     }
 
 
-class _Run:
+class _RebuildRun:
     def __init__(
         self,
         at: Workplace,

@@ -401,7 +401,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RunningCost:
     """Of a month.
 
     Attributes:
@@ -481,7 +481,7 @@ def _bundles(entry: Entry, do: str) -> list[int]:
     return [row[1] for action in actions for row in action["bundles"]]
 
 
-def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = None) -> Cost:
+def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = None) -> RunningCost:
     """What a month at this rate costs.
 
     Args:
@@ -496,7 +496,7 @@ def cost_of(rate: Rate, *, lease_s: float = LEASE_S, prices: Prices | None = Non
     full = -(-rate.round_bytes // _BUNDLE_BYTES)
     early = max(0, rate.rounds - full) * _ROUND_WRITES
     dollars = (rate.writes * write + rate.reads * read) * months + renewals * write
-    return Cost(
+    return RunningCost(
         round((rate.writes + rate.reads) * months + renewals),
         dollars,
         early * months * write,
@@ -542,7 +542,7 @@ def rate_text(document: dict[str, Any], *, is_billed: bool) -> str:
     return found
 
 
-def dearest(freshness_s: float, *, lease_s: float = LEASE_S) -> Cost:
+def dearest(freshness_s: float, *, lease_s: float = LEASE_S) -> RunningCost:
     """What a writer costs at most that has something for every round, and never enough to fill a bundle."""
     merges = round(sum(1000 / FAN_IN**level for level in range(1, LAST_LEVEL + 1)))
     rounds = 1000

@@ -86,7 +86,7 @@ def apply_take_back(at: Workplace, plan: Plan) -> dict[str, Any]:
     """
     ledger = Ledger(at.store, at.prefix, at.clock, run=at.new_id(), what=plan["what"])
     ledger.begin({"plan": digest(plan)})
-    run = _Run(plan)
+    run = _TakeBackRun(plan)
     journal = reign_and(at, run.append)
     journal.write_checkpoint()
     ledger.end(run.done)
@@ -99,7 +99,7 @@ def apply_take_back(at: Workplace, plan: Plan) -> dict[str, Any]:
     }
 
 
-class _Run:
+class _TakeBackRun:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._action: Action = plan["steps"][0]["action"]
