@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tiered.store.encoding import Places, Prepared
+    from tiered.store.encoding import Prepared, RecordPlaces
     from tiered.store.message_store import MessageStore
 
 
@@ -39,7 +39,7 @@ class Groups:
         )
         store._commits = self.commits
 
-    def _write(self, messages: Prepared) -> Places:
+    def _write(self, messages: Prepared) -> RecordPlaces:
         if self.refuses is not None:
             raise self.refuses
         self.written.append(len(messages))

@@ -16,7 +16,7 @@ from tiered.store import upkeep
 from tiered.store.messages import Message
 from tiered.store.options import Expiry
 from tiered.store.reading import Status
-from tiered.store.upkeep import LogFile, is_full, leave_in_use, plan_expiry
+from tiered.store.upkeep import AgedFile, is_full, leave_in_use, plan_expiry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ NOON = Expiry(hour=25)
 )
 def test_the_plan(settings: Expiry, more: dict[str, object], gone: list[int]):
     ages_h = (100, 73, 71, 0)
-    files = [LogFile(at * 100, NOW_MS - age * HOUR_MS) for at, age in enumerate(ages_h)]
+    files = [AgedFile(at * 100, NOW_MS - age * HOUR_MS) for at, age in enumerate(ages_h)]
     wanted = {"used_ratio": 0.1, "end": 400, "held_from": None, "by_hand": False, **more}
     assert plan_expiry(files, settings, now_ms=NOW_MS, **wanted) == gone
 
@@ -52,7 +52,7 @@ def test_the_plan(settings: Expiry, more: dict[str, object], gone: list[int]):
 def test_the_hour():
     import datetime as dt
 
-    files = [LogFile(0, 0), LogFile(100, NOW_MS)]
+    files = [AgedFile(0, 0), AgedFile(100, NOW_MS)]
     hour = dt.datetime.fromtimestamp(NOW_MS / 1000).astimezone().hour
     for at in range(24):
         gone = plan_expiry(

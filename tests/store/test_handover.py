@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from tiered.store.encoding import Places, Prepared
+    from tiered.store.encoding import Prepared, RecordPlaces
 
 TEXT = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=9)
 PLAIN = st.builds(
@@ -50,9 +50,9 @@ class Kept(Handover):
 
     def __init__(self) -> None:
         super().__init__()
-        self.given: list[tuple[Prepared, Places]] = []
+        self.given: list[tuple[Prepared, RecordPlaces]] = []
 
-    def give(self, begin: int, messages: Prepared, places: Places) -> None:
+    def give(self, begin: int, messages: Prepared, places: RecordPlaces) -> None:
         self.given.append((messages, places))
         super().give(begin, messages, places)
 

@@ -21,7 +21,7 @@ from tiered.errors import ClosedError
 from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
-from tiered.store.encoding import Places
+from tiered.store.encoding import RecordPlaces
 from tiered.store.facts import Handover
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class CommitLog:
             self._queue_ends[queue] = offset
             return True
 
-    def append(self, messages: Prepared, store_host: bytes) -> Places:
+    def append(self, messages: Prepared, store_host: bytes) -> RecordPlaces:
         """Put messages one behind another, none of others between them.
 
         Raises:
@@ -104,7 +104,7 @@ class CommitLog:
             heads = messages.heads(plan.queue_offsets, plan.positions, now_ms, store_host)
             self._write(plan.pieces(messages, heads), plan.end)
             self._queue_ends.update(plan.moved)
-            places = Places(plan.queue_offsets, plan.positions, plan.end, now_ms)
+            places = RecordPlaces(plan.queue_offsets, plan.positions, plan.end, now_ms)
             if plan.end > begin:
                 self.handover.give(begin, messages, places)
             self.end, self.store_ms = plan.end, now_ms
@@ -112,7 +112,7 @@ class CommitLog:
 
     def append_made(
         self, queue: QueueKey, takes: int, make: Callable[[int, int, int], bytes]
-    ) -> Places:
+    ) -> RecordPlaces:
         """Put one record that is made for its place.
 
         Args:
@@ -138,7 +138,7 @@ class CommitLog:
             self._write(pieces, end)
             self._queue_ends[queue] = offset + takes
             self.end, self.store_ms = end, now_ms
-            return Places((offset,), (position,), end, now_ms)
+            return RecordPlaces((offset,), (position,), end, now_ms)
 
     def sync(self) -> int:
         """Bring to the disk what was appended before this call.

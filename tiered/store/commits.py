@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tiered.clock import Clock
-    from tiered.store.encoding import Places, Prepared
+    from tiered.store.encoding import Prepared, RecordPlaces
 
 
 _GATHER_S_MAX: Final = 0.01
@@ -45,7 +45,7 @@ class Waiter:
 
     def __init__(self, messages: Prepared) -> None:
         self.messages = messages
-        self.places: Places | None = None
+        self.places: RecordPlaces | None = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -59,7 +59,7 @@ class Waiter:
         self._error = error
         self._lock.release()
 
-    def wait(self, timeout_s: float) -> Places:
+    def wait(self, timeout_s: float) -> RecordPlaces:
         """Where the messages were put, once they are stored as the policy says.
 
         Raises:
@@ -88,7 +88,7 @@ class GroupCommits:
 
     def __init__(
         self,
-        write: Callable[[Prepared], Places],
+        write: Callable[[Prepared], RecordPlaces],
         sync: Callable[[], int],
         clock: Clock,
         *,
@@ -113,7 +113,7 @@ class GroupCommits:
         self._is_full = threading.Event()
         self.wake = threading.Event()
 
-    def append(self, messages: Prepared, timeout_s: float) -> Places:
+    def append(self, messages: Prepared, timeout_s: float) -> RecordPlaces:
         """Have messages (at least one) written and synced with those of others, where syncs are asked for.
 
         Raises:

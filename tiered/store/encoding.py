@@ -190,7 +190,7 @@ _LENGTHS_KNOWN_MAX: Final = 10_000
 _NO_FLAG: Final = bytes(4)
 
 
-class Fields(NamedTuple):
+class MessageFields(NamedTuple):
     """The messages' fields, one tuple each, in the order of ``tiered.store.messages.Message``."""
 
     topics: tuple[str, ...]
@@ -232,7 +232,7 @@ class Leads(dict[int, bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RecordKind:
     """What many messages have in common.
 
     Attributes:
@@ -269,8 +269,8 @@ class Prepared:
         is_alike: They are of one kind of the usual version, and flags and times are the usual ones.
     """
 
-    fields: Fields
-    kinds: Sequence[Kind]
+    fields: MessageFields
+    kinds: Sequence[RecordKind]
     queues: Sequence[QueueKey]
     distinct: AbstractSet[QueueKey]
     crcs: Sequence[int]
@@ -364,7 +364,7 @@ class Prepared:
 
 
 @dataclass(slots=True, eq=False)  # made for every append: frozen ones take twice as long
-class Places:
+class RecordPlaces:
     """Where the messages of one append were put.
 
     Attributes:
@@ -379,9 +379,9 @@ class Places:
     end: int
     store_ms: int
 
-    def part(self, first: int, last: int, end: int) -> Places:
+    def part(self, first: int, last: int, end: int) -> RecordPlaces:
         """Of the messages ``[first, last)``, the last of which ends at ``end``."""
-        return Places(
+        return RecordPlaces(
             self.queue_offsets[first:last], self.positions[first:last], end, self.store_ms
         )
 
@@ -393,7 +393,7 @@ def join(parts: Sequence[Prepared]) -> Prepared:
     kind = parts[0].kinds[0]
     fields = zip(*(part.fields for part in parts), strict=True)
     return Prepared(
-        fields=Fields(*(tuple(chain.from_iterable(column)) for column in fields)),
+        fields=MessageFields(*(tuple(chain.from_iterable(column)) for column in fields)),
         kinds=_chain(part.kinds for part in parts),
         queues=_chain(part.queues for part in parts),
         distinct=frozenset().union(*(part.distinct for part in parts)),
@@ -418,7 +418,7 @@ class Receipts:
 
     __slots__ = ("_host", "_messages", "places")
 
-    def __init__(self, messages: Prepared, places: Places, host: str) -> None:
+    def __init__(self, messages: Prepared, places: RecordPlaces, host: str) -> None:
         self._messages = messages
         self.places = places
         self._host = host
@@ -475,7 +475,7 @@ _FIELDS: Final = attrgetter(
 
 
 _NONE: Final = Prepared(
-    Fields((), (), (), (), (), (), (), ()),
+    MessageFields((), (), (), (), (), (), (), ()),
     kinds=(),
     queues=(),
     distinct=frozenset(),
@@ -498,7 +498,7 @@ class Encoder:
         self._keys = keys
         self._topics: dict[str, Leads] = {}
         self._tags: dict[str | None, str] = {None: ""}
-        self._known: dict[_KindKey, Kind] = {}
+        self._known: dict[_KindKey, RecordKind] = {}
         self.store_host = pack_host(options.store_host)
         self._body_max = options.message_bytes_max
         self._size_max = options.record_bytes_max
@@ -515,7 +515,7 @@ class Encoder:
         if len(messages) == 1 and (found := self._usual(messages[0], fresh)) is not None:
             return found
         columns = tuple(zip(*map(_FIELDS, messages), strict=True))
-        fields, (others, born_hosts, sys_flags) = Fields(*columns[:8]), columns[8:]
+        fields, (others, born_hosts, sys_flags) = MessageFields(*columns[:8]), columns[8:]
         kinds, is_one = self._kinds(messages, (fields.topics, born_hosts, sys_flags), fresh)
         if any(others):
             made = list(map(self._properties, messages, fresh))
@@ -581,7 +581,7 @@ class Encoder:
             return None
         queue = message.topic, message.queue_id
         return Prepared(
-            Fields(
+            MessageFields(
                 (message.topic,),
                 (message.queue_id,),
                 (body,),
@@ -604,7 +604,7 @@ class Encoder:
 
     def _kinds(
         self, messages: Sequence[Message], columns: _KindColumns, fresh: Sequence[str]
-    ) -> tuple[list[Kind], bool]:
+    ) -> tuple[list[RecordKind], bool]:
         """Each message's kind, and whether there is but one."""
         made = {}
         for key in set(zip(*columns, strict=True)):
@@ -614,7 +614,7 @@ class Encoder:
             return list(made.values()) * len(messages), True
         return [made[key] for key in zip(*columns, strict=True)], False
 
-    def _kind(self, messages: Sequence[Message], key: _KindKey, fresh: Sequence[str]) -> Kind:
+    def _kind(self, messages: Sequence[Message], key: _KindKey, fresh: Sequence[str]) -> RecordKind:
         topic, born_host, sys_flag = key
         leads = self._topics.get(topic)
         if leads is None:
@@ -631,13 +631,13 @@ class Encoder:
         rest = BODY_AT + len(host) + len(self.store_host) - 2 * _V4_BYTES + leads.size
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-        made = self._known[key] = Kind(leads, host, flag, rest)
+        made = self._known[key] = RecordKind(leads, host, flag, rest)
         return made
 
     # -- properties: the stored text (``UNIQ_KEY`` and ``CLUSTER`` last) -----------------------------
 
     def _plain_texts(
-        self, messages: Sequence[Message], fields: Fields, fresh: Sequence[str]
+        self, messages: Sequence[Message], fields: MessageFields, fresh: Sequence[str]
     ) -> list[str]:
         """Of messages that have no others than tag and keys."""
         try:
@@ -663,7 +663,9 @@ class Encoder:
             for tag, pair, own in zip(tags, pairs, fresh, strict=True)
         ]
 
-    def _learn(self, messages: Sequence[Message], fields: Fields, fresh: Sequence[str]) -> None:
+    def _learn(
+        self, messages: Sequence[Message], fields: MessageFields, fresh: Sequence[str]
+    ) -> None:
         """Make the pairs of tags that were not met yet."""
         tags = set(fields.tags)
         if any(tag is not None and (not tag or "\x01" in tag or "\x02" in tag) for tag in tags):
@@ -720,7 +722,11 @@ class Encoder:
 
 
 def _measure(
-    bodies: Sequence[bytes], properties: Sequence[bytes], kinds: Sequence[Kind], *, is_one: bool
+    bodies: Sequence[bytes],
+    properties: Sequence[bytes],
+    kinds: Sequence[RecordKind],
+    *,
+    is_one: bool,
 ) -> tuple[list[bytes], list[int]]:
     """What stands between bodies and properties, and the sizes of the records."""
     lengths = list(map(len, properties))
@@ -739,7 +745,7 @@ def _measure(
     )
 
 
-def _fit(fields: Fields) -> bool:
+def _fit(fields: MessageFields) -> bool:
     """Whether the numbers that hardly anybody sets fit their fields."""
     flags, times, born_ms = fields.flags, fields.reconsume_times, fields.born_ms
     if any(flags) and not -INT_MAX - 1 <= min(flags) <= max(flags) <= INT_MAX:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from tiered.store.encoding import Kind, Places, Prepared, QueueKey
+    from tiered.store.encoding import Prepared, QueueKey, RecordKind, RecordPlaces
 
 
 # -- from the writer -------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Handed:
     queue_offsets: Sequence[int]
     positions: Sequence[int]
     sizes: Sequence[int]
-    kinds: Sequence[Kind]
+    kinds: Sequence[RecordKind]
     properties: Sequence[bytes]
 
     @property
@@ -80,7 +80,7 @@ class Handover:
         self._next: Handed | None = None
         self._is_off = False
 
-    def give(self, begin: int, messages: Prepared, places: Places) -> None:
+    def give(self, begin: int, messages: Prepared, places: RecordPlaces) -> None:
         """Hand over what was written. From one thread at a time."""
         if self._is_off:
             return
@@ -258,7 +258,7 @@ def find(block: RecordBlock, leads: Words) -> tuple[Longs, Longs, Longs] | None:
     joined = b"".join(map(view.__getitem__, map(slice, starts.tolist(), ends.tolist())))
     if not joined.isascii():
         return None
-    pairs = Pairs(np.frombuffer(joined, np.uint8), block.properties_sizes.astype(np.int64))
+    pairs = PropertyPairs(np.frombuffer(joined, np.uint8), block.properties_sizes.astype(np.int64))
     owners, at, lengths = pairs.values(b"TAGS")
     tag_codes = np.zeros(len(block), np.int64)
     tag_codes[owners] = hash_texts(pairs.data, at, lengths, np.zeros(len(at), np.uint32))
@@ -268,7 +268,7 @@ def find(block: RecordBlock, leads: Words) -> tuple[Longs, Longs, Longs] | None:
     return tag_codes, hash_texts(pairs.data, at, lengths, leads[owners]), owners
 
 
-class Pairs:
+class PropertyPairs:
     """Name and value of every pair in the joined properties."""
 
     def __init__(self, data: Text, sizes: Longs) -> None:
@@ -413,7 +413,7 @@ class _Pattern:
     """
 
     def __init__(self, row: Text) -> None:
-        pairs = Pairs(row, np.array([len(row)]))
+        pairs = PropertyPairs(row, np.array([len(row)]))
         # A byte fits a column from ``low`` to ``low + above``: its own in names and separators, ASCII in values.
         self._low, self._above = row.copy(), np.zeros_like(row)
         for first, end in zip(*(found.tolist() for found in pairs.spans()), strict=True):

@@ -31,7 +31,7 @@ from tiered.store.disk import Disk
 from tiered.store.encoding import Encoder, Receipts, check_topic
 from tiered.store.listing import Reput
 from tiered.store.messages import KeyMaker
-from tiered.store.opening import Parts, check_names, make_new, open_existing
+from tiered.store.opening import StoreParts, check_names, make_new, open_existing
 from tiered.store.options import Expiry, Flush, StoreOptions
 from tiered.store.reading import StoreReader
 from tiered.store.special import AsIs, Special, completed
@@ -113,7 +113,7 @@ class MessageStore:
         parts = open_existing(directory, options, clock, anew=anew)
         return cls(parts, cluster, clock, rng or random.SystemRandom())
 
-    def __init__(self, parts: Parts, cluster: str, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, parts: StoreParts, cluster: str, clock: Clock, rng: random.Random) -> None:
         """Used by ``create`` and ``open``."""
         self.options = options = parts.options
         self.root = parts.hold.root

@@ -42,7 +42,7 @@ LIGHT_PREFIX: Final = "%LMQ%"
 
 
 @dataclass(slots=True)
-class Parts:
+class StoreParts:
     """What a store is run with; its holder closes all of it.
 
     Attributes:
@@ -99,7 +99,7 @@ def make_new(
     cluster: str,
     broker: str,
     clock: Clock,
-) -> Parts:
+) -> StoreParts:
     """Begin a store in a directory that is empty or missing. Errors as of ``MessageStore.create``."""
     hold = StoreHold.of_new(directory)
     try:
@@ -112,7 +112,7 @@ def make_new(
 
 def open_existing(
     directory: str | os.PathLike[str], options: StoreOptions, clock: Clock, *, anew: bool
-) -> Parts:
+) -> StoreParts:
     """Go on with a store, recovered where it was not stopped cleanly. Errors as of ``MessageStore.open``.
 
     Args:
@@ -147,7 +147,7 @@ def _recover(
     clock: Clock,
     *,
     anew: bool,
-) -> Parts:
+) -> StoreParts:
     _refuse_foreign(layout)
     cache, rows = FileCache(), RowWriter()
     # Without it something is wrong that no crash explains: then nothing is taken on trust.
@@ -243,7 +243,7 @@ def _assemble(
     clock: Clock,
     *,
     queue_rows: RowWriter,
-) -> Parts:
+) -> StoreParts:
     cache = FileCache()
     layout = inspect(hold.root) if end.log_end else None
     folder = f"{hold.root}/commitlog"
@@ -261,7 +261,7 @@ def _assemble(
     )
     listing = Listing(hold.root, end.queues, queue_rows, index, kinds)
     listing.last_ms = end.store_ms
-    return Parts(
+    return StoreParts(
         hold=hold,
         topics=topics,
         options=options,

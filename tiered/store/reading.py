@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tiered.model import MessageQueue
-    from tiered.store.opening import Parts
+    from tiered.store.opening import StoreParts
 
 COUNT_MAX: Final = 32
 BYTES_MAX: Final = 1 << 20
@@ -80,7 +80,7 @@ class Got:
 class StoreReader:
     """Reads one store."""
 
-    def __init__(self, parts: Parts, confirmed: Callable[[], int]) -> None:
+    def __init__(self, parts: StoreParts, confirmed: Callable[[], int]) -> None:
         self._root = parts.hold.root
         self._cache = parts.cache
         self._log = parts.log

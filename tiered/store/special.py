@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tiered.clock import Clock
     from tiered.store.commitlog import CommitLog
-    from tiered.store.encoding import Places
+    from tiered.store.encoding import RecordPlaces
     from tiered.store.messages import KeyMaker
     from tiered.store.options import StoreOptions
     from tiered.store.topictable import KnownTopics
@@ -165,7 +165,7 @@ class Maker:
         """Queue offsets that it takes."""
         return names.inner_count(self._special.message.properties) if self._is_batch else 1
 
-    def receipt(self, places: Places) -> Appended:
+    def receipt(self, places: RecordPlaces) -> Appended:
         """Where it was put."""
         (offset,), (position,) = places.queue_offsets, places.positions
         by_place = offset_msg_id(self._options.store_host, position)

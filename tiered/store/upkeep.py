@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tiered.store.commitlog import CommitLog
     from tiered.store.commits import GroupCommits
     from tiered.store.listing import Reput
-    from tiered.store.opening import Parts
+    from tiered.store.opening import StoreParts
     from tiered.store.options import Expiry
     from tiered.store.queues import QueueEnd
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LogFile:
+class AgedFile:
     """A file of the log: where it begins, and when it was last written to (UTC ms)."""
 
     base: int
@@ -70,7 +70,7 @@ class Expired:
 
 
 def plan_expiry(
-    files: Sequence[LogFile],
+    files: Sequence[AgedFile],
     settings: Expiry,
     *,
     now_ms: int,
@@ -161,18 +161,18 @@ class FilesInUse:
             return {base for base, count in self._counts.items() if count}
 
 
-def look(parts: Parts) -> tuple[list[LogFile], float]:
+def look(parts: StoreParts) -> tuple[list[AgedFile], float]:
     """The log's files, and how full their disk is."""
     parts.log.rescan()
     files = [
-        LogFile(base, int(Path(parts.log.path(base)).stat().st_mtime * 1000))
+        AgedFile(base, int(Path(parts.log.path(base)).stat().st_mtime * 1000))
         for base in parts.log.bases
     ]
     usage = shutil.disk_usage(parts.hold.root)
     return files, usage.used / usage.total
 
 
-def delete_files(parts: Parts, bases: Sequence[int]) -> Expired:
+def delete_files(parts: StoreParts, bases: Sequence[int]) -> Expired:
     """Delete files of the log, and what lists only records that are gone.
 
     Raises:
@@ -196,7 +196,7 @@ def delete_files(parts: Parts, bases: Sequence[int]) -> Expired:
     return Expired(len(bases), queue_files, parts.index.expire(log_min))
 
 
-def _expire_queue(parts: Parts, queue: MessageQueue, end: QueueEnd, log_min: int) -> int:
+def _expire_queue(parts: StoreParts, queue: MessageQueue, end: QueueEnd, log_min: int) -> int:
     """Delete a queue's files whose last entry is below the log; never the newest."""
     kind, made = (
         (QUEUE_DIRECTORY, PlainQueue) if end.unit is None else (BATCH_DIRECTORY, BatchQueue)
@@ -237,7 +237,7 @@ class Upkeep:
     """
 
     def __init__(
-        self, parts: Parts, log: CommitLog, commits: GroupCommits, reput: Reput, clock: Clock
+        self, parts: StoreParts, log: CommitLog, commits: GroupCommits, reput: Reput, clock: Clock
     ) -> None:
         self.failure = ""
         self.work = threading.Event()
