@@ -1,4 +1,4 @@
-"""Every dependency is argued for, and the commands of the Makefile can be planned."""
+"""Every dependency is argued for, the Makefile's commands can be planned, and what pages name is there."""
 
 import re
 import shutil
@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from tiered.cli.docs import LAYERS
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9-]*")
 TARGETS = ["setup", "demo", "test", "test-all", "lint", "lock", "bench", "minio", "docs", "clean"]
@@ -44,3 +46,31 @@ def test_ci_runs_the_tests_and_leaves_nothing_out(root: Path):
     assert "make test" in script
     assert "TIERED_REQUIRE=1" in script
     assert "CI=true" in script
+
+
+def test_every_folder_of_the_product_is_on_the_page_that_says_where_things_are(
+    tracked: dict[str, str],
+):
+    product = ("tiered/", "backends/", "fetcher/", "timer/")
+    folders = {
+        name.rpartition("/")[0]
+        for name in tracked
+        if name.startswith(product) and name.endswith(".py")
+    }
+    assert folders == set(LAYERS)
+
+
+def test_files_that_pages_name_are_there(root: Path, tracked: dict[str, str]):
+    """A path from the root in backticks, or the target of a link to a page."""
+    missing = []
+    for name, text in tracked.items():
+        if not name.endswith(".md"):
+            continue
+        paths = re.findall(
+            r"`((?:tiered|fetcher|backends|timer|tests|docs|localstack|requirements)/[\w./-]+\.\w+)`",
+            text,
+        )
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        missing += [(name, path) for path in paths if not (root / path).exists()]
+        missing += [(name, link) for link in links if not ((root / name).parent / link).exists()]
+    assert missing == []
