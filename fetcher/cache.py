@@ -7,12 +7,6 @@ Stock
     and is forgotten. Its ``lock`` guards everything here, the streams included. Requests are begun without it, since
     their answers may come at once.
 
-Claims
-    The walk begins where the reader stands and goes on, across parts and segments, until the window is full. A part that
-    fits wholly into what is left of the window, or whose section is small, is asked for whole: one request. Of a larger
-    one the index comes first, since it says where records begin; it is asked for as soon as the walk reaches the part, so
-    that it is there before the reader is. (``plan_claims``, pure.)
-
 Loads
     A ``Load`` is one thing that is on its way: the requests for its bytes, and a future of what is made of them. What fails
     its check is read again by itself, as ``tiered.log.sections.read_ranges`` reads it: that knows how to do without a
@@ -33,38 +27,32 @@ Shelves
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import OrderedDict, deque
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ShortReadError
+from fetcher.claims import Claim, plan_claims, whole_claim
 from fetcher.runs import (
     INDEX,
-    PART_BYTES,
     Cached,
     Key,
     PartLayout,
     Run,
     Shelf,
-    block_count,
     compact,
     key_of,
-    layout_bytes,
-    room_of,
 )
-from fetcher.window import Stream, plan_pieces
+from fetcher.window import Stream
 from tiered.errors import DataError, TieredStoreError
 from tiered.format.bundle import check_section
 from tiered.log.consume_queue import ITEM_BYTES
 from tiered.log.decode import PlacedPart, decode_items, decode_parts, decode_records
-from tiered.log.sections import WHOLE_AT_ONCE_BYTES, SectionPlan, plan_ranges, read_ranges
-from tiered.model import LogOffset
+from tiered.log.sections import SectionPlan, plan_ranges, read_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -243,183 +231,6 @@ class ByteCache(Generic[V]):
         if read is not None and index is not None:
             return min(read, index, key=lambda entry: entry.used_s)
         return read or index or next(iter(self._shelves[Shelf.UNREAD].values()), None)
-
-
-# -- claims
-
-INDEXES_MAX = 4
-"""Indexes that are asked for at once for one reader, before it is known where their records begin."""
-
-PARTS_MAX = 256
-"""Parts that one plan looks at, so that a plan over tiny ones is short."""
-
-
-class Known(Protocol):
-    """What is here."""
-
-    def layout(self, part: Part) -> PartLayout | None:
-        """A part's layout, if its index is here."""
-        ...
-
-    def is_known(self, key: Key) -> bool:
-        """Whether a thing is here or on its way."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One thing to ask for.
-
-    Attributes:
-        part: Of which part.
-        keys: Under which it will be found.
-        size_bytes: Room that it will take.
-        blocks: Which blocks; empty for the index alone.
-        layout: The part's, if known; else its index is asked for, too.
-    """
-
-    part: Part
-    keys: tuple[Key, ...]
-    size_bytes: int
-    blocks: range
-    layout: PartLayout | None
-
-    @property
-    def is_plain(self) -> bool:
-        """All of a section, small enough for one block, and stored as it is."""
-        part = self.part
-        is_plain = not (part.section.is_packed or part.section.gone)
-        return len(self.blocks) == 1 and part.is_whole and is_plain
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to ask for, in order, and the log offset up to which all is then here or on its way."""
-
-    claims: list[Claim]
-    asked: LogOffset
-
-
-def plan_claims(
-    view: LifeView, start: QueueOffset, window: int, known: Known, settings: FetchSettings
-) -> Plan:
-    """Plan what a reader needs.
-
-    Args:
-        view: The life that is read.
-        start: Where the reader stands.
-        window: Bytes wanted from there on (> 0): at least the block of ``start``.
-        known: What is here.
-        settings: Sizes of blocks and pieces.
-    """
-    claims: list[Claim] = []
-    asked = view.life.log_end
-    left = window
-    for part in islice(view.parts_from(start), PARTS_MAX):
-        layout = known.layout(part)
-        if layout is None:
-            if left <= 0 or not _fits(part, left, settings):
-                claims += _indexes_ahead(view, part, left, known, settings)
-                asked = part.log_offset
-                break
-            if not known.is_known(key_of(part, INDEX)):
-                claims.append(whole_claim(part, settings))
-            left -= max(part.log_bytes, PART_BYTES)
-        elif left <= 0:
-            asked = part.log_offset
-            break
-        else:
-            found, asked = _block_claims(layout, start, left, known, settings)
-            claims += found
-            left -= max(asked - layout.bounds[_first(layout, start)], PART_BYTES)
-            if asked < part.log_end:
-                break
-        asked = part.log_end
-    return Plan(claims, asked)
-
-
-def _indexes_ahead(
-    view: LifeView, part: Part, left: int, known: Known, settings: FetchSettings
-) -> list[Claim]:
-    """Claims for the index of a part and of those behind it, as far as the window goes: one wait for all of them."""
-    claims = []
-    for one in islice(view.parts_from(part.queue_offset), INDEXES_MAX):
-        is_here = known.layout(one) is not None or known.is_known(key_of(one, INDEX))
-        if (
-            not is_here
-            and not _is_small(one, settings)
-            and block_count(one, settings.block_bytes) > 1
-        ):
-            claims.append(_index_claim(one, settings))
-        left -= max(one.log_bytes, PART_BYTES)
-        if left <= 0:
-            break
-    return claims
-
-
-def _fits(part: Part, left: int, settings: FetchSettings) -> bool:
-    most = min(max(left, settings.block_bytes), settings.piece_bytes)
-    return part.log_bytes <= most or _is_small(part, settings)
-
-
-def _is_small(part: Part, settings: FetchSettings) -> bool:
-    """Whether its section is read at once whatever is wanted of it, and no more than can be kept comes out of it."""
-    is_short = part.section.size_bytes <= WHOLE_AT_ONCE_BYTES
-    return is_short and part.log_bytes <= max(settings.piece_bytes, WHOLE_AT_ONCE_BYTES)
-
-
-def _index_claim(part: Part, settings: FetchSettings) -> Claim:
-    return Claim(part, (key_of(part, INDEX),), _layout_room(part, settings), range(0), None)
-
-
-def _layout_room(part: Part, settings: FetchSettings) -> int:
-    return (
-        layout_bytes(part.count, block_count(part, settings.block_bytes)) + part.count * ITEM_BYTES
-    )
-
-
-def whole_claim(part: Part, settings: FetchSettings) -> Claim:
-    """A claim for all of a part."""
-    blocks = range(block_count(part, settings.block_bytes))
-    keys = (*(key_of(part, block) for block in blocks), key_of(part, INDEX))
-    size_bytes = room_of(part.log_bytes, part.count) + _layout_room(part, settings)
-    return Claim(part, keys, size_bytes, blocks, None)
-
-
-def _first(layout: PartLayout, start: QueueOffset) -> int:
-    return layout.block_of(start) if start > layout.items.start else 0
-
-
-def _block_claims(
-    layout: PartLayout, start: QueueOffset, left: int, known: Known, settings: FetchSettings
-) -> tuple[list[Claim], LogOffset]:
-    """Claims for the blocks of a part from ``start`` on, and where they end."""
-    part, first = layout.part, _first(layout, start)
-    bounds = layout.bounds
-    end = bisect_left(bounds, bounds[first] + left)
-    end = min(max(end, first + 1), layout.blocks)
-    while end < layout.blocks and not layout.items_in(end):
-        end += 1  # steps that a large record covers hold nothing
-    keys = [key_of(part, block) for block in range(first, end)]
-    sizes = [bounds[block + 1] - bounds[block] for block in range(first, end)]
-    pieces = plan_pieces(
-        sizes,
-        [known.is_known(key) or not layout.items_in(key[-1]) for key in keys],
-        piece_bytes=settings.piece_bytes,
-        gap_bytes=settings.gap_bytes,
-    )
-    claims = []
-    for piece in pieces:
-        blocks = range(first + piece.start, first + piece.stop)
-        begin, span_end = layout.span(blocks)  # more than the blocks, where records overlap
-        size_bytes = room_of(span_end - begin, len(layout.items_of(blocks)))
-        claims.append(
-            Claim(part, tuple(keys[piece.start : piece.stop]), size_bytes, blocks, layout)
-        )
-    return claims, LogOffset(bounds[end])
-
-
-# -- loading
 
 
 SECTIONS_MAX = 2048
@@ -795,14 +606,14 @@ class Stock:
     # With the lock held
 
     def layout(self, part: Part) -> PartLayout | None:
-        """See ``fetcher.cache.Known``."""
+        """See ``fetcher.claims.Known``."""
         entry = self.cache.get(key_of(part, INDEX))
         if entry is None or isinstance(entry.value, Run):
             return None
         return entry.value
 
     def is_known(self, key: Key) -> bool:
-        """See ``fetcher.cache.Known``."""
+        """See ``fetcher.claims.Known``."""
         return self._load(key) is not None or self.cache.get(key) is not None
 
     def find(self, part: Part, start: QueueOffset) -> Cached[Thing] | None:

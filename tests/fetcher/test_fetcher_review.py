@@ -17,7 +17,7 @@ from support.transfers import HeldExecutor
 
 from backends.errors import UnavailableError
 from backends.wrapping import MeteredStore, WrappingStore
-from fetcher.cache import PARTS_MAX
+from fetcher.claims import PARTS_MAX
 from fetcher.runs import Run
 from fetcher.settings import WindowLimits
 from tiered.clock import ManualClock, SystemClock

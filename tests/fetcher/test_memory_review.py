@@ -24,7 +24,7 @@ from backends.base import ByteRange
 from backends.errors import UnavailableError
 from backends.memory import MemoryStore
 from fetcher import memory as module
-from fetcher.cache import plan_claims
+from fetcher.claims import plan_claims
 from fetcher.memory import STEP_BYTES, Memory
 from fetcher.requests import DeadlineError
 from fetcher.runs import PartLayout, run_bytes

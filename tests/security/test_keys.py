@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from support.synthetic import SyntheticStore
 
@@ -55,6 +55,7 @@ BUILDERS: Mapping[str, Callable[[str, MessageQueue, int, keys.ObjectId], str]] =
     "ledger_key": lambda at, _queue, number, made: keys.ledger_key(at, number, made.writer, 1),
     "queue_prefix": lambda at, queue, _number, _made: keys.queue_prefix(at, queue) + "x",
     "mount_prefix": lambda at, queue, _number, _made: keys.mount_prefix(at, queue.topic) + "x",
+    "handover_key": lambda at, _queue, number, made: keys.handover_key(at, number, made),
     "bundle_key": lambda at, _queue, number, made: keys.bundle_key(at, number % 10, number, made),
     "topic_bundle_key": lambda at, queue, n, made: keys.topic_bundle_key(at, queue.topic, n % 10, n, made),
     "queue_bundle_key": lambda at, queue, n, made: keys.queue_bundle_key(at, queue, n, QueueOffset(1), made),
@@ -69,7 +70,7 @@ def test_every_builder_is_in_the_table():
         for name, _ in inspect.getmembers(keys, inspect.isfunction)
         if name.endswith(("_key", "_prefix")) and not name.startswith(("_", "parse"))
     }
-    assert found == {*BUILDERS, "broker_prefix"}
+    assert found == {*BUILDERS, "broker_prefix", "member_prefix"}
 
 
 @given(NAMES, NAMES, st.builds(MessageQueue, NAMES, NUMBERS), NUMBERS, IDS)
@@ -101,6 +102,18 @@ def test_no_broker_lies_in_another_s(one: str, broker: str, other: str, second: 
     assert not mine.startswith(PREFIX)
 
 
+@given(NAMES, NAMES, NAMES)
+def test_members_of_a_fleet_lie_beside_the_brokers_and_come_back(
+    member: str, cluster: str, broker: str
+):
+    key = keys.member_prefix(member) + keys.LEASE
+    assert keys.parse_member_key(key) == member
+    assert not key.startswith(keys.broker_prefix(cluster, broker))
+    assert not keys.broker_prefix(cluster, broker).startswith(keys.MEMBERS)
+    assert not {"", ".", ".."}.intersection(key.split("/"))
+    assert key.isascii()
+
+
 @given(NAMES, NAMES)
 def test_names_come_back_from_a_listing(cluster: str, broker: str):
     store = MemoryStore()
@@ -113,6 +126,9 @@ def test_names_come_back_from_a_listing(cluster: str, broker: str):
 
 @given(NAMES)
 def test_what_an_uploader_makes_lies_below_its_prefix(topic: str):
+    assume(
+        len(topic.encode("utf-8", "surrogateescape")) <= 255
+    )  # it has a directory in the broker's store
     clock = SystemClock()
     store = MemoryStore()
     uploader = Uploader(store, "tier/", generation=1, writer="0badcafe", clock=clock)
