@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tiered.errors import ClosedError
@@ -111,7 +111,8 @@ def test_holes_take_the_time_of_a_neighbour(times: list[int]):
         assert time == (before[-1] if before else after[0] if after else -1)
 
 
-@given(st.lists(st.integers(0, 6), max_size=15))
+@given(st.lists(st.integers(0, 6) | st.sampled_from([-(2**63), 2**63 - 1]), max_size=15))
+@example([2**63 - 1, -(2**63)])
 def test_runs_follow_on(offsets: list[int]):
     found = runs(np.array(offsets, np.int64), None)
     assert [at for first, last in found for at in range(first, last)] == list(range(len(offsets)))

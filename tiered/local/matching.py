@@ -163,7 +163,7 @@ def match(index: QueueIndex, block: RecordBlock, indices: Longs) -> Match:
 
 def _match_batches(index: QueueIndex, block: RecordBlock, indices: Longs, offsets: Longs) -> Match:
     counts = inner_counts(block)[indices].astype(np.int64)
-    if not (offsets[1:] == offsets[:-1] + counts[:-1]).all():
+    if len(runs(offsets, counts)) > 1:
         return _match_runs(index, block, indices, counts)
     index.row.rescan()
     first = int(offsets[0])
@@ -218,5 +218,6 @@ def runs(offsets: Longs, counts: Longs | None) -> list[tuple[int, int]]:
     if not len(offsets):
         return []
     steps = 1 if counts is None else counts[:-1]
-    breaks = (np.flatnonzero(offsets[1:] != offsets[:-1] + steps) + 1).tolist()
+    leads_on = (offsets[1:] == offsets[:-1] + steps) & (offsets[1:] >= offsets[:-1])  # a sum wraps
+    breaks = (np.flatnonzero(~leads_on) + 1).tolist()
     return list(zip([0, *breaks], [*breaks, len(offsets)], strict=True))

@@ -434,13 +434,14 @@ def sound_batches(
     data = _copies(block, positions, positions + sizes, [0, *highs[:-1]])
     batches, low = [], 0
     for (queue, match), high, copied in zip(found, highs, data, strict=True):
+        # Copies: a view of what all queues share would keep the whole piece's columns as long as one batch lives.
         columns = (
             starts[low:high] - starts[low],
-            sizes[low:high],
-            times[low:high],
-            physical[low:high],
+            sizes[low:high].copy(),
+            times[low:high].copy(),
+            physical[low:high].copy(),
         )
-        its_properties = properties[low:high] if is_plain else None
+        its_properties = properties[low:high].copy() if is_plain else None
         batches.append(_batch(queue, match, copied, columns, its_properties))
         low = high
     return batches
@@ -478,7 +479,7 @@ def _batch(
         data=data,
         positions=starts,
         sizes=sizes,
-        tag_codes=match.all_entries.tag_codes,
+        tag_codes=match.all_entries.tag_codes.copy(),
         store_timestamps_ms=times,
         physical_offsets=physical,
         properties_sizes=None if match.counts is not None else properties_sizes,
