@@ -392,3 +392,21 @@ def test_what_is_at_hand_is_made_without_a_thread_and_errors_wait_for_their_turn
     assert next(both) == 1
     with pytest.raises(ValueError, match="broken"):
         next(both)
+
+
+def test_who_cannot_say_whether_he_is_ready_fails_in_his_turn():
+    class Unsure:
+        @property
+        def is_ready(self) -> bool:
+            raise DataError("the journal is damaged", where="b")
+
+        def __iter__(self) -> Unsure:
+            return self
+
+        def __next__(self) -> int:
+            raise AssertionError
+
+    both = interleave([iter([1, 2]), Unsure()], at_once=2)
+    assert next(both) == 1
+    with pytest.raises(DataError, match="the journal is damaged"):
+        next(both)

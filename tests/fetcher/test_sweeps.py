@@ -19,7 +19,8 @@ from backends.wrapping import MeteredStore
 from fetcher.cache import Job, Load
 from tiered.clock import SystemClock
 from tiered.errors import DataError
-from tiered.log.decode import TierBatch
+from tiered.log.consume_queue import encode_items
+from tiered.log.decode import PlacedPart, TierBatch, decode_parts
 from tiered.model import MessageQueue, QueueOffset
 
 if TYPE_CHECKING:
@@ -300,6 +301,14 @@ def test_what_is_read_together_is_what_is_read_alone():
             assert np.array_equal(getattr(found.records, name), getattr(other.records, name)), name
     together.close()
     alone.close()
+
+
+@pytest.mark.parametrize("at", [-1, 2**63 - 101, 2**63 - 1, -(2**63)])
+def test_an_item_that_points_anywhere_is_none_to_be_decoded_with_others(at: int):
+    one = Many(1, 1, each=1).parts[0][0]
+    items = encode_items(np.array([at]), np.array([200], np.int32), np.zeros(1, np.int64))
+    data = bytes(one.log_bytes) + items
+    assert decode_parts([PlacedPart(MessageQueue("many", 0), one, 0, one.log_bytes)], data) is None
 
 
 def test_a_bundle_that_was_cut_off_costs_what_is_gone():

@@ -273,13 +273,13 @@ def interleave(sources: Iterable[Iterator[T]], *, at_once: int) -> Iterator[T]:
 
     def begin(source: Iterator[T]) -> None:
         future: Future[T | object] = Future()
-        if not getattr(source, "is_ready", False):
-            future = pool.submit(next, source, end)
-        else:
-            try:
+        try:
+            if getattr(source, "is_ready", False):
                 future.set_result(next(source, end))
-            except Exception as error:  # noqa: BLE001 (raised when its turn comes)
-                future.set_exception(error)
+            else:
+                future = pool.submit(next, source, end)
+        except Exception as error:  # noqa: BLE001 (raised when its turn comes)
+            future.set_exception(error)
         turns.append((source, future))
 
     try:

@@ -208,16 +208,16 @@ def decode_parts(placed: Sequence[PlacedPart], data: Buffer) -> PartColumns | No
     queue_offsets = np.array([one.part.queue_offset for one in placed]) - firsts[:-1]
     sizes = items["size"].astype(np.int32)
     positions = items["log_offset"].astype(np.int64) + np.repeat(lows - logs, counts)
-    ends = positions + sizes
     low = np.repeat(lows, counts)
     sound = (
         sizes.min() > 0
         and (positions >= low).all()
-        and (ends <= np.repeat(highs, counts)).all()
+        and (positions <= np.repeat(highs, counts) - sizes).all()  # not their sum, which may wrap
         and (positions[1:] >= positions[:-1]).all()
     )
     if not sound:
         return None
+    ends = positions + sizes
     ids = np.repeat(np.array([one.queue.queue_id for one in placed]), counts)
     offsets = np.repeat(queue_offsets, counts) + np.arange(len(sizes))
     found = usual_fields(_topics_of(placed, counts), ids, data, positions, sizes, offsets)
