@@ -73,6 +73,24 @@ def test_where_there_are_none(tiered: CommandLine, tmp_path: Path):
     assert (ran.code, "there are no timers here" in ran.error) == (2, True)
 
 
+def test_nothing_is_handed_over_to_the_store_that_it_was_taken_from(
+    tiered: CommandLine, store: Path, tmp_path: Path
+):
+    """The broker's files still have what was taken: both copies would be delivered."""
+    url = f"file://{store.parent}/tier"
+    tiered("timer", "import", store, "--to", url, "--near", "0s")
+    before, clock = delivered(store), ManualClock(CAPTURED_MS + 4 * 24 * HOUR_MS)
+    tiered.clock = clock
+    ran = tiered("timer", "run", url, "--to", store, "--once")
+    assert (ran.code, "taken from this store" in ran.error) == (2, True)
+    assert delivered(store) == before
+    assert not (store / "config/tieredWheel.json").exists()
+    for _ in range(2):  # one of ours is known again
+        ran = tiered("timer", "run", url, "--to", tmp_path / "other", "--once", "--json")
+        assert ran.code == 0
+    assert sum(delivered(tmp_path / "other").values()) == 226
+
+
 def test_topics_are_read_as_if_there_were_no_timers(tiered: CommandLine, store: Path):
     url = f"file://{store.parent}/tier"
     tiered("attach", store, "--to", url, "--once")

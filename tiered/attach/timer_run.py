@@ -13,7 +13,7 @@ import contextlib
 import random
 import threading
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backends.errors import BackendError
 from tiered.api.stores import backend_errors, open_metered, with_retries
@@ -27,7 +27,7 @@ from timer.dequeue import TimerReader
 from timer.handover import HandOver, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from backends.s3_settings import S3Options
     from tiered.api.broker_place import Place
@@ -183,7 +183,7 @@ class TimerRun:
 
 def hand_over(
     url: str,
-    open_target: Callable[[Place], Delivering],
+    open_target: Callable[[Place, Mapping[str, Any]], Delivering],
     settings: RunSettings,
     *,
     options: S3Options,
@@ -196,7 +196,8 @@ def hand_over(
 
     Args:
         url: Of the tier.
-        open_target: Opens the target, once the lease is ours.
+        open_target: Opens the target, once the lease is ours; given the place, and what the journal says of the store from
+            which the timers were taken.
         settings: How.
         options: For S3.
         clock: Time.
@@ -231,7 +232,8 @@ def hand_over(
         )
         lease.acquire(wait=settings.wait, announce=announce, stop=lambda s: clock.wait(stop, s))
         opened.callback(lease.release)
-        target = open_target(place)
+        journal.catch_up()
+        target = open_target(place, journal.state.store)
         opened.callback(target.close)
         reader = TimerReader(store, place.prefix)
         run = HandOver(reader, journal, target, settings.near_ms, clock)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from base64 import b64encode
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered.cli.errors import DONE, NEEDS_A_PERSON
@@ -25,7 +26,7 @@ from tiered.cli.values import (
 from tiered.errors import ClosedError, InvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tiered.api.broker_place import Place
     from tiered.attach.timer_place import TimerPlace
@@ -370,7 +371,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
     with Stopper(call.watch, stop.set, seconds=10.0):
         made = hand_over(
             options.url,
-            lambda place: _open_target(call, options.to, place),
+            lambda place, source: _open_target(call, options.to, place, source),
             settings,
             options=call.s3_options(),
             clock=call.clock,
@@ -397,11 +398,13 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
     return NEEDS_A_PERSON if made.counters.refused else DONE
 
 
-def _open_target(call: Call, directory: str, place: Place) -> Delivering:
+def _open_target(
+    call: Call, directory: str, place: Place, source: Mapping[str, Any]
+) -> Delivering:
     """An embedded store.
 
     Raises:
-        InvalidError: It is none.
+        InvalidError: It is none, or the one that the timers were taken from.
     """
     import random
 
@@ -413,6 +416,7 @@ def _open_target(call: Call, directory: str, place: Place) -> Delivering:
             where=directory,
             do="name a directory",
         )
+    _require_other(call, directory, source)
     return LocalTarget.open(
         directory,
         cluster=place.cluster,
@@ -420,6 +424,29 @@ def _open_target(call: Call, directory: str, place: Place) -> Delivering:
         clock=call.clock,
         rng=random.SystemRandom(),
     )
+
+
+def _require_other(call: Call, directory: str, source: Mapping[str, Any]) -> None:
+    """Refuse the broker's own store, or a copy: what was taken from it is pending there still.
+
+    Raises:
+        InvalidError: It is that store, or none.
+    """
+    from tiered.local.rocketmq import RocketMQStore
+    from timer.local_target import STATE_FILE
+
+    folder = Path(directory)
+    is_new = not folder.exists() or not any(folder.iterdir())
+    if is_new or (folder / STATE_FILE).exists() or not source.get("store_id"):
+        return
+    with contextlib.closing(RocketMQStore.open(directory, clock=call.clock)) as local:
+        store_id = local.identity.store_id
+    if store_id == source["store_id"]:
+        raise InvalidError(
+            "these timers were taken from this store, which has them still: each would be delivered twice",
+            where=directory,
+            do="name another directory; it is made if need be",
+        )
 
 
 IMPORT = make_command(
