@@ -132,9 +132,12 @@ def test_no_writer_goes_on_until_the_broker_is_said_to_be_back(tmp_path: Path):
     ran = here("attach", store, "--to", url, "--once")
     assert ran.code == 2
     assert "was decommissioned" in ran.error
+    assert b"decommissioned 20" in here("status", url).good().out
+    assert here("status", url, "--json").good().document["brokers"][0]["decommissioned_ms"]
     here("attach", store, "--to", url, "--decommission").good()  # again does no harm
     here("attach", store, "--to", url, "--once", "--recommission").good()
     here("attach", store, "--to", url, "--once").good()
+    assert b"decommissioned" not in here("status", url).good().out
     with mounted(url, keeps_offsets=False) as served:
         assert served.mount.handover is None
 
@@ -200,6 +203,12 @@ def test_what_groups_say_to_the_mount_counts_until_the_broker_was_back(tmp_path:
         before = int(client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields["offset"])
         client.ask(codes.UPDATE_CONSUMER_OFFSET, commitOffset=before - 5, **place)
         served.stop()
+    with mounted(url) as served, served.client() as client:
+        assert served.mount.inherited == 0
+        assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {
+            "offset": str(before - 5)
+        }
+    here("attach", store, "--to", url, "--decommission").good()  # the same again changes nothing
     with mounted(url) as served, served.client() as client:
         assert served.mount.inherited == 0
         assert client.ask(codes.QUERY_CONSUMER_OFFSET, **place).fields == {

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import random
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from backends.errors import BackendError
@@ -31,11 +31,11 @@ from tiered.clock import Clock, SystemClock
 from tiered.dispatch.dispatcher import TieredDispatcher
 from tiered.dispatch.group_commit import retry_level
 from tiered.dispatch.rounds import Fact
-from tiered.errors import FencedError, InvalidError, StoreUnavailableError
+from tiered.errors import DataError, FencedError, InvalidError, StoreUnavailableError
 from tiered.journal.lease import Holder, Lease, LeaseState
 from tiered.journal.writer import JournalWriter
 from tiered.keys import handover_key
-from tiered.log.handover import HANDOVER, is_handed_over
+from tiered.log.handover import HANDOVER, is_handed_over, read_handover
 from tiered.log.state import TierMachine, TierState
 
 if TYPE_CHECKING:
@@ -290,6 +290,9 @@ class Attachment:
     def hand_over(self, metadata: Handover) -> str:
         """Keep what the broker knew, and mark the tier as that of a broker that is gone. After ``run`` with ``once``.
 
+        Where the very same is kept already nothing is written: under another key it would count anew, and take groups that
+        have gone on with a mount back to where they were with the broker.
+
         Returns:
             Key of the object, below the broker's prefix.
 
@@ -297,6 +300,8 @@ class Attachment:
             FencedError: Another writer has taken over.
             StoreUnavailableError: The store refuses us, or we were told to stop.
         """
+        if known := self._handed_over(metadata):
+            return known
         dispatcher, data = self._running(), metadata.encode()
         key = handover_key("", metadata.time_ms, dispatcher.uploader.next_id())
         with backend_errors():
@@ -311,6 +316,14 @@ class Attachment:
         if not done.is_set():
             raise StoreUnavailableError("we were told to stop before the mark was durable")
         return key
+
+    def _handed_over(self, metadata: Handover) -> str:
+        """Key of the object that says the same but for its time; empty: there is none, or it is damaged."""
+        with backend_errors(), contextlib.suppress(DataError):
+            known = read_handover(self._store, self.place.prefix, self._journal.state.store)
+            if known is not None and replace(known, time_ms=metadata.time_ms) == metadata:
+                return known.key
+        return ""
 
     @property
     def now_ms(self) -> int:

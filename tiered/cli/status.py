@@ -152,6 +152,9 @@ def _writer(broker: dict[str, Any], now_ms: int) -> str:
 def _remarks(broker: dict[str, Any]) -> list[str]:
     """What waits and why, and what is left out."""
     remarks = []
+    if broker["decommissioned_ms"] is not None:
+        when = format_time(broker["decommissioned_ms"])
+        remarks.append(f"broker    decommissioned {when}: `tiered mount` serves its tier")
     waiting = broker["waiting"]
     if waiting and waiting["records"]:
         size = format_size(waiting["size_bytes"])

@@ -398,9 +398,7 @@ def run_run(call: Call, options: TimerRunOptions) -> int:
     return NEEDS_A_PERSON if made.counters.refused else DONE
 
 
-def _open_target(
-    call: Call, directory: str, place: Place, source: Mapping[str, Any]
-) -> Delivering:
+def _open_target(call: Call, directory: str, place: Place, source: Mapping[str, Any]) -> Delivering:
     """An embedded store.
 
     Raises:

@@ -18,6 +18,7 @@ from tiered.journal.lease import LeaseState, read_lease
 from tiered.journal.reader import JournalReader
 from tiered.journal.writer import CHECKPOINT_ENTRIES
 from tiered.keys import LEASE
+from tiered.log.handover import HANDOVER
 from tiered.log.merge import FAN_IN, LAST_LEVEL, bundles_used, run_bytes
 from tiered.log.parts import Parts
 from tiered.log.reader import TierReader
@@ -159,6 +160,7 @@ def broker_document(facts: BrokerFacts, now_ms: int) -> Document:
         "journal_number": facts.journal_number,
         "updated_ms": state.updated_ms,
         "generation": state.generation,
+        "decommissioned_ms": state.store.get(HANDOVER, {}).get("time_ms"),
         "writer": state.writer,
         "holder": dict(state.holder),
         "lease": _lease(facts.lease, now_ms),
