@@ -27,8 +27,6 @@ from backends.errors import InvalidKeyError, InvalidRangeError, ShortReadError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from backends.errors import BackendError
-
 
 Version = NewType("Version", str)
 """Opaque mark of one state of one object (an ETag, a content hash); equal marks mean equal objects."""
@@ -179,31 +177,6 @@ class ObjectStore(Protocol):
 
     def close(self) -> None:
         """Give back connections. Using the store afterwards is a defect of the caller."""
-        ...
-
-
-class BatchStore(Protocol):
-    """What a store offers besides where several objects at once cost less than one after another.
-
-    Where they do not, as on S3, several threads do better; use ``put_many_if_absent`` of ``backends.batch``, which knows.
-    """
-
-    @property
-    def objects_per_put(self) -> int:
-        """How many small objects one call best takes, and at most; 1 when it gains nothing."""
-        ...
-
-    def put_many_if_absent(
-        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
-    ) -> list[BackendError | None]:
-        """Create objects as ``ObjectStore.put_if_absent`` does, each for itself; what went well is durable.
-
-        Args:
-            objects: Key and bytes of each; no key twice.
-
-        Returns:
-            For each object, in order, None or the error that ``put_if_absent`` would have raised.
-        """
         ...
 
 

@@ -5,7 +5,6 @@ Contract
     ``.tiered-tmp``), forced to disk, and linked under the key, which is atomic among processes and
     fails when the key is taken. Then the folder is forced to disk, and those above it whose names
     are new. So a key has all its bytes, also after a power loss, and a put that returned stays.
-    Several objects take these steps together, which costs fewer waits for the disk.
 
     Compare-and-set, the first creation by it, and deletion take one lock per store, held by an
     advisory lock of ``.tiered-tmp/lock``; on a network file system all machines must honour such
@@ -61,7 +60,6 @@ from backends.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from backends.local_batch import NewObject, create_all
 from backends.local_files import (
     ExclusiveWriter,
     FolderCache,
@@ -88,7 +86,6 @@ LOST_AND_FOUND = "lost+found"
 _RESERVED = frozenset({_HIDDEN, LOST_AND_FOUND.encode()})
 _FOLDER_TRIES_MAX = 20  # each lost only when another process removes the folder just then
 _LOCK_POLL_S = 0.005
-_OBJECTS_PER_PUT_MAX = 16
 _NS_PER_MS = 1_000_000
 
 
@@ -128,31 +125,18 @@ class LocalFolderStore:
         """Everything is atomic among the processes of this machine."""
         return Capabilities(put_if_absent=True, compare_and_set=True)
 
-    @property
-    def objects_per_put(self) -> int:
-        """See ``BatchStore``. Each holds a folder and a file open."""
-        return max(1, min(_OBJECTS_PER_PUT_MAX, self._folders.open_max // 8))
-
     def put_if_absent(self, key: str, data: Sequence[Buffer] | Buffer) -> None:
         """See ``ObjectStore``. Raises also InvalidKeyError where key and ``key/...`` would meet."""
-        error = self.put_many_if_absent([(key, data)])[0]
-        if error is not None:
-            raise error
-
-    def put_many_if_absent(
-        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
-    ) -> builtins.list[BackendError | None]:
-        """See ``BatchStore``. Folders that several of them are in are forced to disk once."""
-        drafts = [self._new(key, data) for key, data in objects]
+        folder, name = self._place(key)
+        pieces = as_pieces(data)
         for _ in range(_FOLDER_TRIES_MAX):
-            again = [new for new in drafts if not new.is_over]
-            if not again:
-                break
-            for new in again:
-                if new.error is not None:
-                    self._folders.forget(new.folder)
-            create_all(again, self._writer, self._folders)
-        return [self._outcome(new) for new in drafts]
+            try:
+                return self._create(folder, name, key, pieces)
+            except FileNotFoundError:
+                self._folders.forget(folder)
+            except OSError as error:
+                raise self._refusal(key, error) from error
+        raise UnavailableError(f"its folder is removed again and again: {self._where(key)}")
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         """See ``ObjectStore``."""
@@ -244,40 +228,58 @@ class LocalFolderStore:
             finally:
                 os.close(fd)
 
-    def _new(self, key: str, data: Sequence[Buffer] | Buffer) -> NewObject:
-        try:
-            folder, name = self._place(key)
-        except InvalidKeyError as error:
-            return NewObject(key, b"", b"", [], refusal=error, is_over=True)
-        return NewObject(key, folder, name, as_pieces(data))
+    def _create(self, folder: bytes, name: bytes, key: str, pieces: builtins.list[Piece]) -> None:
+        """Write an object that is not there yet.
 
-    def _outcome(self, new: NewObject) -> BackendError | None:
-        """What became of a put, in our own errors."""
-        error, where = new.error, self._where(new.key)
-        if error is None:
-            return new.refusal
+        Raises:
+            FileNotFoundError: Its folder was removed meanwhile.
+            FileExistsError: The name is taken, by what is on disk now as well: whoever is told so may rely on it.
+            OSError: Anything else. There is no such object then.
+            UnknownOutcomeError: It has its name, but perhaps not on disk.
+        """
+        with self._folders.hold(folder) as folder_fd:
+            with _saying_removed(folder_fd):
+                draft = self._writer.write(folder_fd, pieces)
+            try:
+                draft.force()
+                with _saying_removed(folder_fd):
+                    draft.publish(name)
+            except FileExistsError:
+                self._force_names(folder, folder_fd, key)
+                raise
+            finally:
+                draft.close()
+            self._force_names(folder, folder_fd, key)
+
+    def _force_names(self, folder: bytes, folder_fd: int, key: str) -> None:
+        """Force a new name to disk, and those of its folder and of all above it."""
+        self._force(folder_fd, key)
+        try:
+            self._folders.force_names([folder])
+        except OSError as error:
+            raise self._doubt(key, error) from error
+
+    def _refusal(self, key: str, error: OSError) -> BackendError:
+        """Why an object could not be created, in our own errors."""
         if isinstance(error, NotADirectoryError):
-            return self._nested(new.key)
-        if not new.is_over:
-            return UnavailableError(f"its folder is removed again and again: {where}")
-        if new.may_exist:
-            return UnknownOutcomeError(
-                f"{error.strerror}: written, but not surely on disk ({where})"
-            )
-        if isinstance(error, FileExistsError):
-            if os.path.isdir(self._path(new.key)):
-                return self._nested(new.key)
-            return AlreadyExistsError(f"object exists: {where}")
-        return from_os(error, where)
+            return self._nested(key)
+        if not isinstance(error, FileExistsError):
+            return from_os(error, self._where(key))
+        if os.path.isdir(self._path(key)):
+            return self._nested(key)
+        return AlreadyExistsError(f"object exists: {self._where(key)}")
+
+    def _doubt(self, key: str, error: OSError) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"{error.strerror}: written, but not surely on disk ({self._where(key)})"
+        )
 
     def _force(self, folder_fd: int, key: str) -> None:
         """Force a folder's names to disk; when that fails nobody knows what a crash would leave."""
         try:
             os.fsync(folder_fd)
         except OSError as error:
-            raise UnknownOutcomeError(
-                f"{error.strerror}: written, but not surely on disk ({self._where(key)})"
-            ) from error
+            raise self._doubt(key, error) from error
 
     def _create_first(self, key: str, data: Buffer) -> None:
         try:
@@ -444,3 +446,14 @@ def _may_hold(folder: bytes, wanted: bytes, after: bytes) -> bool:
     if not (folder.startswith(wanted) or wanted.startswith(folder)):
         return False
     return folder > after or after.startswith(folder)
+
+
+@contextmanager
+def _saying_removed(folder_fd: int) -> Iterator[None]:
+    """Call it "not found" when a folder was removed; ext4 says "permission denied" then."""
+    try:
+        yield
+    except PermissionError as error:
+        if os.fstat(folder_fd).st_nlink:
+            raise
+        raise FileNotFoundError from error

@@ -192,11 +192,6 @@ class FolderCache:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(4, min(FOLDERS_OPEN_MAX, soft // 4))
 
-    @property
-    def open_max(self) -> int:
-        """How many folders stay open; those in use may be more."""
-        return self._open_max
-
     @contextmanager
     def hold(self, folder: bytes) -> Iterator[int]:
         """A descriptor of ``folder`` (relative to the root, ``b""`` for the root itself), perhaps not durable.

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from backends.base import as_one, get_into, size_bytes
-from backends.batch import objects_per_put, put_many_if_absent
 from backends.errors import (
     AlreadyExistsError,
     BackendError,
@@ -474,21 +473,6 @@ class MeteredStore(WrappingStore):
         """See ``ObjectStore``."""
         with self._counted("put", up=size_bytes(data)):
             self._inner.put_if_absent(key, data)
-
-    @property
-    def objects_per_put(self) -> int:
-        """See ``BatchStore``."""
-        return objects_per_put(self._inner)
-
-    def put_many_if_absent(
-        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
-    ) -> builtins.list[BackendError | None]:
-        """See ``BatchStore``. One request for each object."""
-        self._add("put", requests=len(objects), up=sum(size_bytes(data) for _, data in objects))
-        errors = put_many_if_absent(self._inner, objects)
-        for error in filter(None, errors):
-            self._add_error("put", error)
-        return errors
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         """See ``ObjectStore``."""

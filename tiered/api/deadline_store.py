@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from backends.base import get_into, size_bytes
-from backends.batch import objects_per_put, put_many_if_absent
 from backends.errors import (
     BackendError,
     PermissionDeniedError,
@@ -133,21 +132,6 @@ class PatientStore(WrappingStore):
         """See ``ObjectStore``."""
         with self._watched("put", size_bytes(data)):
             self._inner.put_if_absent(key, data)
-
-    @property
-    def objects_per_put(self) -> int:
-        """See ``BatchStore``."""
-        return objects_per_put(self._inner)
-
-    def put_many_if_absent(
-        self, objects: Sequence[tuple[str, Sequence[Buffer] | Buffer]]
-    ) -> builtins.list[BackendError | None]:
-        """See ``BatchStore``."""
-        began_s = self._clock.monotonic_s()
-        errors = put_many_if_absent(self._inner, objects)
-        for (_, data), error in zip(objects, errors, strict=True):
-            self._note("put", error, began_s, size_bytes(data))
-        return [None if error is None else self._as_met(error) for error in errors]
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> bytes:
         """See ``ObjectStore``."""

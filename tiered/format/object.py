@@ -222,27 +222,3 @@ def parse_trailer(tail: bytes, *, where: str) -> Trailer:
     crcs = struct.unpack_from(f">{count}I", signed, text_bytes)
     description = _read_description(signed[:text_bytes], where)
     return Trailer(payload_bytes, trailer_bytes, block_bytes, crcs, payload_crc, description)
-
-
-def aligned_range(start: int, end: int, trailer: Trailer) -> tuple[int, int]:
-    """Smallest range of whole blocks that holds ``[start, end)`` of the payload."""
-    block = trailer.block_bytes
-    return start // block * block, min(-(-end // block) * block, trailer.payload_bytes)
-
-
-def check_blocks(data: Buffer, start: int, trailer: Trailer, *, where: str) -> None:
-    """Check whole blocks read from position ``start``.
-
-    Raises:
-        DataError: A block's checksum is wrong; the message says which bytes.
-    """
-    view = memoryview(data).cast("B")
-    block = trailer.block_bytes
-    first = start // block
-    for index, position in enumerate(range(0, len(view), block)):
-        if zlib_ng.crc32(view[position : position + block]) != trailer.block_crcs[first + index]:
-            low = start + position
-            raise _damaged(
-                f"bytes [{low}, {min(low + block, trailer.payload_bytes)}) fail their checksum",
-                where,
-            )
