@@ -98,3 +98,9 @@ def test_mistakes_are_told(tiered: CommandLine, url: str, tmp_path: Path):
     other = tiered("compact", url, "--apply", file, "--policy", "rocketmq")
     assert "policy careful" in other.err
     assert "nothing is changed" in tiered.good("compact", url, "--topic", "prices", *NOW).text
+
+
+@pytest.mark.parametrize("ratio", ["2", "-1", "nan"])
+def test_a_ratio_that_no_queue_reaches_is_refused(tiered: CommandLine, tmp_path: Path, ratio: str):
+    ran = tiered("compact", f"file://{tmp_path}", "--topic", "prices", f"--dirty-ratio={ratio}")
+    assert (ran.code, "from 0 to 1" in ran.error) == (2, True)

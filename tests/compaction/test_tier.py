@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -24,13 +25,17 @@ from tiered.compaction.choice import PassSettings
 from tiered.compaction.retention import CAREFUL, KAFKA
 from tiered.dispatch.settings import Compression
 from tiered.errors import InvalidError
+from tiered.keys import parse_data_key
 from tiered.local.face import HoleReason
 from tiered.log.merge import MergePolicy
+from tiered.log.named import named_bundles
 from tiered.log.reader import TierReader
 from tiered.log.state import TierMachine, queue_action
+from tiered.log.verify import verify_tier
 from tiered.log.verify_report import check_state
 from tiered.model import MessageQueue, QueueOffset
 from tiered.upkeep.compact import Compactor, CompactSettings
+from tiered.upkeep.rebuild import apply_rebuild, plan_rebuild
 from tiered.upkeep.workplace import Workplace
 
 if TYPE_CHECKING:
@@ -284,6 +289,41 @@ def test_k5_whatever_comes_order_and_final_state_stay_and_the_head_is_whole(
         last = {key: at for at, (key, _) in enumerate(sent) if key}
         assert set(last.values()) <= set(offsets), "tombstones wait for a day"
         assert {at for at, (key, _) in enumerate(sent) if not key} <= set(offsets)
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_lost_journal_comes_back_compacted_and_the_passes_are_made_anew(collected: bool):
+    """The rebuilt tier has what was left, whether or not the older objects are there still; nothing is called lost."""
+    clock = ManualClock()
+    tier = filled([[mail(f"k{n % 3}") for n in range(20)], [mail("k1")] * 9, [mail("z")] * 3])
+    compact(tier, clock=clock)
+    tier.post(QUEUE, [mail("k2"), mail("k9")] * 5, roll=True)
+    tier.post(QUEUE, [mail("k1")])
+    seal(tier)
+    clock.advance(1.0)
+    compact(tier, clock=clock)
+    tier.post(QUEUE, [mail("y")], roll=True)
+    before, named = messages(tier), named_bundles(tier.journal.state)
+    for info in list(tier.store.list(PREFIX)):
+        inner = info.key[len(PREFIX) :]
+        data = parse_data_key(PREFIX, info.key)
+        if inner.startswith("journal/") or (collected and data and inner not in named):
+            tier.store.delete(info.key)
+    with ThreadPoolExecutor(2) as pool:
+        plan = plan_rebuild(tier.store, PREFIX, pool)
+    assert (plan.proposal.losses, plan.refused) == ([], [])
+    apply_rebuild(workplace(tier), plan, accept_gaps=False)
+    assert messages(tier) == before
+    assert verify_tier(tier.store, PREFIX, deep=True).problems == []
+    reader = TierReader(tier.store, PREFIX)
+    reader.refresh()
+    life = reader.state.life(QUEUE)
+    assert life
+    assert life.passes == ()
+    tier.journal.catch_up()
+    again = compact(tier, clock=clock)
+    assert again["applied"]["steps"] == 1
+    assert messages(tier) == before
 
 
 def test_two_queues_share_a_bundle_and_an_entry():

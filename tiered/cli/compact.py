@@ -23,9 +23,9 @@ from tiered.cli.values import (
     counted,
     format_count,
     format_size,
-    not_below_zero,
     parse_duration,
     parse_size,
+    share,
 )
 from tiered.errors import InvalidError
 
@@ -70,7 +70,7 @@ class CompactOptions(PlanOptions):
     dirty_ratio: float = option(
         "a queue is compacted when what is new in it is more than this share; 0: anything new is enough",
         "RATIO",
-        not_below_zero,
+        share,
         default=0.5,
     )
     min_lag_ms: int = option(

@@ -187,6 +187,14 @@ def not_below_zero(text: str) -> float:
     return number
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    number = _number(text)
+    if not 0 <= number <= 1:
+        raise ValueError(f"{text} is no share: give a number from 0 to 1")
+    return number
+
+
 def whole(low: int) -> Callable[[str], int]:
     """Takes a whole number, ``low`` at least."""
 
