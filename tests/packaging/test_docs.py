@@ -61,11 +61,14 @@ def test_every_folder_of_the_product_is_on_the_page_that_says_where_things_are(
 
 
 def test_files_that_pages_name_are_there(root: Path, tracked: dict[str, str]):
-    """A path from the root in backticks, or the target of a link to a page."""
+    """A path from the root in backticks, a module by its name alone, or the target of a link to a page."""
     missing = []
+    modules = {name.rpartition("/")[2] for name in tracked}
     for name, text in tracked.items():
         if not name.endswith(".md"):
             continue
+        bare = re.findall(r"`([\w-]+\.py)`", text)
+        missing += [(name, module) for module in bare if module not in modules]
         paths = re.findall(
             r"`((?:tiered|fetcher|backends|timer|tests|docs|localstack|requirements)/[\w./-]+\.\w+)`",
             text,
