@@ -87,7 +87,7 @@ class WrappingStore:
         self._inner.close()
 
 
-class Clock(Protocol):
+class StoreClock(Protocol):
     """Time that never goes back, and waiting."""
 
     def monotonic_s(self) -> float:
@@ -168,7 +168,7 @@ class RetryingStore(WrappingStore):
         self,
         inner: ObjectStore,
         *,
-        clock: Clock,
+        clock: StoreClock,
         rng: random.Random,
         stop: threading.Event,
         policy: RetryPolicy | None = None,

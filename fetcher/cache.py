@@ -536,7 +536,7 @@ NOTHING: Begun = []
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class LoadWaiter:
     """One read that finds nothing here.
 
     Attributes:
@@ -588,7 +588,7 @@ class Stock:
         self._go_on = go_on
         self.lock = threading.Lock()
         self.room = threading.Condition(self.lock)
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[LoadWaiter] = deque()
         self._loads: dict[Key, Load[Thing | None]] = {}
         self.unread_bytes = self.hits = self.waits = 0
         self.is_closed = False
@@ -697,7 +697,7 @@ class Stock:
     # Who waits for room gets it in turn, or a large record would wait for ever behind small ones
 
     def claim_urgently(
-        self, waiting: Waiting, stream: Stream, view: LifeView, start: QueueOffset, window: int
+        self, waiting: LoadWaiter, stream: Stream, view: LifeView, start: QueueOffset, window: int
     ) -> Begun:
         """Claim what a reader waits for; nothing when others have waited longer, or there is no room: it is in the row."""
         begun: Begun = []
@@ -708,7 +708,7 @@ class Stock:
             self._waiting.append(waiting)
         return begun
 
-    def step_out(self, waiting: Waiting) -> None:
+    def step_out(self, waiting: LoadWaiter) -> None:
         """It does not wait for room any more."""
         waiting.has_queued = False
         self._waiting.remove(waiting)

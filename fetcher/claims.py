@@ -81,7 +81,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClaimPlan:
     """What to ask for, in order, and the log offset up to which all is then here or on its way."""
 
     claims: list[Claim]
@@ -90,7 +90,7 @@ class Plan:
 
 def plan_claims(
     view: LifeView, start: QueueOffset, window: int, known: Known, settings: FetchSettings
-) -> Plan:
+) -> ClaimPlan:
     """Plan what a reader needs.
 
     Args:
@@ -123,7 +123,7 @@ def plan_claims(
             if asked < part.log_end:
                 break
         asked = part.log_end
-    return Plan(claims, asked)
+    return ClaimPlan(claims, asked)
 
 
 def _indexes_ahead(

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from backends.errors import BackendError, ObjectNotFoundError
-from fetcher.cache import NOTHING, Begun, Loader, Stock, Thing, Waiting
+from fetcher.cache import NOTHING, Begun, Loader, LoadWaiter, Stock, Thing
 from fetcher.memory import Memory
 from fetcher.runs import Run
 from fetcher.settings import FREE_SHARE, FetchSettings
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from fetcher.window import Name, Stream
     from tiered.clock import Clock
-    from tiered.log.cursor import Place, QueueCursor
+    from tiered.log.cursor import HistoryPlace, QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Part
     from tiered.log.reader import TierReader
@@ -197,7 +197,7 @@ class TieredMessageFetcher:
             return batch
         deadline_s = now_s + (self.settings.read_timeout_s if timeout_s is None else timeout_s)
 
-        def work(place: Place) -> TierBatch | Gap | None:
+        def work(place: HistoryPlace) -> TierBatch | Gap | None:
             return self._read(name, place, start, bytes_max, count_max, deadline_s, sure)
 
         return (self.tier.cursor(queue) if cursor is None else cursor).again(start, work)
@@ -219,7 +219,7 @@ class TieredMessageFetcher:
     def _go_on(  # noqa: PLR0917 (one caller, in this order)
         self,
         name: Name,
-        place: Place | None,
+        place: HistoryPlace | None,
         start: QueueOffset,
         bytes_max: int,
         count_max: int,
@@ -250,7 +250,7 @@ class TieredMessageFetcher:
     def _read(  # noqa: PLR0917 (one caller, in this order)
         self,
         name: Name,
-        place: Place,
+        place: HistoryPlace,
         start: QueueOffset,
         bytes_max: int,
         count_max: int,
@@ -536,7 +536,7 @@ class Obtainer:
             DataError: It is damaged.
             BackendError: It could not be read.
         """
-        waiting = Waiting()
+        waiting = LoadWaiter()
         try:
             while True:
                 run = self._try(waiting, stream, view, part, start, window, deadline_s)
@@ -549,7 +549,7 @@ class Obtainer:
 
     def _try(  # noqa: PLR0917 (one caller)
         self,
-        waiting: Waiting,
+        waiting: LoadWaiter,
         stream: Stream,
         view: LifeView,
         part: Part,

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from fetcher.statuses import KeyLookup, KeyQuery
     from tiered.clock import Clock
     from tiered.local.face import LocalStore, RecordBatch
-    from tiered.log.cursor import Place
+    from tiered.log.cursor import HistoryPlace
     from tiered.log.decode import TierBatch
     from tiered.log.reader import TierReader
     from tiered.log.view import LifeView
@@ -585,7 +585,7 @@ class TierSide:
             BackendError: It cannot be read.
         """
 
-        def find(place: Place) -> QueueOffset | None:
+        def find(place: HistoryPlace) -> QueueOffset | None:
             name = ("offset by time", queue)
             asking = AskingStore(
                 self._fetcher.transfers, self._store, name, self._clock, deadline_s

@@ -62,7 +62,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ImportProgress:
     """How far the broker is with one queue of timers.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenTimers:
     """What is taken of one batch.
 
     Attributes:
@@ -118,11 +118,11 @@ class Enqueue:
 
     queue: MessageQueue
     bounds: QueueBounds
-    progress: Progress
+    progress: ImportProgress
     known: TimerSource
     due_from: int
 
-    def choose(self, local: LocalStore) -> Iterator[Chosen]:
+    def choose(self, local: LocalStore) -> Iterator[ChosenTimers]:
         """Read the source, and say batch by batch what is taken; all of ``bounds`` is looked at.
 
         Raises:
@@ -168,7 +168,7 @@ class Enqueue:
                     for either in rows.names(at):
                         found.hits.update(m for m in found.marks.get(either, ()) if m > base + at)
 
-    def _chosen(self, rows: TimerRows, names: _Names) -> Chosen:
+    def _chosen(self, rows: TimerRows, names: _Names) -> ChosenTimers:
         counts, base, taken = Counts(), int(rows.batch.base_offset), []
         delivered = self._delivered(rows)
         for at, due in enumerate(rows.dues.tolist()):
@@ -176,7 +176,7 @@ class Enqueue:
             setattr(counts, fate, getattr(counts, fate) + 1)
             if fate in {"taken", "marks"}:
                 taken.append(at)
-        return Chosen(rows, np.array(taken, np.int64), base + len(rows), counts)
+        return ChosenTimers(rows, np.array(taken, np.int64), base + len(rows), counts)
 
     def _delivered(self, rows: TimerRows) -> Flags:
         offsets = rows.batch.base_offset + np.arange(len(rows))

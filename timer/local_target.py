@@ -39,7 +39,7 @@ from tiered.log.timers import TimerSource
 from tiered.model import MessageQueue, QueueOffset
 from tiered.store.message_store import MessageStore
 from tiered.store.special import message_of
-from timer.enqueue import Enqueue, Progress
+from timer.enqueue import Enqueue, ImportProgress
 from timer.records import number_of, read_rows, value_of
 from timer.wheel import TimingWheel
 
@@ -360,7 +360,7 @@ def _pending(
     try:
         local.refresh()
         for queue, bounds in sorted(local.queues().items()):
-            ours = Progress(state.read_ms + 1, state.end(queue))
+            ours = ImportProgress(state.read_ms + 1, state.end(queue))
             done = ours if state.read_ms >= 0 else _broker_progress(queue, progress)
             source = Enqueue(queue, bounds, done, TimerSource(bounds.min, bounds.end), 0)
             for chosen in source.choose(local):
@@ -403,10 +403,10 @@ def _delivered_since(directory: str, state: _State, clock: Clock) -> Counter[Nam
     return found
 
 
-def _broker_progress(queue: MessageQueue, found: TimerProgress) -> Progress:
+def _broker_progress(queue: MessageQueue, found: TimerProgress) -> ImportProgress:
     if queue.topic == SCHEDULE_TOPIC:
-        return Progress(delivered=found.delayed.get(queue.queue_id + 1, 0))
-    return Progress(found.wheel.read_ms, found.wheel.queue_offset)
+        return ImportProgress(delivered=found.delayed.get(queue.queue_id + 1, 0))
+    return ImportProgress(found.wheel.read_ms, found.wheel.queue_offset)
 
 
 def _timed(message: DueMessage) -> Record:

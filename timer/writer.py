@@ -23,7 +23,7 @@ from tiered.crashpoints import reached
 from tiered.errors import FencedError, InternalError, StoreUnavailableError
 from tiered.log.bundles import bundle_row
 from tiered.log.composite import CommitPolicy
-from tiered.log.timers import Taken, take_action
+from tiered.log.timers import TimersTaken, take_action
 from timer.files import TimerFlatFileTable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tiered.log.bundles import NamedSections
     from tiered.log.composite import GroupCommit
     from tiered.log.parts import Bundle, TierState
-    from timer.enqueue import Chosen
+    from timer.enqueue import ChosenTimers
     from timer.files import TimerFlatFile
 
 BUNDLE_BYTES = 16 * 1024 * 1024
@@ -106,13 +106,13 @@ class TimerWriter:
         """A round is due."""
         return self._bytes >= self._bundle_bytes
 
-    def add(self, chosen: Chosen) -> None:
+    def add(self, chosen: ChosenTimers) -> None:
         """Take what was chosen of a batch into the buffers."""
         if len(chosen.indices):
             now_s = self._clock.monotonic_s()
             self._bytes += self._files.append(chosen.rows, chosen.indices, now_s)
 
-    def commit(self, taken: Sequence[Taken]) -> None:
+    def commit(self, taken: Sequence[TimersTaken]) -> None:
         """Make all that was added durable, and say what was taken; nothing is written when both are nothing.
 
         Raises:

@@ -42,7 +42,7 @@ _WORDS: Final[dict[str, bool | None]] = {"TRUE": True, "FALSE": False, "NULL": N
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SqlPart:
     """A piece of an expression.
 
     Attributes:
@@ -56,7 +56,7 @@ class Part:
     depth: int = 1
 
 
-Child: TypeAlias = Part | Token
+Child: TypeAlias = SqlPart | Token
 
 
 class CheckError(Exception):
@@ -75,52 +75,52 @@ class CheckError(Exception):
         self.expected = expected
 
 
-class Builder(Transformer[Token, Part]):
+class Builder(Transformer[Token, SqlPart]):
     """One method for each rule and alias; each takes all that the rule has matched."""
 
-    def start(self, children: list[Child]) -> Part:
+    def start(self, children: list[Child]) -> SqlPart:
         """The whole expression."""
         return as_boolean(_part(children[0]))
 
-    def any(self, children: list[Child]) -> Part:
+    def any(self, children: list[Child]) -> SqlPart:
         """``a OR b OR c``."""
         return logic("OR", [as_boolean(_part(child)) for child in children[::2]])
 
-    def all(self, children: list[Child]) -> Part:
+    def all(self, children: list[Child]) -> SqlPart:
         """``a AND b AND c``."""
         return logic("AND", [as_boolean(_part(child)) for child in children[::2]])
 
-    def equal(self, children: list[Child]) -> Part:
+    def equal(self, children: list[Child]) -> SqlPart:
         """``a = b``."""
         left, right = _part(children[0]), _part(children[2])
         _check_equal(left, right)
         return _make(Equal(left.node, right.node), left, right)
 
-    def not_equal(self, children: list[Child]) -> Part:
+    def not_equal(self, children: list[Child]) -> SqlPart:
         """``a <> b``."""
         return negation_of(self.equal(children))
 
-    def is_null(self, children: list[Child]) -> Part:
+    def is_null(self, children: list[Child]) -> SqlPart:
         """``a IS NULL``."""
         left = _part(children[0])
         return _make(IsNull(left.node), left)
 
-    def is_not_null(self, children: list[Child]) -> Part:
+    def is_not_null(self, children: list[Child]) -> SqlPart:
         """``a IS NOT NULL``."""
         return negation_of(self.is_null(children))
 
-    def order(self, children: list[Child]) -> Part:
+    def order(self, children: list[Child]) -> SqlPart:
         """``a > b``."""
         left, right = _part(children[0]), _part(children[2])
         return order_of(cast("OrderOp", str(children[1])), left, right)
 
-    def text(self, children: list[Child]) -> Part:
+    def text(self, children: list[Child]) -> SqlPart:
         """``a NOT CONTAINS 'b'``."""
         left, is_not = _part(children[0]), len(children) == 4  # noqa: PLR2004 - with NOT
         op = cast("TextOp", str(children[-2]).upper())
         return _make(Text(op, left.node, unquote(children[-1]), is_not), left)
 
-    def between(self, children: list[Child]) -> Part:
+    def between(self, children: list[Child]) -> SqlPart:
         """``a NOT BETWEEN b AND c``."""
         value, low, high = _part(children[0]), _part(children[-3]), _part(children[-1])
         if len(children) == 6:  # noqa: PLR2004 - with NOT
@@ -129,7 +129,7 @@ class Builder(Transformer[Token, Part]):
         _check_between(low, high)
         return logic("AND", [order_of(">=", value, low), order_of("<=", value, high)])
 
-    def within(self, children: list[Child]) -> Part:
+    def within(self, children: list[Child]) -> SqlPart:
         """``a NOT IN ('b', 'c')``."""
         left, second = _part(children[0]), children[1]
         if not isinstance(left.node, Property):
@@ -138,28 +138,28 @@ class Builder(Transformer[Token, Part]):
         is_not = isinstance(second, Token) and second.type == "NOT"
         return _make(In(left.node, texts, is_not), left)
 
-    def plus(self, children: list[Child]) -> Part:
+    def plus(self, children: list[Child]) -> SqlPart:
         """``+ a``."""
         return _group(children[0], _part(children[1]))
 
-    def group(self, children: list[Child]) -> Part:
+    def group(self, children: list[Child]) -> SqlPart:
         """``(a)``."""
         return _group(children[0], _part(children[1]))
 
-    def negate(self, children: list[Child]) -> Part:
+    def negate(self, children: list[Child]) -> SqlPart:
         """``- a``."""
         inner = _part(children[1])
         return _group(children[0], _make(Negate(inner.node), inner))
 
-    def negation(self, children: list[Child]) -> Part:
+    def negation(self, children: list[Child]) -> SqlPart:
         """``NOT a``."""
         return _group(children[0], negation_of(as_boolean(_part(children[1]))))
 
-    def string(self, children: list[Child]) -> Part:
+    def string(self, children: list[Child]) -> SqlPart:
         """A text."""
         return _literal(children[0], unquote(children[0]))
 
-    def decimal(self, children: list[Child]) -> Part:
+    def decimal(self, children: list[Child]) -> SqlPart:
         """A whole number."""
         digits = str(children[0]).rstrip("lL")
         if len(digits) > _LONG_DIGITS or int(digits) > LONG_MAX:
@@ -167,7 +167,7 @@ class Builder(Transformer[Token, Part]):
         value = int(digits)
         return _literal(children[0], value if value <= INT_MAX else Long(value))
 
-    def float(self, children: list[Child]) -> Part:
+    def float(self, children: list[Child]) -> SqlPart:
         """A decimal."""
         text = str(children[0])
         value = float(text)
@@ -179,34 +179,34 @@ class Builder(Transformer[Token, Part]):
             raise CheckError(what, _start(children[0]), "0 for zero")
         return _literal(children[0], value)
 
-    def word(self, children: list[Child]) -> Part:
+    def word(self, children: list[Child]) -> SqlPart:
         """TRUE, FALSE or NULL."""
         return _literal(children[0], _WORDS[str(children[0]).upper()])
 
-    def property(self, children: list[Child]) -> Part:
+    def property(self, children: list[Child]) -> SqlPart:
         """The name of a property, in the case it is written in."""
-        return Part(Property(str(children[0])), _start(children[0]))
+        return SqlPart(Property(str(children[0])), _start(children[0]))
 
 
-def as_boolean(part: Part) -> Part:
+def as_boolean(part: SqlPart) -> SqlPart:
     """A part where a truth value is needed.
 
     Raises:
         CheckError: It is a number or a text.
     """
     if isinstance(part.node, Property):
-        return Part(Cast(part.node), part.start)
+        return SqlPart(Cast(part.node), part.start)
     if not is_boolean(part.node):
         raise CheckError(f"{_show(part)} is not true or false", part.start, "a condition")
     return part
 
 
-def negation_of(part: Part) -> Part:
+def negation_of(part: SqlPart) -> SqlPart:
     """``NOT`` of a condition."""
     return _make(Not(part.node), part)
 
 
-def logic(op: LogicOp, parts: list[Part]) -> Part:
+def logic(op: LogicOp, parts: list[SqlPart]) -> SqlPart:
     """A chain; chains of the same operator within it become part of it, which changes no answer."""
     operands: list[Node] = []
     depth = 0
@@ -217,10 +217,10 @@ def logic(op: LogicOp, parts: list[Part]) -> Part:
         else:
             operands.append(part.node)
             depth = max(depth, part.depth)
-    return _bounded(Part(Logic(op, tuple(operands)), parts[0].start, depth + 1))
+    return _bounded(SqlPart(Logic(op, tuple(operands)), parts[0].start, depth + 1))
 
 
-def order_of(op: OrderOp, left: Part, right: Part) -> Part:
+def order_of(op: OrderOp, left: SqlPart, right: SqlPart) -> SqlPart:
     """A comparison by order.
 
     Raises:
@@ -241,7 +241,7 @@ def unquote(child: Child) -> str:
     return str(child)[1:-1].replace("''", "'")
 
 
-def _check_equal(left: Part, right: Part) -> None:
+def _check_equal(left: SqlPart, right: SqlPart) -> None:
     for side in (left, right):
         if side.node == Constant(None):
             raise CheckError("NULL equals nothing", side.start, "IS NULL, or another value")
@@ -250,7 +250,7 @@ def _check_equal(left: Part, right: Part) -> None:
         raise CheckError(f"{_show(left)} is never equal to {_show(right)}", right.start)
 
 
-def _check_between(low: Part, high: Part) -> None:
+def _check_between(low: SqlPart, high: SqlPart) -> None:
     a, b = low.node, high.node
     if not isinstance(a, Constant) or not isinstance(b, Constant):
         return
@@ -267,26 +267,26 @@ def _check_between(low: Part, high: Part) -> None:
         raise CheckError(f"{_show(low)} is above {_show(high)}", low.start, "the lower one first")
 
 
-def _literal(child: Child, value: Value) -> Part:
-    return Part(Constant(value), _start(child))
+def _literal(child: Child, value: Value) -> SqlPart:
+    return SqlPart(Constant(value), _start(child))
 
 
-def _group(opening: Child, part: Part) -> Part:
-    return Part(part.node, _start(opening), part.depth)
+def _group(opening: Child, part: SqlPart) -> SqlPart:
+    return SqlPart(part.node, _start(opening), part.depth)
 
 
-def _make(node: Node, *parts: Part) -> Part:
-    return _bounded(Part(node, parts[0].start, 1 + max(part.depth for part in parts)))
+def _make(node: Node, *parts: SqlPart) -> SqlPart:
+    return _bounded(SqlPart(node, parts[0].start, 1 + max(part.depth for part in parts)))
 
 
-def _bounded(part: Part) -> Part:
+def _bounded(part: SqlPart) -> SqlPart:
     if part.depth > NESTING_MAX:
         raise CheckError(f"operators are nested more than {NESTING_MAX} deep", part.start)
     return part
 
 
-def _part(child: Child) -> Part:
-    assert isinstance(child, Part)
+def _part(child: Child) -> SqlPart:
+    assert isinstance(child, SqlPart)
     return child
 
 
@@ -296,7 +296,7 @@ def _start(child: Child) -> int:
     return at
 
 
-def _show(part: Part) -> str:
+def _show(part: SqlPart) -> str:
     return shorten(render(part.node))
 
 

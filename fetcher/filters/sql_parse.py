@@ -17,7 +17,7 @@ from lark import Lark, TextSlice, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
 from fetcher.filters.face import FilterError
-from fetcher.filters.sql_build import Builder, Part, shorten
+from fetcher.filters.sql_build import Builder, SqlPart, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ class Parsed:
         expected: What could have stood there, in words.
     """
 
-    part: Part
+    part: SqlPart
     end: int | None
     expected: str
 
@@ -116,13 +116,13 @@ def parse(expression: str) -> Parsed:
     return Parsed(_finish(parser, fed, expression), None, "")
 
 
-def _finish(parser: InteractiveParser, fed: list[Token], expression: str) -> Part:
+def _finish(parser: InteractiveParser, fed: list[Token], expression: str) -> SqlPart:
     try:
         part = parser.feed_eof()  # type: ignore[no-untyped-call]
     except UnexpectedToken:
         what, expected = "the expression ends too early", _describe(_accepted(fed))
         raise FilterError(what, expression, len(expression), expected=expected) from None
-    assert isinstance(part, Part)
+    assert isinstance(part, SqlPart)
     return part
 
 

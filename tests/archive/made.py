@@ -11,7 +11,7 @@ import pyarrow as pa
 from tiered.archive.columns import schema
 from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine, archive_action
-from tiered.archive.model import LOG, Archived, Lane, ParquetFile
+from tiered.archive.model import LOG, Archived, ArchiveLane, ParquetFile
 from tiered.archive.parquet import FileWriter
 from tiered.clock import SystemClock
 from tiered.journal.writer import JournalWriter
@@ -48,7 +48,7 @@ def make_archive(
         group_rows: Of a row group, at most; default: the writer's own.
         told: Called after each file.
     """
-    lane = Lane("made", "broker", TOPIC, 0, 0)
+    lane = ArchiveLane("made", "broker", TOPIC, 0, 0)
     log = JournalWriter(
         archive, LOG, ArchiveMachine(),
         writer="00000001", clock=SystemClock(), rng=rng, stop=threading.Event(),
@@ -69,7 +69,7 @@ def make_archive(
 
 def _write(
     archive: ObjectStore,
-    lane: Lane,
+    lane: ArchiveLane,
     ids: list[str],
     rng: random.Random,
     *,
@@ -93,7 +93,7 @@ def _write(
     )
 
 
-def batch_of(lane: Lane, low: int, ids: list[str], rng: random.Random) -> pa.RecordBatch:
+def batch_of(lane: ArchiveLane, low: int, ids: list[str], rng: random.Random) -> pa.RecordBatch:
     """Messages from an offset on, with these unique ids; each fourth has the key of the one before too."""
     count = len(ids)
     offsets = np.arange(low, low + count, dtype=np.int64)

@@ -15,8 +15,8 @@ from zlib_ng import zlib_ng
 from backends.local import LocalFolderStore
 from tests.archive.bodies import ORDER_AVSC, ORDER_TYPE, avro, descriptors, message
 from tests.archive.jobs import archive, check, keys, rows, workshop
-from tiered.archive.body.layout import BodyColumns, Layout
-from tiered.archive.body.wishes import Wishes, read_wishes
+from tiered.archive.body.layout import BodyColumns, BodyLayout
+from tiered.archive.body.wishes import BodyWishes, read_wishes
 from tiered.archive.columns import topic_schema
 from tiered.archive.job import Workshop, local_engine, log_writer, run_job
 from tiered.archive.machine import ArchiveMachine, archive_action, columns_action
@@ -46,7 +46,7 @@ def wishes(
     schema: bytes | None = None,
     message: Sequence[str] = (),
     records: bool = False,
-) -> Wishes:
+) -> BodyWishes:
     schemas = [] if schema is None else ["file"]
     return read_wishes(
         formats, schemas, message, has_records=records, read=lambda _name: schema or b""
@@ -287,7 +287,7 @@ def test_a_worker_gets_the_layout() -> None:
     assert task.layout.has_records
     assert task_of(task_text(task)) == task
     assert values(at)[0]["value_id"] == 1
-    assert Layout.of(json.loads(json.dumps(task.layout.document()))) == task.layout
+    assert BodyLayout.of(json.loads(json.dumps(task.layout.document()))) == task.layout
 
 
 def test_a_stretch_of_columns_that_the_log_does_not_have_is_refused() -> None:

@@ -133,7 +133,7 @@ def test_a_worker_of_spark_says_that_there_is_no_room(
     monkeypatch.setattr(spark, "do_work", no_room)
     monkeypatch.setattr(spark, "work_of", lambda _text: Task)
     urls = f"file://{tmp_path}/tier", "prefix", f"file://{tmp_path}/parquet"
-    outcome = spark.outcome_of(spark.do_task(spark.Order(*urls, S3Options()), ""))
+    outcome = spark.outcome_of(spark.do_task(spark.SparkOrder(*urls, S3Options()), ""))
     assert isinstance(outcome, StoreFullError)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
-    from tiered.archive.query.lookup import Found
+    from tiered.archive.query.lookup import FoundRow
 
 FILES, GROUPS, ROWS = 6, 3, 300
 
@@ -47,7 +47,7 @@ def archive(made: tuple[MemoryStore, list[str]]) -> MemoryStore:
     return store
 
 
-def same(one: Found, two: Found) -> bool:
+def same(one: FoundRow, two: FoundRow) -> bool:
     return (one.rows, one.files, one.groups, one.groups_read) == (
         two.rows, two.files, two.groups, two.groups_read,
     )  # fmt: skip

@@ -206,7 +206,7 @@ def test_a_pack_is_work_for_spark_as_well(
     with contextlib.closing(open_store(tier.url, options)) as store:
         at = replace(workshop(store), place=choose_place(store, None, None))
         pack = next(work for work in plan_packs(archive_tasks(at)) if isinstance(work, Pack))
-        order = spark.Order(tier.url, at.place.prefix, archive_url, options)
+        order = spark.SparkOrder(tier.url, at.place.prefix, archive_url, options)
         assert spark.work_of(spark.work_text(pack)) == pack
         outcome = spark.outcome_of(spark.do_task(order, spark.work_text(pack)))
     assert isinstance(outcome, list)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tests.archive.conftest import Sealed
     from tests.archive.shop import Shop
-    from tiered.archive.query.lookup import Found
+    from tiered.archive.query.lookup import FoundRow
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def archive(shop: Shop) -> Iterator[ObjectStore]:
     store.close()
 
 
-def places(found: Found) -> list[tuple[str, int]]:
+def places(found: FoundRow) -> list[tuple[str, int]]:
     return [
         (row["topic"], round(row["store_ts"].timestamp() * 1000)) for row in found.rows.to_pylist()
     ]

@@ -406,10 +406,10 @@ PACK = (
 def test_golden_bytes_of_a_pack_and_a_record_and_all_or_nothing() -> None:
     from tests.archive.test_plan import archived
     from tiered.archive.machine import JobRecord, job_action
-    from tiered.archive.model import Lane
+    from tiered.archive.model import ArchiveLane
     from tiered.archive.moves import pack_action
 
-    lanes = [Lane("c", "b", "t", queue, 0) for queue in (0, 1)]
+    lanes = [ArchiveLane("c", "b", "t", queue, 0) for queue in (0, 1)]
     record = JobRecord("0badcafe", "0.1", "local", 3, 4)
     pack = pack_action([(lanes[0], 0, archived(0)), (lanes[1], 0, archived(1))])
     entry = Entry(1, 0, "0badcafe", 5, [pack, job_action(record)])

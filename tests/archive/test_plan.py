@@ -13,7 +13,7 @@ from tiered.api.broker_place import Place
 from tiered.archive.columns import schema
 from tiered.archive.keys import date_text, partition_value
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
-from tiered.archive.model import Archived, Lane, ParquetFile, SideFile
+from tiered.archive.model import Archived, ArchiveLane, ParquetFile, SideFile
 from tiered.archive.plan import plan_archive
 from tiered.archive.tables import Wanted, choose_files
 from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_pieces
@@ -50,7 +50,7 @@ def archived(number: int) -> Archived:
 
 def state(queues: int, numbers: range) -> ArchiveState:
     found = tuple(map(archived, numbers))
-    return ArchiveState({Lane("c", "b", "t", queue, 0): found for queue in range(queues)})
+    return ArchiveState({ArchiveLane("c", "b", "t", queue, 0): found for queue in range(queues)})
 
 
 def plan(tier_state: TierState, archive: ArchiveState):
@@ -91,7 +91,7 @@ def test_other_brokers_incarnations_and_queues_do_not_count() -> None:
 
 
 def test_the_state_survives_json_and_replay_from_actions_gives_the_same() -> None:
-    lane, machine = Lane("c", "b", "t", 0, 0), ArchiveMachine()
+    lane, machine = ArchiveLane("c", "b", "t", 0, 0), ArchiveMachine()
     side = SideFile("_bad/k", 2, 3, 4)
     second = replace(archived(1), holes=1, bad=1, files=(replace(archived(1).files[0], rows=98),))
     second = replace(second, side=side)

@@ -23,7 +23,7 @@ from tests.archive.jobs import archive, check, with_other_messages_behind, works
 from tests.archive.test_body import wishes
 from tests.e2e.harness import here
 from tiered.archive import publish as module
-from tiered.archive.body.layout import BodyColumns, Layout
+from tiered.archive.body.layout import BodyColumns, BodyLayout
 from tiered.archive.columns import schema
 from tiered.archive.job import log_writer
 from tiered.archive.merging import merge, plan_merge
@@ -241,7 +241,9 @@ FIELD_IDS = """
 
 def test_ids_of_fields_never_change(tmp_path: Path) -> None:
     body = BodyColumns("json", "a BIGINT, b MAP<STRING, STRUCT<x: INT, y: ARRAY<INT>>>, c DATE")
-    pq.write_table(schema(Layout(body, 1, has_records=True)).empty_table(), tmp_path / "x.parquet")
+    pq.write_table(
+        schema(BodyLayout(body, 1, has_records=True)).empty_table(), tmp_path / "x.parquet"
+    )
     found = pyarrow_to_schema(pq.read_schema(tmp_path / "x.parquet"))
     fields = {number: found.find_field(number) for number in found.field_ids}
     said = (f"{n} {found.find_column_name(n)}{'!' * fields[n].required}" for n in sorted(fields))

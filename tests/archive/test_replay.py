@@ -18,14 +18,14 @@ from tiered.archive.machine import (
     clean_action,
     forget_action,
 )
-from tiered.archive.model import Lane
-from tiered.archive.moves import NewFile, Piece, Replaced, Shared, Stretches, merge_action
+from tiered.archive.model import ArchiveLane
+from tiered.archive.moves import MovedPiece, NewFile, Replaced, Shared, Stretches, merge_action
 from tiered.journal.entry import Entry
 
 if TYPE_CHECKING:
     from tiered.journal.entry import Action
 
-LANE = Lane("c", "b", "t", 0, 0)
+LANE = ArchiveLane("c", "b", "t", 0, 0)
 MACHINE = ArchiveMachine()
 SEGMENTS, REPLACED = 20_000, 100_000
 ENTRY_BYTES_MAX = 64 << 10
@@ -47,8 +47,8 @@ def large() -> ArchiveState:
     return after(known, clean_action([]))
 
 
-def pieces(first: int, count: int) -> tuple[Piece, ...]:
-    return tuple(Piece(LANE, archived(n).files[0]) for n in range(first, first + count))
+def pieces(first: int, count: int) -> tuple[MovedPiece, ...]:
+    return tuple(MovedPiece(LANE, archived(n).files[0]) for n in range(first, first + count))
 
 
 ACTIONS: dict[str, Action] = {

@@ -26,7 +26,7 @@ from tests.e2e.harness import here
 from tiered.archive.bloom import can_hold, xxh64
 from tiered.archive.datasource import ArchiveSource
 from tiered.archive.machine import ArchiveState
-from tiered.archive.model import Lane
+from tiered.archive.model import ArchiveLane
 from tiered.archive.selection import MAX, MIN, Selection, micros, selection_of
 from tiered.archive.source.options import (
     OF_TIER,
@@ -327,7 +327,7 @@ def test_options_that_nobody_looks_at_are_refused(tmp_path: Path) -> None:
 
 
 def test_lanes_that_nothing_is_wanted_of() -> None:
-    lane = Lane("c", "b", "bad-\udcff", 1, 2)
+    lane = ArchiveLane("c", "b", "bad-\udcff", 1, 2)
     assert ALL.refuses(lane) == ""
     assert ALL.among("topic", ["bad-\ufffd"]).refuses(lane) == ""
     assert ALL.among("broker", ["x"]).refuses(lane) == "broker"

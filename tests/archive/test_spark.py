@@ -41,7 +41,9 @@ def job(tier: str, archive: str, session: Any) -> Any:
     source, target = open_store(tier, options), open_store(archive, options)
     place = choose_place(source, None, None)
     at = Workshop(source, place, target, target, SystemClock(), random.Random(1))
-    engine = spark.spark_engine(session, spark.Order(tier, place.prefix, archive, options), wave=64)
+    engine = spark.spark_engine(
+        session, spark.SparkOrder(tier, place.prefix, archive, options), wave=64
+    )
     try:
         return run_job(at, engine)
     finally:
@@ -184,7 +186,7 @@ def test_tasks_and_outcomes_travel_as_text(sealed: Callable[[str], Sealed]) -> N
     run_job(at, lambda tasks: iter(seen.extend(tasks) or ()))
     assert seen
     assert [spark.task_of(spark.task_text(task)) for task in seen] == seen
-    order = spark.Order(tier.url, place.prefix + "x", "memory://", S3Options())
+    order = spark.SparkOrder(tier.url, place.prefix + "x", "memory://", S3Options())
     assert isinstance(spark.outcome_of(spark.do_task(order, spark.work_text(seen[0]))), Exception)
     error = spark.outcome_of('{"kind": "data", "said": ["damaged", "here", "mend it"]}')
     assert isinstance(error, DataError)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiered.errors import DataError
 from tiered.format.key_index import (
     ITEM,
-    Filter,
+    KeyFilter,
     bucket_bits,
     build_filter,
     check_payload,
@@ -54,7 +54,7 @@ def test_every_hash_is_found_with_its_run_newest_first(values: list[int], times:
     bits = bucket_bits(count)
     data = build_filter(ordered, bits)
     assert len(data) == filter_bytes(count, bits)
-    found = Filter.parse(data, count, bits, where="here")
+    found = KeyFilter.parse(data, count, bits, where="here")
     for value in set(values):
         start, end = found.find(value)
         run = order[start:end]
@@ -68,7 +68,7 @@ def test_absent_keys_are_told_from_present_ones():
     rng = np.random.default_rng(7)
     hashes = np.sort(rng.integers(0, 2**64, 50_000, np.uint64))
     bits = bucket_bits(len(hashes))
-    found = Filter.parse(build_filter(hashes, bits), len(hashes), bits, where="here")
+    found = KeyFilter.parse(build_filter(hashes, bits), len(hashes), bits, where="here")
     asked = rng.integers(0, 2**64, 20_000, np.uint64).tolist()
     wrong = sum(start < end for start, end in map(found.find, asked))
     assert wrong < 20_000 / 1000
@@ -130,7 +130,9 @@ def test_a_changed_filter_is_refused_or_finds_places_that_are_there(position: in
     data[position] ^= flip
     start = PAYLOAD_COUNT * ITEM.itemsize
     try:
-        found = Filter.parse(data[start:], PAYLOAD_COUNT, bucket_bits(PAYLOAD_COUNT), where="here")
+        found = KeyFilter.parse(
+            data[start:], PAYLOAD_COUNT, bucket_bits(PAYLOAD_COUNT), where="here"
+        )
     except DataError:
         return
     for value in (0, 1 << 63, topic_seed("t"), 2**64 - 1):

@@ -30,7 +30,7 @@ from tiered.keys import (
 from tiered.log.expiry import plan_expiry
 from tiered.log.history import TierHistory
 from tiered.log.named import named_objects
-from tiered.log.orphans import Known, OrphanPlan, plan_orphans
+from tiered.log.orphans import KnownObjects, OrphanPlan, plan_orphans
 from tiered.log.state import TierMachine
 from tiered.model import MessageQueue, QueueOffset
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 OLD_MS = 1_000
 
 
-def known(state: TierState, **fields: object) -> Known:
+def known(state: TierState, **fields: object) -> KnownObjects:
     rest: dict[str, object] = {
         "prefix": PREFIX, "state": state, "base": state, "once_named": set(), "bound": 0,
         "protected": set(named_objects(state)),
         "reign": state.generation, "old_ms": OLD_MS, "now_ms": 2 * OLD_MS,
     }  # fmt: skip
-    return Known(**{**rest, **fields})  # type: ignore[arg-type]
+    return KnownObjects(**{**rest, **fields})  # type: ignore[arg-type]
 
 
 def listing(store: MemoryStore, *more: ObjectInfo) -> list[ObjectInfo]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILES = 4096
 """Descriptors that a thousand connections need, generously."""
-SERVED = [request.code for request in codes.REQUESTS if request.answer is codes.Answer.SERVED]
+SERVED = [request.code for request in codes.REQUESTS if request.answer is codes.Treatment.SERVED]
 NAMES = (
     *("consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset"),
     *("suspendTimeoutMillis", "subscription", "subVersion", "expressionType", "maxMsgBytes", "key"),

@@ -14,7 +14,7 @@ from tiered.errors import FencedError, StoreUnavailableError
 from tiered.format.remoting import Command
 from tiered.model import MessageQueue
 from tiered.mount import codes
-from tiered.mount.naming import Identity, NameServers, Topics
+from tiered.mount.naming import Identity, MountedTopics, NameServers
 from tiered.mount.server import Exchange, RemotingServer
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def run(work: Callable[[], Coroutine[None, None, None]]) -> None:
     asyncio.run(limited())
 
 
-def topics(*names: str) -> Topics:
-    found = Topics("c", "b", ManualClock())
+def topics(*names: str) -> MountedTopics:
+    found = MountedTopics("c", "b", ManualClock())
     found.update(MessageQueue(name, 1) for name in names)
     return found
 

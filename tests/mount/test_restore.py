@@ -18,7 +18,7 @@ from tiered.clock import SystemClock
 from tiered.errors import InvalidError
 from tiered.format.record import Record, decode_record, encode_record
 from tiered.mount import codes
-from tiered.mount.restore import Restore, Selection, plan_restore
+from tiered.mount.restore import Restore, RestoreSelection, plan_restore
 from tiered.store.options import StoreOptions
 from tiered.store.restored import RestoredLog
 
@@ -175,7 +175,7 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
     pieces = iter([False] * stops_after)
     to = tmp_path / "stopped"
     with open_tier(url) as tier:
-        plan = plan_restore(tier, Selection())
+        plan = plan_restore(tier, RestoreSelection())
 
         def run(stop: Callable[[], bool]) -> bool:
             restore = Restore(
@@ -188,7 +188,7 @@ def test_what_was_stopped_goes_on_and_ends_as_if_it_had_not_been(
         with pytest.raises(InvalidError, match="something else"):
             Restore(
                 tier,
-                plan_restore(tier, Selection(lambda topic: topic == "orders")),
+                plan_restore(tier, RestoreSelection(lambda topic: topic == "orders")),
                 str(to),
                 OPTIONS,
                 SystemClock(),

@@ -210,7 +210,7 @@ def test_a_queue_without_messages_is_empty(client: Client):
 
 
 @pytest.mark.parametrize(
-    "code", [r.code for r in codes.REQUESTS if r.answer is codes.Answer.REFUSED]
+    "code", [r.code for r in codes.REQUESTS if r.answer is codes.Treatment.REFUSED]
 )
 @pytest.mark.parametrize("form", list(Form))
 def test_what_writes_is_refused_so_that_producers_go_elsewhere(
@@ -234,7 +234,7 @@ def test_popping_is_refused_in_the_form_that_can_bear_its_code(served: Mounted):
 
 def test_the_table_says_what_is_served(served: Mounted):
     assert served.mount.server is not None
-    told = {request.code for request in codes.REQUESTS if request.answer is codes.Answer.SERVED}
+    told = {request.code for request in codes.REQUESTS if request.answer is codes.Treatment.SERVED}
     assert set(served.mount.server.handlers) == told
     assert len(codes.BY_CODE) == len(codes.REQUESTS)
 

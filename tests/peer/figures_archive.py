@@ -134,7 +134,7 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
     from tiered.api.stores import open_metered, with_retries
     from tiered.archive.body.wishes import read_wishes
     from tiered.archive.job import local_engine, run_job
-    from tiered.archive.spark import Order, spark_engine
+    from tiered.archive.spark import SparkOrder, spark_engine
     from tiered.archive.task import Workshop
     from tiered.clock import SystemClock
 
@@ -155,7 +155,7 @@ def ours(folder: Path, out: Path, kind: str) -> dict[str, float]:
         work, spark = local_engine(at, 1), None
     else:
         spark = session("ours")
-        work = spark_engine(spark, Order(tier_url, place.prefix, url, S3Options()))
+        work = spark_engine(spark, SparkOrder(tier_url, place.prefix, url, S3Options()))
     begun = tree_cpu_s()
     result = run_job(at, work)
     done = tree_cpu_s()

@@ -13,7 +13,7 @@ from store.reading import KINDS, read_all
 from tiered.clock import ManualClock
 from tiered.format.block import parse_records, walk_records
 from tiered.store import facts
-from tiered.store.facts import Facts, Handover, of_block, of_handed
+from tiered.store.facts import Facts, StoredHandover, of_block, of_handed
 from tiered.store.messages import Message
 from tiered.store.options import StoreOptions
 
@@ -45,7 +45,7 @@ OTHER = st.builds(
 )
 
 
-class Kept(Handover):
+class Kept(StoredHandover):
     """Remembers what was given."""
 
     def __init__(self) -> None:

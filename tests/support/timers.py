@@ -19,10 +19,10 @@ from tiered.journal.writer import JournalWriter
 from tiered.local.catalog import WHEEL_TOPIC
 from tiered.local.face import RecordBatch
 from tiered.log.state import TierMachine, TierState
-from tiered.log.timers import HOUR_MS, Taken
+from tiered.log.timers import HOUR_MS, TimersTaken
 from tiered.model import MessageQueue, QueueOffset
 from timer.dequeue import DueMessage, TimerReader
-from timer.enqueue import Chosen, Counts
+from timer.enqueue import ChosenTimers, Counts
 from timer.handover import HandOver, Target
 from timer.records import read_rows
 from timer.wheel import TimingWheel
@@ -194,8 +194,8 @@ class Timers:
         )  # fmt: skip
         rows = read_rows(wheel_batch(self._next, records))
         high = self._next + len(records)
-        writer.add(Chosen(rows, np.arange(len(records)), high, Counts()))
-        writer.commit([Taken(SOURCE, 0, 0, self._next, high, 0)])
+        writer.add(ChosenTimers(rows, np.arange(len(records)), high, Counts()))
+        writer.commit([TimersTaken(SOURCE, 0, 0, self._next, high, 0)])
         self._next = high
 
     def run(self, box: Target, *, near_ms: int = HOUR_MS, batch: int = 100) -> HandOver:

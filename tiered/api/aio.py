@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tiered.api.choice import Choice
-from tiered.api.reading import FOLLOW_S_MIN, Follower, longer, require_positive
+from tiered.api.reading import FOLLOW_S_MIN, QueueFollower, longer, require_positive
 from tiered.api.tier import open as open_tier
 from tiered.api.tier_reader import MESSAGE_BATCH_BYTES
 from tiered.errors import ClosedError
@@ -178,7 +178,7 @@ class AsyncTier:
             cursor = self.tier.reader.cursor(MessageQueue(topic, queue_id))
             group = stack.enter_context(self.tier.group())
             limits = {"batch_bytes": MESSAGE_BATCH_BYTES}
-            follower = Follower(self.tier, cursor, start, group=group, **limits)
+            follower = QueueFollower(self.tier, cursor, start, group=group, **limits)
 
             def step() -> list[Message] | None:
                 found = follower.step()

@@ -133,13 +133,13 @@ class ArrowMaker:
         block = parse_records(records.data, records.positions[numbers], records.sizes[numbers])
         if not block.is_sound:
             raise DataError("a record is damaged", where=str(records.queue))
-        made = Columns(self._arrow, batch, numbers, block)
+        made = ArrowColumns(self._arrow, batch, numbers, block)
         arrays = (made.plain if made.is_plain else made.general)(self._columns, self._properties)
         return self._arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 @dataclass
-class Columns:
+class ArrowColumns:
     """Columns of some items of one batch.
 
     Attributes:

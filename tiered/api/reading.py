@@ -155,7 +155,7 @@ def read_spans(
         yield from interleave(readers, at_once=at_once)
 
 
-class Follower:
+class QueueFollower:
     """One follower of a queue: what comes next, without waiting for what is not there yet. For one thread at a time.
 
     A history is read to where it ended when it was looked at last; then the cursor goes on. A queue that was deleted and
@@ -222,14 +222,14 @@ def follow_queue(
     batch_bytes: int,
     pause_s_max: float,
 ) -> Iterator[TierBatch]:
-    """All that is committed from an offset on (``Follower``), waiting for more until ``stop`` is set.
+    """All that is committed from an offset on (``QueueFollower``), waiting for more until ``stop`` is set.
 
     Raises:
         TieredStoreError: As ``read_span``.
     """
     pause_s = FOLLOW_S_MIN
     with tier.group() as group:
-        follower = Follower(tier, cursor, start, group=group, batch_bytes=batch_bytes)
+        follower = QueueFollower(tier, cursor, start, group=group, batch_bytes=batch_bytes)
         while not stop.is_set():
             found = follower.step()
             if found is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tiered.api.arrow import ArrowMaker, load_pyarrow, spans_array
 from tiered.archive.body.decode import decode_bodies
-from tiered.archive.body.layout import ERROR, PLAIN, RECORD, Layout
+from tiered.archive.body.layout import ERROR, PLAIN, RECORD, BodyLayout
 from tiered.archive.body.wishes import body_fields, open_decoder
 from tiered.errors import DataError
 from tiered.format.block import bytes_at, parse_records
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tiered.archive.body.decode import Decoder
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, Lane
+    from tiered.archive.model import Archived, ArchiveLane
     from tiered.log.decode import TierBatch
 
 """Places in a record (``tiered.format.record``)."""
@@ -66,7 +66,7 @@ _RECORD_ID, _ERROR_ID, _BODY_ID = 25, 26, 1000
 that columns of ours may come in between. An id is never given to another column."""
 
 
-def schema(layout: Layout = PLAIN) -> pa.Schema:
+def schema(layout: BodyLayout = PLAIN) -> pa.Schema:
     """The columns of files, in order, with their ids: those of every file, and what a layout adds behind them.
 
     ``KEYS`` are never null.
@@ -112,14 +112,14 @@ def topic_schema(state: ArchiveState, topic: str) -> pa.Schema:
     bodies = state.bodies.get(topic, ())
     stretches = (one for lane, found in state.lanes.items() if lane.topic == topic for one in found)
     has_records = any(one.has_records for one in stretches)
-    return schema(Layout(bodies[-1] if bodies else None, len(bodies), has_records))
+    return schema(BodyLayout(bodies[-1] if bodies else None, len(bodies), has_records))
 
 
-def layout_of(state: ArchiveState, topic: str, archived: Archived) -> Layout:
+def layout_of(state: ArchiveState, topic: str, archived: Archived) -> BodyLayout:
     """What the files of a stretch have beside the columns of every file."""
     number = archived.columns
     body = state.bodies[topic][number - 1] if number else None
-    return Layout(body, number, archived.has_records)
+    return BodyLayout(body, number, archived.has_records)
 
 
 def _schema() -> pa.Schema:
@@ -184,7 +184,7 @@ class Columns:
     """Makes record batches with the columns of an archive. For any thread."""
 
     def __init__(
-        self, lane: Lane, layout: Layout = PLAIN, names: Collection[str] | None = None
+        self, lane: ArchiveLane, layout: BodyLayout = PLAIN, names: Collection[str] | None = None
     ) -> None:
         """Of a lane's messages, with what a layout adds.
 
@@ -313,7 +313,7 @@ class Columns:
         return divided
 
 
-def side_table(lane: Lane, aside: list[Aside]) -> pa.Table:
+def side_table(lane: ArchiveLane, aside: list[Aside]) -> pa.Table:
     """A side file's rows."""
     count = len(aside)
     columns = {

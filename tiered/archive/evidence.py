@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zlib_ng import zlib_ng
 
 from backends.errors import ObjectNotFoundError
-from tiered.archive.model import Lane
+from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import has_times, overtaken_by
 from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
@@ -156,9 +156,9 @@ class Evidence:
     def _version(self, key: str) -> str:
         return str(self._tier.head(self._place.prefix + key).version or "")
 
-    def _lane(self, queue: MessageQueue, incarnation: int) -> Lane:
+    def _lane(self, queue: MessageQueue, incarnation: int) -> ArchiveLane:
         place = self._place
-        return Lane(place.cluster, place.broker, queue.topic, queue.queue_id, incarnation)
+        return ArchiveLane(place.cluster, place.broker, queue.topic, queue.queue_id, incarnation)
 
 
 def _bounds(

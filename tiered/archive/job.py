@@ -29,9 +29,9 @@ from backends.errors import ObjectNotFoundError, StoreFullError
 from backends.local_files import advice_for, write_regular
 from backends.probe import probe
 from tiered import __version__
-from tiered.archive.body.layout import PLAIN, BodyColumns, Layout
+from tiered.archive.body.layout import PLAIN, BodyColumns, BodyLayout
 from tiered.archive.body.schema import columns_text, infer_columns
-from tiered.archive.body.wishes import RAW, Wish, Wishes, merged
+from tiered.archive.body.wishes import RAW, BodyWish, BodyWishes, merged
 from tiered.archive.columns import Columns
 from tiered.archive.harm import open_log
 from tiered.archive.machine import (
@@ -344,7 +344,7 @@ def fix_layouts(
     tier: ObjectStore,
     prefix: str,
     tasks: Sequence[Task],
-    wishes: Wishes,
+    wishes: BodyWishes,
 ) -> tuple[tuple[Task, ...], list[str]]:
     """Give each task its layout.
 
@@ -363,14 +363,14 @@ def fix_layouts(
         DataError: A segment that is looked into is damaged.
         BackendError: A store failed.
     """
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, BodyLayout] = {}
     unknown = []
     for topic, some in groupby(tasks, key=lambda task: task.lane.topic):
         wish = wishes.of(topic)
         if wish and not _fix(log, topic, wish, _Sample(tier, prefix, list(some))):
             unknown.append(topic)
         known = () if wish and wish.format == RAW else log.state.bodies.get(topic, ())
-        layouts[topic] = Layout(known[-1] if known else None, len(known), wishes.has_records)
+        layouts[topic] = BodyLayout(known[-1] if known else None, len(known), wishes.has_records)
     if set(layouts.values()) <= {PLAIN}:
         return tuple(tasks), unknown
     return tuple(replace(task, layout=layouts[task.lane.topic]) for task in tasks), unknown
@@ -406,7 +406,7 @@ class _Sample:
                     yield from some.column("body").to_pylist()
 
 
-def _fix(log: JournalWriter[ArchiveState], topic: str, wish: Wish, sample: _Sample) -> bool:
+def _fix(log: JournalWriter[ArchiveState], topic: str, wish: BodyWish, sample: _Sample) -> bool:
     """Fix what is wished where it is not fixed yet; whether the topic has what was wished."""
     if wish.format == RAW:
         return True

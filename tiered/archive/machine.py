@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered.archive.body.layout import BodyColumns
-from tiered.archive.model import Archived, Lane
+from tiered.archive.model import Archived, ArchiveLane
 from tiered.archive.moves import (
     MERGE,
     PACK,
@@ -165,8 +165,8 @@ class ArchiveState:
         named: By how many pieces each file of messages is named. It follows from ``lanes``.
     """
 
-    lanes: Mapping[Lane, Sequence[Archived]] = field(default_factory=dict)
-    tails: Mapping[Lane, tuple[str, ...]] = field(default_factory=dict)
+    lanes: Mapping[ArchiveLane, Sequence[Archived]] = field(default_factory=dict)
+    tails: Mapping[ArchiveLane, tuple[str, ...]] = field(default_factory=dict)
     refused: int = 0
     updated_ms: int = 0
     jobs: tuple[JobRecord, ...] = ()
@@ -180,7 +180,7 @@ class ArchiveState:
         """Files that were part of the archive and are not any more, in the order in which that came."""
         return tuple(one for _, one in sorted(self.gone.values()))
 
-    def overlapping(self, lane: Lane, start: int, end: int) -> list[Archived]:
+    def overlapping(self, lane: ArchiveLane, start: int, end: int) -> list[Archived]:
         """What is archived of offsets ``[start, end)`` of a lane, in order."""
         return stretches_of(self.lanes, lane).around(start, end)
 
@@ -203,7 +203,7 @@ class ArchiveMachine:
             InvalidError: An action of a newer version.
             DataError: An action that no archiver of ours can have made.
         """
-        work = _Work(
+        work = _ArchiveWork(
             Places(dict(state.lanes), names_of(state)),
             dict(state.tails),
             dict(state.bodies),
@@ -280,8 +280,11 @@ class ArchiveMachine:
         check_ints((document["refused"], document["updated_ms"]), "a state")
         replaced = list(map(Replaced.of, document.get("replaced", ())))
         return ArchiveState(
-            {Lane.of(row): Stretches(map(Archived.of, found)) for row, found in document["lanes"]},
-            {Lane.of(row): _marks(marks) for row, marks in document["tails"]},
+            {
+                ArchiveLane.of(row): Stretches(map(Archived.of, found))
+                for row, found in document["lanes"]
+            },
+            {ArchiveLane.of(row): _marks(marks) for row, marks in document["tails"]},
             document["refused"],
             document["updated_ms"],
             tuple(map(JobRecord.of, document.get("jobs", ()))),
@@ -299,17 +302,17 @@ def names_of(state: ArchiveState) -> Shared[str, int]:
     return Shared(counts.items())
 
 
-def lane_row(lane: Lane) -> list[Any]:
-    """A lane as JSON; ``Lane.of`` undoes it."""
+def lane_row(lane: ArchiveLane) -> list[Any]:
+    """A lane as JSON; ``ArchiveLane.of`` undoes it."""
     return [lane.cluster, lane.broker, lane.topic, lane.queue_id, lane.incarnation]
 
 
-def archive_action(lane: Lane, archived: Archived, tails: int) -> Action:
+def archive_action(lane: ArchiveLane, archived: Archived, tails: int) -> Action:
     """The action that adds a stretch."""
     return {"do": ARCHIVE, "lane": lane_row(lane), "tails": tails, **archived.document()}
 
 
-def forget_action(lane: Lane, starts: list[int], tail: str) -> Action:
+def forget_action(lane: ArchiveLane, starts: list[int], tail: str) -> Action:
     """The action that takes stretches out, since the broker took their messages back."""
     return {"do": FORGET, "lane": lane_row(lane), "starts": starts, "tail": tail}
 
@@ -325,11 +328,11 @@ def columns_action(topic: str, number: int, body: BodyColumns) -> Action:
 
 
 @dataclass(slots=True)
-class _Work:
+class _ArchiveWork:
     """A state under construction, private to one ``apply``."""
 
     places: Places
-    tails: dict[Lane, tuple[str, ...]]
+    tails: dict[ArchiveLane, tuple[str, ...]]
     bodies: dict[str, tuple[BodyColumns, ...]]
     refused: int = 0
     jobs: tuple[JobRecord, ...] = ()
@@ -339,7 +342,7 @@ class _Work:
 
     def add(self, stretch: Action) -> bool:
         """Add a stretch, as an ``archive`` action has it; whether it fits."""
-        lane, new = Lane.of(stretch["lane"]), Archived.of(stretch)
+        lane, new = ArchiveLane.of(stretch["lane"]), Archived.of(stretch)
         found = stretches_of(self.places.lanes, lane)
         is_late = stretch["tails"] != len(self.tails.get(lane, ()))
         is_late |= new.columns > len(self.bodies.get(lane.topic, ()))
@@ -359,20 +362,20 @@ class _Work:
             self.gone_count += 1
 
 
-def _archive(work: _Work, action: Action) -> None:
+def _archive(work: _ArchiveWork, action: Action) -> None:
     work.refused += not work.add(action)
 
 
-def _pack(work: _Work, action: Action) -> None:
+def _pack(work: _ArchiveWork, action: Action) -> None:
     places = Places(dict(work.places.lanes), work.places.named)
-    trial = _Work(places, work.tails, work.bodies, gone=work.gone)
+    trial = _ArchiveWork(places, work.tails, work.bodies, gone=work.gone)
     if all(trial.add(stretch) for stretch in action["stretches"]):
         work.places, work.gone = trial.places, trial.gone
     else:
         work.refused += 1
 
 
-def _merge(work: _Work, action: Action) -> None:
+def _merge(work: _ArchiveWork, action: Action) -> None:
     gone = move(work.places, action)
     if gone is None:
         work.refused += 1
@@ -380,19 +383,19 @@ def _merge(work: _Work, action: Action) -> None:
         work.replace(gone)
 
 
-def _clean(work: _Work, action: Action) -> None:
+def _clean(work: _ArchiveWork, action: Action) -> None:
     keys = set(action["keys"])
     check_texts(keys, "a file that is gone")
     for key in keys:
         work.gone = work.gone.lacking(key)
 
 
-def _job(work: _Work, action: Action) -> None:
+def _job(work: _ArchiveWork, action: Action) -> None:
     work.jobs = with_record(work.jobs, JobRecord.of(action))
 
 
-def _forget(work: _Work, action: Action) -> None:
-    lane, starts = Lane.of(action["lane"]), set(action["starts"])
+def _forget(work: _ArchiveWork, action: Action) -> None:
+    lane, starts = ArchiveLane.of(action["lane"]), set(action["starts"])
     check_ints(starts, "a stretch")
     (mark,) = _marks([action["tail"]])
     every = stretches_of(work.places.lanes, lane)
@@ -411,7 +414,7 @@ def _forget(work: _Work, action: Action) -> None:
     work.tails[lane] = (*work.tails.get(lane, ()), mark)
 
 
-def _columns(work: _Work, action: Action) -> None:
+def _columns(work: _ArchiveWork, action: Action) -> None:
     topic, number, new = action["topic"], action["number"], BodyColumns.of(action["body"])
     check_texts((topic,), "a topic")
     known = work.bodies.get(topic, ())

@@ -32,7 +32,15 @@ from tiered.api.arrow import load_pyarrow
 from tiered.archive.keys import DATA, DAY_MS, folder_key
 from tiered.archive.machine import names_of
 from tiered.archive.model import SCHEMA_VERSION
-from tiered.archive.moves import NewFile, Piece, Places, merge_action, move, pieces_of, relatives
+from tiered.archive.moves import (
+    MovedPiece,
+    NewFile,
+    Places,
+    merge_action,
+    move,
+    pieces_of,
+    relatives,
+)
 from tiered.archive.parquet import (
     GROUP_BYTES,
     GROUP_ROWS,
@@ -56,7 +64,7 @@ if TYPE_CHECKING:
 
     from backends.base import ByteRange, ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, Lane, ParquetFile
+    from tiered.archive.model import Archived, ArchiveLane, ParquetFile
     from tiered.archive.task import Workshop
     from tiered.journal.writer import JournalWriter
 
@@ -92,10 +100,10 @@ class Together:
     """
 
     key: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MovedPiece, ...]
 
 
-def key_of(kind: str, day: int, pieces: Sequence[Piece]) -> str:
+def key_of(kind: str, day: int, pieces: Sequence[MovedPiece]) -> str:
     """Key of a file of these pieces, all of one topic: a function of what they are and where they lie.
 
     Args:
@@ -160,7 +168,7 @@ def _another(archive: ObjectStore, key: str) -> DataError:
     )
 
 
-def _made(source: ObjectStore, pieces: Sequence[Piece]) -> Any:  # noqa: ANN401 (a buffer)
+def _made(source: ObjectStore, pieces: Sequence[MovedPiece]) -> Any:  # noqa: ANN401 (a buffer)
     arrow = load_pyarrow()
     sink = arrow.BufferOutputStream()
     writer: Any = None
@@ -177,15 +185,15 @@ def _made(source: ObjectStore, pieces: Sequence[Piece]) -> Any:  # noqa: ANN401 
     return data
 
 
-def _group_rows(pieces: Sequence[Piece]) -> int:
+def _group_rows(pieces: Sequence[MovedPiece]) -> int:
     """Rows of the largest row group."""
-    rows: dict[Lane, int] = {}
+    rows: dict[ArchiveLane, int] = {}
     for piece in pieces:
         rows[piece.lane] = rows.get(piece.lane, 0) + piece.file.rows
     return min(max(rows.values()), GROUP_ROWS)
 
 
-def _row_groups(source: ObjectStore, pieces: Sequence[Piece]) -> Iterator[pa.Table]:
+def _row_groups(source: ObjectStore, pieces: Sequence[MovedPiece]) -> Iterator[pa.Table]:
     """Row groups."""
     arrow = load_pyarrow()
     files: dict[str, bytes] = {}
@@ -207,7 +215,7 @@ def _row_groups(source: ObjectStore, pieces: Sequence[Piece]) -> Iterator[pa.Tab
     yield arrow.concat_tables(waiting).combine_chunks()
 
 
-def _rows(source: ObjectStore, piece: Piece, files: dict[str, bytes]) -> pa.Table:
+def _rows(source: ObjectStore, piece: MovedPiece, files: dict[str, bytes]) -> pa.Table:
     """The rows of one piece, held against its proof."""
     file = piece.file
     if file.key not in files:
@@ -221,7 +229,7 @@ def _rows(source: ObjectStore, piece: Piece, files: dict[str, bytes]) -> pa.Tabl
     return table.replace_schema_metadata(None)
 
 
-def _read_piece(data: bytes, piece: Piece) -> pa.Table:
+def _read_piece(data: bytes, piece: MovedPiece) -> pa.Table:
     """Those rows of a file that are of a piece, in order; row groups of others are not unpacked."""
     from pyarrow import parquet  # noqa: PLC0415 (heavy)
 
@@ -231,7 +239,7 @@ def _read_piece(data: bytes, piece: Piece) -> pa.Table:
     return parquet.read_table(raw, filters=_bounds(piece), page_checksum_verification=True)
 
 
-def _bounds(piece: Piece) -> list[tuple[str, str, int]]:
+def _bounds(piece: MovedPiece) -> list[tuple[str, str, int]]:
     return [
         ("queue_id", "=", piece.lane.queue_id),
         ("incarnation", "=", piece.lane.incarnation),
@@ -240,7 +248,7 @@ def _bounds(piece: Piece) -> list[tuple[str, str, int]]:
     ]
 
 
-def piece_rows(table: pa.Table, piece: Piece) -> pa.Table:
+def piece_rows(table: pa.Table, piece: MovedPiece) -> pa.Table:
     """Those rows of a whole file in memory that are of a piece, in order."""
     if table.num_rows == piece.file.rows:
         return table
@@ -281,7 +289,7 @@ def _differs(source: ObjectStore, key: str) -> DataError:
     )
 
 
-def _metadata(pieces: Sequence[Piece]) -> dict[str, str]:
+def _metadata(pieces: Sequence[MovedPiece]) -> dict[str, str]:
     files = [piece.file for piece in pieces]
     numbers = {
         "rows": sum(file.rows for file in files),
@@ -301,7 +309,7 @@ def _metadata(pieces: Sequence[Piece]) -> dict[str, str]:
     }
 
 
-def says(metadata: Mapping[str, str], piece: Piece) -> bool:
+def says(metadata: Mapping[str, str], piece: MovedPiece) -> bool:
     """Whether a file's own metadata proves a piece as the log does.
 
     Args:
@@ -407,10 +415,10 @@ def do_work(tier: ObjectStore, prefix: str, archive: ObjectStore, work: Work) ->
     """
     if isinstance(work, Task):
         return [archive_segment(tier, prefix, archive, work)]
-    held = _Held(archive)
+    held = _HeldFile(archive)
     made = [archive_segment(tier, prefix, held, task) for task in work.tasks]
     pieces = [
-        Piece(task.lane, file)
+        MovedPiece(task.lane, file)
         for task, archived in zip(work.tasks, made, strict=True)
         for file in archived.files
     ]
@@ -422,8 +430,8 @@ def do_work(tier: ObjectStore, prefix: str, archive: ObjectStore, work: Work) ->
 
 
 def _shared(
-    held: ObjectStore, archive: ObjectStore, pieces: Iterable[Piece]
-) -> Iterator[tuple[tuple[Lane, int], ParquetFile]]:
+    held: ObjectStore, archive: ObjectStore, pieces: Iterable[MovedPiece]
+) -> Iterator[tuple[tuple[ArchiveLane, int], ParquetFile]]:
     """Each piece's mark, and the file in which it lies then."""
     by_day = sorted(pieces, key=lambda piece: (_day(piece), piece.lane, piece.file.low))
     for day, group in groupby(by_day, key=_day):
@@ -438,11 +446,11 @@ def _shared(
             yield piece.mark, at
 
 
-def _day(piece: Piece) -> int:
+def _day(piece: MovedPiece) -> int:
     return piece.file.store_min_ms // DAY_MS
 
 
-class _Held(WrappingStore):
+class _HeldFile(WrappingStore):
     """An archive whose files of messages stay in memory, and go no further."""
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -503,7 +511,7 @@ class Merged:
 def plan_merge(
     state: ArchiveState,
     *,
-    takes: Callable[[Lane], bool],
+    takes: Callable[[ArchiveLane], bool],
     small_bytes: int = SMALL_BYTES,
     merged_bytes: int = MERGED_BYTES,
 ) -> list[Together]:
@@ -523,7 +531,7 @@ def plan_merge(
         for archived in stretches:
             for file in archived.files:
                 one = files.setdefault(file.key, _File(file.size_bytes, _kind(lane, archived)))
-                one.pieces.append(Piece(lane, file))
+                one.pieces.append(MovedPiece(lane, file))
                 one.is_wanted &= takes(lane) and one.kind == _kind(lane, archived)
     small = [one for one in files.values() if one.is_wanted and one.size_bytes < small_bytes]
     small.sort(key=lambda one: (one.kind, one.day, one.pieces[0].lane, one.pieces[0].file.low))
@@ -536,7 +544,7 @@ class _File:
 
     size_bytes: int
     kind: tuple[object, ...]
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[MovedPiece] = field(default_factory=list)
     is_wanted: bool = True
 
     @property
@@ -544,7 +552,7 @@ class _File:
         return self.pieces[0].file.store_min_ms // DAY_MS
 
 
-def _kind(lane: Lane, archived: Archived) -> tuple[object, ...]:
+def _kind(lane: ArchiveLane, archived: Archived) -> tuple[object, ...]:
     """What files of one new file have in common."""
     columns = archived.schema, archived.columns, archived.has_records
     return (lane.cluster, lane.broker, lane.topic, *columns)
@@ -570,14 +578,14 @@ def together(kind: str, files: Iterable[_File]) -> Together:
     return of_pieces(kind, pieces)
 
 
-def of_pieces(kind: str, pieces: Iterable[Piece]) -> Together:
+def of_pieces(kind: str, pieces: Iterable[MovedPiece]) -> Together:
     """One file of pieces of one topic and day, ``PACKED`` or ``MERGED``."""
     ordered = tuple(sorted(pieces, key=lambda piece: (piece.lane, piece.file.low)))
     day = ordered[0].file.store_min_ms // DAY_MS
     return Together(key_of(kind, day, ordered), ordered)
 
 
-def plan_division(state: ArchiveState, lane: Lane, starts: Iterable[int]) -> list[Together]:
+def plan_division(state: ArchiveState, lane: ArchiveLane, starts: Iterable[int]) -> list[Together]:
     """The files that separate some stretches of a lane from those with which they share files. Pure.
 
     Args:
@@ -595,7 +603,7 @@ def plan_division(state: ArchiveState, lane: Lane, starts: Iterable[int]) -> lis
         if one.start in wanted
         for file in one.files
     }
-    shared: dict[str, list[Piece]] = {}
+    shared: dict[str, list[MovedPiece]] = {}
     for piece in pieces_of(state.lanes, relatives(state.lanes, [lane])):
         shared.setdefault(piece.file.key, []).append(piece)
     found: list[Together] = []

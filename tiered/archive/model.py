@@ -22,7 +22,7 @@ _RARE = ("misfits", "columns", "has_records")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Lane:
+class ArchiveLane:
     """One incarnation of one queue of one broker.
 
     Attributes:
@@ -45,7 +45,7 @@ class Lane:
         return MessageQueue(self.topic, self.queue_id)
 
     @classmethod
-    def of(cls, row: list[Any]) -> Lane:
+    def of(cls, row: list[Any]) -> ArchiveLane:
         """From JSON.
 
         Raises:

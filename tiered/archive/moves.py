@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
-from tiered.archive.model import Archived, Lane, ParquetFile
+from tiered.archive.model import Archived, ArchiveLane, ParquetFile
 from tiered.log.wellformed import check_ints, check_texts
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ PACK = "pack"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MovedPiece:
     """Rows of one stretch in one file.
 
     Attributes:
@@ -239,11 +239,11 @@ class Piece:
         file: The numbers of these rows, with key, size and checksum of the file that holds them.
     """
 
-    lane: Lane
+    lane: ArchiveLane
     file: ParquetFile
 
     @property
-    def mark(self) -> tuple[Lane, int]:
+    def mark(self) -> tuple[ArchiveLane, int]:
         """What it is known by."""
         return self.lane, self.file.low
 
@@ -262,7 +262,7 @@ class NewFile:
     key: str
     size_bytes: int
     crc: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MovedPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ def merge_action(files: Iterable[NewFile]) -> Action:
     return {"do": MERGE, "format": 1, "files": [_file_row(file) for file in files]}
 
 
-def pack_action(stretches: Iterable[tuple[Lane, int, Archived]]) -> Action:
+def pack_action(stretches: Iterable[tuple[ArchiveLane, int, Archived]]) -> Action:
     """The action that adds stretches that share files: all of them, or none.
 
     Args:
@@ -315,7 +315,7 @@ def pack_action(stretches: Iterable[tuple[Lane, int, Archived]]) -> Action:
 
 
 def _file_row(file: NewFile) -> dict[str, Any]:
-    lanes: dict[Lane, list[list[Any]]] = {}
+    lanes: dict[ArchiveLane, list[list[Any]]] = {}
     for piece in file.pieces:
         lanes.setdefault(piece.lane, []).append([piece.file.low, piece.file.key])
     return {
@@ -328,8 +328,8 @@ def _file_row(file: NewFile) -> dict[str, Any]:
 
 
 def pieces_of(
-    lanes: Mapping[Lane, Sequence[Archived]], only: Iterable[Lane] | None = None
-) -> Iterator[Piece]:
+    lanes: Mapping[ArchiveLane, Sequence[Archived]], only: Iterable[ArchiveLane] | None = None
+) -> Iterator[MovedPiece]:
     """Every piece, in order of lane and stretch.
 
     Args:
@@ -339,7 +339,7 @@ def pieces_of(
     for lane in sorted(lanes if only is None else only):
         for archived in lanes[lane]:
             for file in archived.files:
-                yield Piece(lane, file)
+                yield MovedPiece(lane, file)
 
 
 def whole_files(pieces: Iterable[ParquetFile]) -> list[ParquetFile]:
@@ -364,7 +364,7 @@ def _together(one: ParquetFile, two: ParquetFile) -> ParquetFile:
     )
 
 
-def relatives(lanes: Iterable[Lane], of: Iterable[Lane]) -> list[Lane]:
+def relatives(lanes: Iterable[ArchiveLane], of: Iterable[ArchiveLane]) -> list[ArchiveLane]:
     """Those of ``lanes`` that may share a file with some: the same broker's, of the same topics."""
     wanted = {(lane.cluster, lane.broker, lane.topic) for lane in of}
     return [lane for lane in lanes if (lane.cluster, lane.broker, lane.topic) in wanted]
@@ -379,7 +379,7 @@ class Places:
         named: By how many pieces each file of messages is named.
     """
 
-    lanes: dict[Lane, Sequence[Archived]]
+    lanes: dict[ArchiveLane, Sequence[Archived]]
     named: Shared[str, int]
 
     def count(self, files: Iterable[ParquetFile], more: int) -> None:
@@ -390,7 +390,7 @@ class Places:
                 self.named.having(file.key, count) if count else self.named.lacking(file.key)
             )
 
-    def find(self, lane: Lane, low: int) -> tuple[Archived, ParquetFile] | None:
+    def find(self, lane: ArchiveLane, low: int) -> tuple[Archived, ParquetFile] | None:
         """The stretch of a piece, and its file; ``low`` is the piece's first offset."""
         for one in stretches_of(self.lanes, lane).around(low, low + 1):
             for file in one.files:
@@ -399,7 +399,7 @@ class Places:
         return None
 
 
-def stretches_of(lanes: Mapping[Lane, Sequence[Archived]], lane: Lane) -> Stretches:
+def stretches_of(lanes: Mapping[ArchiveLane, Sequence[Archived]], lane: ArchiveLane) -> Stretches:
     """Those of a lane, ready to be changed."""
     found = lanes.get(lane, ())
     return found if isinstance(found, Stretches) else Stretches(found)
@@ -440,7 +440,7 @@ def move(places: Places, action: Action) -> list[ParquetFile] | None:
     return [gone[key] for key in sorted(gone)]
 
 
-def _move_one(places: Places, lane: Lane, low: int, new: Any) -> None:  # noqa: ANN401 (JSON)
+def _move_one(places: Places, lane: ArchiveLane, low: int, new: Any) -> None:  # noqa: ANN401 (JSON)
     found = places.find(lane, low)
     assert found is not None
     archived, old = found
@@ -452,13 +452,13 @@ def _move_one(places: Places, lane: Lane, low: int, new: Any) -> None:  # noqa: 
     places.count([file for file in files if file.low == low], 1)
 
 
-def _moved(action: Action) -> Iterator[tuple[tuple[Lane, int], tuple[str, Any]]]:
+def _moved(action: Action) -> Iterator[tuple[tuple[ArchiveLane, int], tuple[str, Any]]]:
     """Each piece's mark, with the key of its old file and the row of the new one."""
     for row in action["files"]:
         check_texts((row["key"],), "a file of an archive")
         check_ints((row["size_bytes"], row["crc"], row["rows"]), "a file of an archive")
         for lane_row, found in row["pieces"]:
-            lane = Lane.of(lane_row)
+            lane = ArchiveLane.of(lane_row)
             for low, key in found:
                 check_ints((low,), "a piece of a file")
                 check_texts((key,), "a piece of a file")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tiered.archive.body.layout import PLAIN, Layout
-from tiered.archive.model import Lane
+from tiered.archive.body.layout import PLAIN, BodyLayout
+from tiered.archive.model import ArchiveLane
 from tiered.log.parts import Parts, QueueLife, Segment
 from tiered.log.ranges import Ranges, without
 from tiered.log.takeback import is_tail
@@ -70,12 +70,12 @@ class Task:
         layout: Which columns the files get beside those that every file has.
     """
 
-    lane: Lane
+    lane: ArchiveLane
     start: int
     end: int
     parts: Parts
     tails: int = 0
-    layout: Layout = PLAIN
+    layout: BodyLayout = PLAIN
 
     @property
     def size_bytes(self) -> int:
@@ -95,7 +95,7 @@ class Task:
 class Open:
     """Offsets that are not sealed yet, and so not archived."""
 
-    lane: Lane
+    lane: ArchiveLane
     start: int
     end: int
     size_bytes: int
@@ -113,7 +113,7 @@ class Overtaken:
         high: One past the last.
     """
 
-    lane: Lane
+    lane: ArchiveLane
     starts: tuple[int, ...]
     mark: str
     low: int
@@ -143,7 +143,7 @@ class Plan:
     outside: int = 0
     postponed: int = 0
     postponed_bytes: int = 0
-    strange: tuple[tuple[Lane, int], ...] = ()
+    strange: tuple[tuple[ArchiveLane, int], ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -165,12 +165,12 @@ def plan_archive(
     tasks: list[Task] = []
     opened: list[Open] = []
     overtaken: list[Overtaken] = []
-    strange: list[tuple[Lane, int]] = []
+    strange: list[tuple[ArchiveLane, int]] = []
     archived = 0
     for queue in sorted(queue for queue in tier.queues if takes(queue.topic)):
         lives = tier.queues[queue]
         for number, life in enumerate(lives):
-            lane = Lane(
+            lane = ArchiveLane(
                 *(place.cluster, place.broker), *(queue.topic, queue.queue_id), life.incarnation
             )
             if is_tail(lives, number):
@@ -187,7 +187,7 @@ def plan_archive(
 
 
 def _tasks(
-    archive: ArchiveState, lane: Lane, life: QueueLife, gone: set[int], tails: int
+    archive: ArchiveState, lane: ArchiveLane, life: QueueLife, gone: set[int], tails: int
 ) -> Iterator[tuple[list[Task], int]]:
     """For each sealed segment what is left of it; and where it begins if what is archived of it has other times, else -1."""
     for segment in life.segments:
@@ -214,7 +214,7 @@ def _holding(parts: Parts, low: int, high: int) -> Parts:
     return parts[first : first + behind]
 
 
-def _open(lane: Lane, life: QueueLife) -> list[Open]:
+def _open(lane: ArchiveLane, life: QueueLife) -> list[Open]:
     segment = life.segments[-1] if life.segments else None
     if segment is None or segment.sealed or life.ended or not segment.parts:
         return []
@@ -222,7 +222,7 @@ def _open(lane: Lane, life: QueueLife) -> list[Open]:
     return [Open(lane, start, end, segment.size_bytes)]
 
 
-def overtaken_by(archive: ArchiveState, lane: Lane, tail: QueueLife) -> list[Overtaken]:
+def overtaken_by(archive: ArchiveState, lane: ArchiveLane, tail: QueueLife) -> list[Overtaken]:
     """What the archive has to forget for what the broker took back, also if that has expired; nothing once it has."""
     parts, known = tail.parts(), archive.tails.get(lane, ())
     low, high = int(tail.cut_at), int(tail.commit_offset)

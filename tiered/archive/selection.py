@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tiered.archive.model import Lane
+    from tiered.archive.model import ArchiveLane
 
 MIN = -(1 << 63)
 MAX = (1 << 63) - 1
@@ -65,7 +65,7 @@ class Selection:
         """Whether a text can be wanted."""
         return column not in self.texts or text in self.texts[column]
 
-    def refuses(self, lane: Lane) -> str:
+    def refuses(self, lane: ArchiveLane) -> str:
         """By which column nothing of a lane is wanted; empty when something may be."""
         if not self.takes("topic", shown(lane.topic)):
             return "topic"

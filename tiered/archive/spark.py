@@ -31,10 +31,10 @@ from backends.errors import BackendError, ObjectNotFoundError, StoreFullError
 from backends.local_files import MAKE_ROOM
 from tiered.api.arrow import load_pyarrow
 from tiered.api.stores import open_for_reading
-from tiered.archive.body.layout import Layout
+from tiered.archive.body.layout import BodyLayout
 from tiered.archive.machine import lane_row
 from tiered.archive.merging import Pack, do_work, tasks_of
-from tiered.archive.model import Archived, Lane
+from tiered.archive.model import Archived, ArchiveLane
 from tiered.archive.plan import Task
 from tiered.clock import SystemClock
 from tiered.errors import (
@@ -73,7 +73,7 @@ _QUIET = {
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SparkOrder:
     """What workers have to know of the job.
 
     Attributes:
@@ -142,7 +142,7 @@ def open_session(master: str | None, conf: Mapping[str, str]) -> Any:  # noqa: A
     return builder.getOrCreate()
 
 
-def spark_engine(session: Any, order: Order, *, wave: int = WAVE) -> Engine:  # noqa: ANN401
+def spark_engine(session: Any, order: SparkOrder, *, wave: int = WAVE) -> Engine:  # noqa: ANN401
     """Tasks by Spark.
 
     Args:
@@ -192,7 +192,7 @@ def full_advice(said: str) -> str:
 
 
 def worker(
-    order: Order, texts: list[str]
+    order: SparkOrder, texts: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What a worker does with numbers of tasks."""
 
@@ -207,7 +207,7 @@ def worker(
     return work
 
 
-def do_task(order: Order, text: str) -> str:
+def do_task(order: SparkOrder, text: str) -> str:
     """One task, or pack of them; what it came to, as ``outcome_of`` reads it."""
     work, stop, clock = work_of(text), threading.Event(), SystemClock()
     tier = open_for_reading(order.tier, order.options, clock, stop=stop).store
@@ -263,6 +263,10 @@ def task_text(task: Task) -> str:
 def task_of(text: str) -> Task:
     """Undo ``task_text``."""
     said = json.loads(text)
-    lane, parts, layout = Lane.of(said["lane"]), decode_columns(said["parts"]), said["layout"]
+    lane, parts, layout = (
+        ArchiveLane.of(said["lane"]),
+        decode_columns(said["parts"]),
+        said["layout"],
+    )
     start, end = said["bounds"]
-    return Task(lane, start, end, parts, said["tails"], Layout.of(layout))
+    return Task(lane, start, end, parts, said["tails"], BodyLayout.of(layout))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Lane, ParquetFile
+    from tiered.archive.model import ArchiveLane, ParquetFile
     from tiered.archive.selection import Selection
 
 
@@ -113,7 +113,7 @@ _BLOOMED = {"uniq_key": "uniq_key", "msg_key": "msg_key"}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TablePiece:
     """Rows of a file that count: one lane's, between two offsets.
 
     Attributes:
@@ -123,7 +123,7 @@ class Piece:
         rows: How many.
     """
 
-    lane: Lane
+    lane: ArchiveLane
     low: int
     high: int
     rows: int
@@ -141,7 +141,7 @@ class Chosen:
 
     key: str
     size_bytes: int
-    pieces: list[Piece]
+    pieces: list[TablePiece]
 
     @property
     def rows(self) -> int:
@@ -199,7 +199,7 @@ def plan_files(state: ArchiveState, wanted: Selection) -> Pruning:
                 reasons.setdefault(file.key, reason)
                 continue
             one = chosen.setdefault(file.key, Chosen(file.key, file.size_bytes, []))
-            one.pieces.append(Piece(lane, file.low, file.high, file.rows))
+            one.pieces.append(TablePiece(lane, file.low, file.high, file.rows))
             found.rows += file.rows
     found.files = list(chosen.values())
     found.files_left.update(reason for key, reason in reasons.items() if key not in chosen)

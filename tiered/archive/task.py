@@ -24,7 +24,7 @@ from zlib_ng import zlib_ng
 from backends.errors import AlreadyExistsError
 from tiered import __version__
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.body.wishes import NOTHING, Wishes
+from tiered.archive.body.wishes import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
 from tiered.archive.keys import DAY_MS, file_key, side_key
 from tiered.archive.model import SCHEMA_VERSION, Archived, ParquetFile, SideFile
@@ -71,7 +71,7 @@ class Workshop:
     clock: Clock
     rng: random.Random
     takes: Callable[[str], bool] = lambda _topic: True
-    wishes: Wishes = NOTHING
+    wishes: BodyWishes = NOTHING
     give_up_s: float = GIVE_UP_S
 
 
@@ -97,7 +97,7 @@ def archive_segment(tier: ObjectStore, prefix: str, archive: ObjectStore, task: 
         ObjectNotFoundError: A part has been merged or has expired meanwhile: plan again.
         BackendError: A store failed.
     """
-    work = _Work(archive, prefix, task)
+    work = _TaskWork(archive, prefix, task)
     for batch in _batches(tier, prefix, task):
         work.add(batch)
     files, side = work.finish()
@@ -139,7 +139,7 @@ def _sources(tier: ObjectStore, prefix: str, task: Task) -> tuple[tuple[str, str
     return tuple((key, str(tier.head(prefix + key).version or "")) for key in keys)
 
 
-class _Work:
+class _TaskWork:
     """What a task has made so far."""
 
     def __init__(self, archive: ObjectStore, prefix: str, task: Task) -> None:

@@ -21,8 +21,8 @@ from tiered.archive.harm import open_log
 from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.merging import piece_rows, says
-from tiered.archive.model import LOG, Archived, Lane, ParquetFile, SideFile
-from tiered.archive.moves import Piece, pieces_of
+from tiered.archive.model import LOG, Archived, ArchiveLane, ParquetFile, SideFile
+from tiered.archive.moves import MovedPiece, pieces_of
 from tiered.archive.parquet import read_columns, read_metadata
 from tiered.errors import DataError
 from tiered.journal.reader import JournalReader
@@ -46,7 +46,7 @@ HELD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ArchiveFinding:
     """Something that is not as the log says.
 
     Attributes:
@@ -75,7 +75,7 @@ class Report:
         compared: Stretches that the tier still has, and that were held against it.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ArchiveFinding] = field(default_factory=list)
     files: int = 0
     rows: int = 0
     compared: int = 0
@@ -116,7 +116,7 @@ def read_log(at: Workshop) -> ArchiveState:
     return log.state
 
 
-def _source(reader: TierReader, lane: Lane) -> QueueReader | None:
+def _source(reader: TierReader, lane: ArchiveLane) -> QueueReader | None:
     lives = reader.state.queues.get(lane.queue, ())
     known = any(life.incarnation == lane.incarnation for life in lives)
     return reader.queue(lane.queue, lane.incarnation) if known else None
@@ -126,11 +126,11 @@ def _verify(
     files: _Files, columns: Columns, archived: Archived, source: QueueReader | None, report: Report
 ) -> None:
     def found(key: str, what: str) -> None:
-        report.findings.append(Finding(str(columns.lane), key, what))
+        report.findings.append(ArchiveFinding(str(columns.lane), key, what))
 
     tables = []
     for file in archived.files:
-        table, wrong = files.read(Piece(columns.lane, file))
+        table, wrong = files.read(MovedPiece(columns.lane, file))
         for what in wrong:
             found(file.key, what)
         if table is not None:
@@ -161,7 +161,7 @@ class _Files:
             self._rows[piece.file.key] = self._rows.get(piece.file.key, 0) + piece.file.rows
         self._held: dict[str, tuple[pa.Table | None, dict[str, str], list[str]]] = {}
 
-    def read(self, piece: Piece) -> tuple[pa.Table | None, list[str]]:
+    def read(self, piece: MovedPiece) -> tuple[pa.Table | None, list[str]]:
         """A piece's rows, and what is wrong with it and, once, with its file."""
         file = piece.file
         if file.key not in self._held:
@@ -196,7 +196,7 @@ class _Files:
         return table, said, [wrong] if table.num_rows != named else []
 
 
-def _wrong_with(table: pa.Table, said: dict[str, str], piece: Piece) -> Iterator[str]:
+def _wrong_with(table: pa.Table, said: dict[str, str], piece: MovedPiece) -> Iterator[str]:
     arrow, file = load_pyarrow(), piece.file
     offsets, crcs = table["queue_offset"].to_numpy(), table["body_crc"].to_numpy()
     days = table["store_ts"].cast(arrow.int64()).to_numpy() // (DAY_MS * 1000)

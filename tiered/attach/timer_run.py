@@ -101,7 +101,7 @@ class RunResult:
     next_ms: int | None
 
 
-class TimerRun:
+class TimerDelivery:
     """See the module."""
 
     def __init__(
@@ -238,7 +238,7 @@ def hand_over(
         reader = TimerReader(store, place.prefix)
         run = HandOver(reader, journal, target, settings.near_ms, clock)
         opened.callback(run.close)
-        work = TimerRun(target, run, lease, place, settings, clock=clock, stop=stop)
+        work = TimerDelivery(target, run, lease, place, settings, clock=clock, stop=stop)
         run.is_ours = work.is_ours
         run.begin(asdict(Holder.present()))
         work.work()

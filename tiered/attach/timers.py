@@ -33,8 +33,8 @@ from tiered.local.catalog import SCHEDULE_TOPIC
 from tiered.local.layout import read_timer_progress
 from tiered.local.rocketmq import RocketMQOptions, RocketMQStore
 from tiered.log.state import TierMachine, TierState
-from tiered.log.timers import Taken, TimerSource
-from timer.enqueue import Counts, Enqueue, Progress
+from tiered.log.timers import TimerSource, TimersTaken
+from timer.enqueue import Counts, Enqueue, ImportProgress
 from timer.writer import TimerWriter
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class _Import:
             known=lambda: self._journal.end,
         )
         self._renewed_s = clock.monotonic_s()
-        self._taken: list[Taken] = []
+        self._taken: list[TimersTaken] = []
 
     def run(self) -> TimerImport:
         self._journal.catch_up()
@@ -262,11 +262,11 @@ class _Import:
             counts.add(chosen.counts)
             high = chosen.high
             if writer.is_full:
-                self._taken.append(Taken(*place, low, high, due_from))
+                self._taken.append(TimersTaken(*place, low, high, due_from))
                 self._commit(writer)
                 low = high
         if known is fresh or known.with_taken(low, high, due_from) != known:
-            self._taken.append(Taken(*place, low, high, due_from))
+            self._taken.append(TimersTaken(*place, low, high, due_from))
         return counts
 
     def _commit(self, writer: TimerWriter) -> None:
@@ -286,7 +286,7 @@ class _Import:
             )
 
 
-def _progress(queue: MessageQueue, found: TimerProgress) -> Progress:
+def _progress(queue: MessageQueue, found: TimerProgress) -> ImportProgress:
     if queue.topic == SCHEDULE_TOPIC:
-        return Progress(delivered=found.delayed.get(queue.queue_id + 1, 0))
-    return Progress(found.wheel.read_ms, found.wheel.queue_offset)
+        return ImportProgress(delivered=found.delayed.get(queue.queue_id + 1, 0))
+    return ImportProgress(found.wheel.read_ms, found.wheel.queue_offset)

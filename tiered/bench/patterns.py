@@ -44,7 +44,7 @@ SAMPLE_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReadLoad:
     """What readers do.
 
     Attributes:
@@ -74,7 +74,7 @@ class Load:
 
 
 @dataclass
-class Run:
+class PatternRun:
     """One measurement under way. Threads add to it by ``add``.
 
     Attributes:
@@ -98,7 +98,7 @@ class Run:
     open_tier: Callable[[], Tier]
     slow: SlowStore
     queues: list[MessageQueue]
-    load: Load
+    load: ReadLoad
     clock: Clock
     messages: int = 0
     size_bytes: int = 0
@@ -149,7 +149,7 @@ class Run:
 
 @dataclass
 class Seen:
-    """What one thread has seen; see ``Run``."""
+    """What one thread has seen; see ``PatternRun``."""
 
     messages: int = 0
     size_bytes: int = 0
@@ -158,7 +158,7 @@ class Seen:
 
     def read(  # noqa: PLR0917 (as short as can be, in tight loops)
         self,
-        run: Run,
+        run: PatternRun,
         group: str,
         cursor: QueueCursor,
         at: QueueOffset,
@@ -190,7 +190,7 @@ def _end_of(found: TierBatch | Gap) -> QueueOffset:
     return found.end if isinstance(found, Gap) else found.end_offset
 
 
-def _sequential(run: Run) -> None:
+def _sequential(run: PatternRun) -> None:
     load = run.load
 
     def work(group: str, queues: list[MessageQueue]) -> None:
@@ -214,7 +214,7 @@ def _sequential(run: Run) -> None:
     _all(work, jobs)
 
 
-def _groups(run: Run) -> None:
+def _groups(run: PatternRun) -> None:
     load = run.load
     end_s = run.clock.monotonic_s() + load.seconds
     turns = -(-load.groups // len(run.queues))
@@ -240,7 +240,7 @@ def _all(work: Callable[..., None], jobs: Sequence[tuple[object, ...]]) -> None:
             done.result()
 
 
-def _places(run: Run, seed: int) -> Iterator[tuple[MessageQueue, QueueOffset, QueueOffset]]:
+def _places(run: PatternRun, seed: int) -> Iterator[tuple[MessageQueue, QueueOffset, QueueOffset]]:
     """Places at random, and the end of their queue."""
     rng = random.Random(seed)  # noqa: S311 (a workload)
     while True:
@@ -249,7 +249,7 @@ def _places(run: Run, seed: int) -> Iterator[tuple[MessageQueue, QueueOffset, Qu
         yield queue, QueueOffset(rng.randrange(bounds.min, bounds.end)), bounds.end
 
 
-def _seeks(run: Run) -> None:
+def _seeks(run: PatternRun) -> None:
     load = run.load
 
     def work(number: int) -> None:
@@ -262,7 +262,7 @@ def _seeks(run: Run) -> None:
     _all(work, [(number,) for number in range(load.threads)])
 
 
-def _stops(run: Run) -> None:
+def _stops(run: PatternRun) -> None:
     load, rng = run.load, random.Random(run.load.seed)  # noqa: S311
     places = _places(run, load.seed)
     for _ in range(load.reads):
@@ -277,7 +277,7 @@ def _stops(run: Run) -> None:
         run.close()
 
 
-def _lookup(run: Run, seen: Seen, kind: str, work: Callable[[], T]) -> T:
+def _lookup(run: PatternRun, seen: Seen, kind: str, work: Callable[[], T]) -> T:
     """Do it, and note its time and requests; nobody else may be reading."""
     begin_s, requests = run.clock.monotonic_s(), run.slow.requests
     found = work()
@@ -286,7 +286,7 @@ def _lookup(run: Run, seen: Seen, kind: str, work: Callable[[], T]) -> T:
     return found
 
 
-def _keys(run: Run) -> None:
+def _keys(run: PatternRun) -> None:
     """Half of the lookups miss. Filters are in memory already."""
     keys, seen = list(_some_keys(run)), Seen()
     run.close()
@@ -301,7 +301,7 @@ def _keys(run: Run) -> None:
     run.add(seen)
 
 
-def _some_keys(run: Run) -> Iterator[tuple[str, str]]:
+def _some_keys(run: PatternRun) -> Iterator[tuple[str, str]]:
     places = _places(run, run.load.seed)
     for _ in range(max(run.load.reads // 2, 1)):
         queue, at, _ = next(places)
@@ -310,7 +310,7 @@ def _some_keys(run: Run) -> Iterator[tuple[str, str]]:
                 yield queue.topic, key
 
 
-def _times(run: Run) -> None:
+def _times(run: PatternRun) -> None:
     rng, seen, tier = random.Random(run.load.seed), Seen(), run.tier  # noqa: S311
     for _ in range(run.load.reads):
         queue = rng.choice(run.queues)
@@ -323,7 +323,7 @@ def _times(run: Run) -> None:
     run.add(seen)
 
 
-PATTERNS: dict[str, Callable[[Run], None]] = {
+PATTERNS: dict[str, Callable[[PatternRun], None]] = {
     "sequential": _sequential,
     "groups": _groups,
     "seeks": _seeks,

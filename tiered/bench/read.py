@@ -16,7 +16,7 @@ from backends.base import ByteRange
 from fetcher.settings import FetchSettings, TransferLimits
 from tiered.api.tier import Tier
 from tiered.bench.dispatch import Cost, Measured, Stopwatch, peak_rss_bytes
-from tiered.bench.patterns import PATTERNS, Load, Run, percentile
+from tiered.bench.patterns import PATTERNS, PatternRun, ReadLoad, percentile
 from tiered.bench.slow_store import Slowness, SlowStore
 from tiered.errors import InvalidError
 
@@ -45,7 +45,7 @@ class ReadBench:
         requests: Under way at once, on both sides.
     """
 
-    load: Load = field(default_factory=Load)
+    load: ReadLoad = field(default_factory=ReadLoad)
     slowness: Slowness = field(default_factory=Slowness)
     memory_bytes: int = 256 * MIB
     requests: int = 16
@@ -71,7 +71,7 @@ def bench_read(tier: Tier, queues: list[MessageQueue], bench: ReadBench, clock: 
     plain = SlowStore(tier.store, plain_slowness, clock, rng)
     plain_bytes, copied = _plain(tier, plain, queues, bench, clock)
     slow = SlowStore(tier.store, bench.slowness, clock, random.Random(load.seed))  # noqa: S311
-    run = Run(lambda: _open(tier, slow, bench, clock), slow, queues, load, clock)
+    run = PatternRun(lambda: _open(tier, slow, bench, clock), slow, queues, load, clock)
     assert run.tier is not None  # opened
     watch = Stopwatch(clock)
     PATTERNS[load.pattern](run)
@@ -147,7 +147,7 @@ def _parts(tier: Tier, queues: list[MessageQueue]) -> Iterable[Part]:
         yield from life.parts()
 
 
-def _more(run: Run, bench: ReadBench) -> dict[str, Any]:
+def _more(run: PatternRun, bench: ReadBench) -> dict[str, Any]:
     load, slow = bench.load, bench.slowness
     times = array("d", sorted(run.seconds))
     rates = run.group_bytes

@@ -41,10 +41,10 @@ from tiered.errors import InvalidError, TieredStoreError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tiered.archive.body.wishes import Wishes
+    from tiered.archive.body.wishes import BodyWishes
     from tiered.archive.job import Engine, Result, Watch
     from tiered.archive.merging import Merged
-    from tiered.archive.model import Lane
+    from tiered.archive.model import ArchiveLane
     from tiered.archive.plan import Limits, Plan, Task
     from tiered.archive.query.key_index import Built
     from tiered.archive.task import Workshop
@@ -335,14 +335,14 @@ def _engine(
 
         return local_engine(at, options.jobs or os.cpu_count() or 1)
     from tiered.archive.job import spark_ahead
-    from tiered.archive.spark import WAVE, Order, open_session, spark_engine
+    from tiered.archive.spark import WAVE, SparkOrder, open_session, spark_engine
 
     conf = dict(text.split("=", 1) for text in options.spark_conf)
     session = open_session(options.master, conf)
     stack.callback(session.stop)
     watch.ahead = spark_ahead(session)
     urls = options.url, options.to
-    order = Order(urls[0], at.place.prefix, urls[1], call.s3_options())
+    order = SparkOrder(urls[0], at.place.prefix, urls[1], call.s3_options())
     is_timed = options.max_runtime_ms is not None
     wave = min(WAVE, 2 * session.sparkContext.defaultParallelism) if is_timed else WAVE
     return spark_engine(session, order, wave=wave)
@@ -369,7 +369,7 @@ def _verify(call: Call, at: Workshop) -> int:
     return NEEDS_A_PERSON if rows else DONE
 
 
-def read_wishes_of(options: ArchiveOptions) -> Wishes:
+def read_wishes_of(options: ArchiveOptions) -> BodyWishes:
     """What the options wish.
 
     Raises:
@@ -442,7 +442,7 @@ def run_merge(call: Call, options: ArchiveOptions, at: Workshop) -> int:
     from tiered.archive.job import log_writer
     from tiered.archive.merging import merge, plan_merge
 
-    def takes(lane: Lane) -> bool:
+    def takes(lane: ArchiveLane) -> bool:
         is_ours = (lane.cluster, lane.broker) == (at.place.cluster, at.place.broker)
         return is_ours and at.takes(lane.topic)
 

@@ -294,11 +294,11 @@ def measure_read(call: Call, options: ReadOptions) -> int:
 
 def read_bench(options: ReadOptions) -> ReadBench:
     """What the options say."""
-    from tiered.bench.patterns import Load
+    from tiered.bench.patterns import ReadLoad
     from tiered.bench.read import ReadBench
     from tiered.bench.slow_store import Slowness
 
-    load = Load(
+    load = ReadLoad(
         pattern=options.pattern,
         groups=options.groups,
         queues=options.queues,

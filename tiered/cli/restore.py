@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tiered.api.tier import Tier
     from tiered.cli.call import Call
-    from tiered.mount.restore import Restored, RestorePlan, Selection
+    from tiered.mount.restore import Restored, RestorePlan, RestoreSelection
 
 _MIB = 1024 * 1024
 _RESULTS = (
@@ -129,11 +129,11 @@ def run(call: Call, options: RestoreOptions) -> int:
     return DONE if result.is_complete else stopper.exit_code or NEEDS_A_PERSON
 
 
-def read_selection(call: Call, options: RestoreOptions) -> Selection:
+def read_selection(call: Call, options: RestoreOptions) -> RestoreSelection:
     """What the options say."""
-    from tiered.mount.restore import Selection
+    from tiered.mount.restore import RestoreSelection
 
-    return Selection(
+    return RestoreSelection(
         selects=topic_filter(options.topics),
         from_ms=call.ms(options.from_),
         until_ms=call.ms(options.until),

@@ -79,7 +79,7 @@ RETRAIN_BYTES: Final = 512 * 1024 * 1024
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownBundles:
     dictionary: bytes
     bytes_left: int = RETRAIN_BYTES
 
@@ -89,7 +89,7 @@ class Packer:
 
     def __init__(self, compression: Compression) -> None:
         self._level = compression.level
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, _KnownBundles] = OrderedDict()
 
     def pack(
         self, topic: str, records: Buffer, items: Buffer, *, may_be_sparse: bool = False
@@ -112,7 +112,7 @@ class Packer:
         if known is None or known.bytes_left <= 0:
             if size < TRAIN_BYTES_MIN:
                 return known.dictionary if known else b""
-            known = self._known[topic] = _Known(train(payload, level=self._level))
+            known = self._known[topic] = _KnownBundles(train(payload, level=self._level))
         known.bytes_left -= size
         self._known.move_to_end(topic)
         while len(self._known) > TOPICS_MAX:

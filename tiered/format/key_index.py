@@ -104,7 +104,7 @@ def build_filter(ordered: Hashes, bits: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class KeyFilter:
     """Directory and fingerprints of one object. Immutable; about 2.25 bytes an item.
 
     Attributes:
@@ -118,7 +118,7 @@ class Filter:
     prints: npt.NDArray[np.uint16]
 
     @classmethod
-    def parse(cls, data: Buffer, count: int, bits: int, *, where: str) -> Filter:
+    def parse(cls, data: Buffer, count: int, bits: int, *, where: str) -> KeyFilter:
         """Read what ``build_filter`` made.
 
         Raises:
@@ -166,7 +166,7 @@ def check_payload(payload: Buffer, count: int, lengths: list[int], *, where: str
     if view.nbytes != count * ITEM_BYTES + filter_bytes(count, bits):
         raise _damaged(f"{view.nbytes} bytes are no index of {count} items", where)
     items = np.frombuffer(view[: count * ITEM_BYTES], ITEM)
-    filter_ = Filter.parse(view[count * ITEM_BYTES :], count, bits, where=where)
+    filter_ = KeyFilter.parse(view[count * ITEM_BYTES :], count, bits, where=where)
     queues = items["queue"].astype(np.int64)
     if (queues >= len(lengths)).any():
         raise _damaged("an item names a queue that is not covered", where)

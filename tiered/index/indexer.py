@@ -64,7 +64,7 @@ _ENTRY_BYTES: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldKeys:
     keys: tuple[Keys, ...]
     memory_bytes: int
     since_s: float
@@ -99,7 +99,7 @@ class KeyFeed:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._lock = threading.Lock()
-        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int], _HeldKeys] = OrderedDict()
         self.refused = 0
 
     @property
@@ -132,7 +132,7 @@ class KeyFeed:
             if self._bytes >= self._bytes_max:
                 self.refused += 1
                 return
-            self._held[section.bundle, section.start] = _Held(tuple(found), size, now_s)
+            self._held[section.bundle, section.start] = _HeldKeys(tuple(found), size, now_s)
             self._bytes += size
 
     def take(self, part: Part) -> tuple[Keys, ...] | None:

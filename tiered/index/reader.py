@@ -37,8 +37,8 @@ from tiered.format.key_index import (
     INDEX_BLOCK_BYTES,
     ITEM,
     ITEM_BYTES,
-    Filter,
     Items,
+    KeyFilter,
     bucket_bits,
     filter_bytes,
 )
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tiered.log.state import Part, QueueLife
     from tiered.model import MessageQueue
 
-    Views = dict[tuple[MessageQueue, int], "LifeView"]
+    Views = dict[tuple[MessageQueue, int], "IndexedLife"]
     from collections.abc import Iterator
 
     from tiered.log.parts import IndexObject, ObjectRange
@@ -186,7 +186,7 @@ class Candidate:
     store_ms: int
 
 
-class LifeView:
+class IndexedLife:
     """One life of a queue, for reading single messages. Threads: any."""
 
     def __init__(
@@ -288,7 +288,7 @@ class LifeViews:
         found = held[1].get(topic)
         if found is None:
             found = held[1][topic] = {
-                (queue, number): LifeView(self._store, self._prefix, queue, number, life)
+                (queue, number): IndexedLife(self._store, self._prefix, queue, number, life)
                 for queue, lives in state.queues.items()
                 if queue.topic == topic
                 for number, life in enumerate(lives)
@@ -399,9 +399,9 @@ class Search:
                 if lives:
                     yield _Unit(index.store_max_ms, _AskIndex(index, lives))
 
-    def _lives_of(self, index: IndexObject) -> dict[int, list[LifeView]]:
+    def _lives_of(self, index: IndexObject) -> dict[int, list[IndexedLife]]:
         """The wanted lives that an object covers, by their number in it."""
-        found: dict[int, list[LifeView]] = {}
+        found: dict[int, list[IndexedLife]] = {}
         for number, cover in enumerate(index.covers):
             if cover.queue.topic == self._wish.topic:
                 views = [
@@ -413,7 +413,7 @@ class Search:
                     found[number] = views
         return found
 
-    def ask(self, index: IndexObject, lives: dict[int, list[LifeView]]) -> None:
+    def ask(self, index: IndexObject, lives: dict[int, list[IndexedLife]]) -> None:
         """Take the items of one object."""
         with self._noting():
             loaded = self._objects.load(index)
@@ -427,7 +427,7 @@ class Search:
                     break
                 start = stop
 
-    def _take(self, index: IndexObject, items: Items, lives: dict[int, list[LifeView]]) -> bool:
+    def _take(self, index: IndexObject, items: Items, lives: dict[int, list[IndexedLife]]) -> bool:
         """Fetch what items point at; True: there are enough, and the rest of these is older."""
         wish = self._wish
         times = items["store_ms"].astype(np.int64)
@@ -459,7 +459,7 @@ class Search:
             self._found.damaged.append(damage)
 
     def _places(
-        self, index: IndexObject, item: np.void, lives: dict[int, list[LifeView]]
+        self, index: IndexObject, item: np.void, lives: dict[int, list[IndexedLife]]
     ) -> Iterator[Candidate]:
         number = int(item["queue"])
         offset = index.covers[number].start + int(item["queue_offset"])
@@ -497,7 +497,7 @@ class Search:
                     if low < high and timed and self._wish.wants(part.store_min_ms, part.store_max_ms):  # fmt: skip
                         yield _Unit(part.store_max_ms, _Scan(view, low, high))
 
-    def scan(self, view: LifeView, start: int, end: int) -> None:
+    def scan(self, view: IndexedLife, start: int, end: int) -> None:
         """Look at every message in ``[start, end)``, as far as the limit goes."""
         at = start
         with self._noting():
@@ -513,7 +513,7 @@ class Search:
                 self._look_at(view, batch)
                 at = batch.records.end_offset
 
-    def _look_at(self, view: LifeView, batch: TierBatch) -> None:
+    def _look_at(self, view: IndexedLife, batch: TierBatch) -> None:
         data = batch.records.data
         self._scan_left -= memoryview(data).nbytes
         for keys in extract_keys(batch.records, topic_seed(self._wish.topic)):
@@ -529,7 +529,7 @@ class Search:
 @dataclass(frozen=True, slots=True)
 class _AskIndex:
     index: IndexObject
-    lives: dict[int, list[LifeView]]
+    lives: dict[int, list[IndexedLife]]
 
     def __call__(self, search: Search) -> None:
         search.ask(self.index, self.lives)
@@ -537,7 +537,7 @@ class _AskIndex:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    view: LifeView
+    view: IndexedLife
     start: int
     end: int
 
@@ -570,7 +570,7 @@ class Loaded:
         crcs: uint32[n], CRC-32 of each block of the payload.
     """
 
-    filter: Filter
+    filter: KeyFilter
     crcs: npt.NDArray[np.uint32]
 
     @property
@@ -662,7 +662,7 @@ class IndexObjects:
         crcs = np.array(trailer.block_crcs, np.uint32)
         payload = memoryview(data)[: place.payload_bytes - first]
         self._check(index, payload, first, crcs)
-        found = Filter.parse(payload[index.filter_at - first :], index.count, bits, where=where)
+        found = KeyFilter.parse(payload[index.filter_at - first :], index.count, bits, where=where)
         return Loaded(found, crcs)
 
     def _get(self, index: IndexObject, start: int, end: int) -> bytes:

@@ -324,7 +324,7 @@ _CLOSING: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class QueueTail:
     """How a broker's start reads the end of a consume queue.
 
     Attributes:
@@ -372,7 +372,7 @@ class QueueIndex(Protocol):
         """One past the last entry that names a record below ``limit``; found by bisection."""
         ...
 
-    def tail(self) -> Tail:
+    def tail(self) -> QueueTail:
         """The end, as a broker's start reads it."""
         ...
 
@@ -461,13 +461,13 @@ class PlainQueue(Units):
         """See ``QueueIndex``."""
         return self.split(*self.unit_span(), lambda units: units["physical_offset"] < limit)
 
-    def tail(self) -> Tail:
+    def tail(self) -> QueueTail:
         """See ``QueueIndex``."""
         end = self.scan_end()
         last = self.last_unit(end)
         if last is None:
-            return Tail(end, -1)
-        return Tail(end, int(last["physical_offset"][0]) + int(last["size"][0]))
+            return QueueTail(end, -1)
+        return QueueTail(end, int(last["physical_offset"][0]) + int(last["size"][0]))
 
     def cut_end(self, log_end: int) -> int:
         """See ``QueueIndex``."""
@@ -563,13 +563,13 @@ class BatchQueue(Units):
         end = self.split(first, last, lambda units: units["physical_offset"] < limit)
         return self._bounds(first, end)[1]
 
-    def tail(self) -> Tail:
+    def tail(self) -> QueueTail:
         """See ``QueueIndex``."""
         end = self.scan_end()
         last = self.last_unit(end)
         if last is None:
-            return Tail(0, -1)
-        return Tail(self._end_at(end), int(last["physical_offset"][0]))
+            return QueueTail(0, -1)
+        return QueueTail(self._end_at(end), int(last["physical_offset"][0]))
 
     def cut_end(self, log_end: int) -> int:
         """See ``QueueIndex``."""

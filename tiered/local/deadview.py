@@ -23,7 +23,7 @@ import numpy as np
 
 from tiered.format.record import RecordFault
 from tiered.local.claims import Claims
-from tiered.local.consumequeues import Tail
+from tiered.local.consumequeues import QueueTail
 from tiered.local.face import Waiting
 from tiered.local.matching import match_states
 from tiered.local.pieces import LogPieces, Piece, find_log_end, plan_start, read_heads
@@ -80,7 +80,7 @@ class DeadView:
         self._sightings = sightings
         self._is_clean = is_clean
         self._pieces = LogPieces(log)
-        self._tails: dict[MessageQueue, Tail] = {}
+        self._tails: dict[MessageQueue, QueueTail] = {}
         self._listed: dict[MessageQueue, int] = {}
         """One past the last queue offset of which a record was seen that counts."""
         self._walked_from = 0
@@ -184,7 +184,7 @@ class DeadView:
     def _entries_behind_end(self, state: QueueState) -> Iterator[tuple[Entries, Fetched]]:
         """What a queue lists behind its end, and the records behind the log's end that it names."""
         bounds = Bounds(self.log_end, self.log.end)
-        at, end = state.end, self._tails.get(state.queue, Tail(0, -1)).end
+        at, end = state.end, self._tails.get(state.queue, QueueTail(0, -1)).end
         while at < end:
             entries = state.index.entries(at, min(end, at + _LEFT_READ))
             if not entries.is_written.any():
@@ -217,9 +217,9 @@ class DeadView:
     def _extend(self, queue: MessageQueue, found: Match) -> None:
         """Listed records push the end that a start would see."""
         _, end = found.last_listed()
-        tail = self._tails.get(queue, Tail(0, -1))
+        tail = self._tails.get(queue, QueueTail(0, -1))
         if end > tail.end:
-            self._tails[queue] = Tail(end, tail.max_physical)
+            self._tails[queue] = QueueTail(end, tail.max_physical)
         self._listed[queue] = max(end, self._listed.get(queue, 0))
 
     def _scan(self, position: int, limit: int) -> None:
@@ -282,7 +282,7 @@ class DeadView:
         if not replayed:
             fresh: Flags = block.physical_offsets[found.indices] < self.undecided_end
             return fresh & self._is_known(state.queue)
-        tail = self._tails.get(state.queue, Tail(0, -1))
+        tail = self._tails.get(state.queue, QueueTail(0, -1))
         ends = block.physical_offsets[found.indices] + block.sizes[found.indices]
         above: Flags = ends > tail.max_physical
         return above | (found.offsets < tail.end)

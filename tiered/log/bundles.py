@@ -83,7 +83,7 @@ class SectionRow:
     log_gone: int = 0
 
 
-class Stretch(NamedTuple):
+class SectionStretch(NamedTuple):
     """Where a section's records and items stand in their queue.
 
     Attributes:
@@ -125,13 +125,13 @@ class NamedSections:
     taken_back: Sequence[bool]
     parts: Parts
 
-    def places(self) -> list[Stretch]:
+    def places(self) -> list[SectionStretch]:
         """Where each stands in its queue."""
         rows = self.parts.rows
         starts, offsets = rows["log_offset"], rows["queue_offset"]
         log_ends = starts + rows["log_bytes"] + rows["log_gone"]
         columns = (starts, log_ends, offsets, offsets + rows["count"])
-        return list(map(Stretch, self.segments, *(column.tolist() for column in columns)))
+        return list(map(SectionStretch, self.segments, *(column.tolist() for column in columns)))
 
 
 def table_of(sections: Iterable[tuple[SectionRow, SectionPlace]], level: int = 0) -> SectionTable:

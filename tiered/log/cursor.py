@@ -77,7 +77,7 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HistoryPlace:
     """Queue offsets ``[start, end)`` of a history, in the one life that has them."""
 
     view: LifeView
@@ -148,14 +148,14 @@ class QueueCursor:
         self.history = History(life.incarnation, tails)
         self.start = QueueOffset(max(life.cut_at, 0))
         self.low, self.end = life.min_offset, life.commit_offset
-        self._place = Place(view, self.start, self.end)
+        self._place = HistoryPlace(view, self.start, self.end)
 
     @property
     def life(self) -> QueueLife:
         """The life that was read last, as last seen."""
         return self._place.view.life
 
-    def at(self, offset: int) -> Place:
+    def at(self, offset: int) -> HistoryPlace:
         """Where a queue offset lies, as last seen; behind the end, where that is."""
         place = self._place
         offset = self._within(offset)
@@ -164,7 +164,9 @@ class QueueCursor:
         self._place = place = self._find(offset)
         return place
 
-    def again(self, offset: int, work: Callable[[Place], T], *, or_behind: bool = False) -> T:
+    def again(
+        self, offset: int, work: Callable[[HistoryPlace], T], *, or_behind: bool = False
+    ) -> T:
         """Work where a queue offset lies, as last seen; when an object is gone, where it lies now.
 
         Args:
@@ -198,7 +200,7 @@ class QueueCursor:
         raise AssertionError("the last try ends by itself")
 
     def by_time(
-        self, find: Callable[[Place], QueueOffset | None], boundary: Boundary
+        self, find: Callable[[HistoryPlace], QueueOffset | None], boundary: Boundary
     ) -> QueueOffset:
         """A queue offset of the history by store time: what ``Boundary`` says of all that is left of it.
 
@@ -254,7 +256,7 @@ class QueueCursor:
         return min(max(offset, self.start), self.end - 1)
 
     def _require(
-        self, offset: int, place: Place, *, or_behind: bool, cause: Exception | None = None
+        self, offset: int, place: HistoryPlace, *, or_behind: bool, cause: Exception | None = None
     ) -> None:
         """See that what is wanted has not expired since the cursor was made."""
         first, low = max(offset, self.low), place.view.life.min_offset
@@ -271,13 +273,13 @@ class QueueCursor:
         next_offset = max(min(cuts), lives[-1].min_offset)
         raise ExpiredError(what, next_offset, where=self._journal.where) from cause
 
-    def _find(self, offset: int) -> Place:
+    def _find(self, offset: int) -> HistoryPlace:
         """Where an offset of the history lies, as the journal has it."""
         assert self._journal is not None
         lives = self._mine(self._journal.state.queues.get(self.queue, ()))
         life, start, end = life_at(lives, self.history.tails, offset)
         bounds = max(start, self.start), min(end, self.end)
-        return Place(self._journal.view(self.queue, life), *map(QueueOffset, bounds))
+        return HistoryPlace(self._journal.view(self.queue, life), *map(QueueOffset, bounds))
 
     def _mine(self, lives: Sequence[QueueLife]) -> list[QueueLife]:
         """Lives of the incarnation."""

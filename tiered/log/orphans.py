@@ -110,7 +110,7 @@ class OrphanPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownObjects:
     """What the journal says, for the planner.
 
     Attributes:
@@ -137,7 +137,7 @@ class Known:
 
 
 def plan_orphans(
-    listed: Iterable[ObjectInfo], probes: Iterable[ObjectInfo], known: Known, *, limit: int
+    listed: Iterable[ObjectInfo], probes: Iterable[ObjectInfo], known: KnownObjects, *, limit: int
 ) -> OrphanPlan:
     """Decide on every object.
 
@@ -161,7 +161,7 @@ def plan_orphans(
 
 
 class _OrphanPlanner:
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: KnownObjects) -> None:
         self._known = known
         self._named = named_objects(known.state)
         self._seen: set[str] = set()
@@ -245,7 +245,7 @@ class _OrphanPlanner:
             self.take_if_old(info, kind)
 
 
-def _is_expired(known: Known, data: DataKey) -> bool:
+def _is_expired(known: KnownObjects, data: DataKey) -> bool:
     """Whether the queue offset of a quarantined record has expired, and had before the grace."""
     queue = data.queue
     lives = known.base.queues.get(queue, ()) if known.base and queue else ()

@@ -18,7 +18,7 @@ from tiered.errors import DataError, InvalidError
 from tiered.journal.reader import JournalReader
 from tiered.log.by_time import StoreRanges, find_by_time
 from tiered.log.consume_queue import ITEM_BYTES
-from tiered.log.cursor import Place, QueueCursor, history_of
+from tiered.log.cursor import HistoryPlace, QueueCursor, history_of
 from tiered.log.decode import TierBatch, decode_items, decode_records
 from tiered.log.sections import WHOLE_AT_ONCE_BYTES, read_part, read_range
 from tiered.log.state import Gap, Part, QueueLife, TierMachine, TierState
@@ -201,7 +201,7 @@ class QueueReader:
         )
 
     def _read(
-        self, place: Place, start: QueueOffset, bytes_max: int, count_max: int
+        self, place: HistoryPlace, start: QueueOffset, bytes_max: int, count_max: int
     ) -> TierBatch | Gap | None:
         begin = QueueOffset(max(start, place.view.life.min_offset))
         if begin >= place.end:
@@ -223,7 +223,7 @@ class QueueReader:
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = Boundary.LOWER) -> QueueOffset:
         """A queue offset by store time (``tiered.log.by_time``: what it means, and the requests that it takes)."""
 
-        def find(place: Place) -> QueueOffset | None:
+        def find(place: HistoryPlace) -> QueueOffset | None:
             return find_by_time(
                 place.view,
                 StoreRanges(self._store, self._prefix),

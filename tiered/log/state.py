@@ -45,7 +45,7 @@ from tiered.model import MessageQueue, QueueOffset
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tiered.log.bundles import NamedSections, Stretch
+    from tiered.log.bundles import NamedSections, SectionStretch
 
 __all__ = [
     "Bundle",
@@ -281,7 +281,7 @@ def _parts(work: _Work, action: Action) -> None:
             _part(work, named, number, place)
 
 
-def _part(work: _Work, named: NamedSections, number: int, place: Stretch) -> None:
+def _part(work: _Work, named: NamedSections, number: int, place: SectionStretch) -> None:
     """Take one part."""
     queue, incarnation = named.queues[number], named.incarnations[number]
     life = work.present(queue, incarnation) or _first_life(
@@ -297,7 +297,7 @@ def _part(work: _Work, named: NamedSections, number: int, place: Stretch) -> Non
 
 
 def _placed(
-    work: _Work, place: Stretch, part: Parts, life: QueueLife
+    work: _Work, place: SectionStretch, part: Parts, life: QueueLife
 ) -> tuple[Segment, ...] | None:
     """The segments with the part in its place; None when it names a segment where it cannot lie."""
     last = life.segments[-1] if life.segments else None

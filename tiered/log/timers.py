@@ -212,7 +212,7 @@ def hour_queue(hour: int) -> MessageQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TimersTaken:
     """What was taken of a source in one round; see the module."""
 
     source: MessageQueue
@@ -228,7 +228,7 @@ class Taken:
         return [*place, self.start, self.first_end, self.low, self.high, self.due_from]
 
 
-def take_action(taken: Iterable[Taken], hours: Mapping[int, tuple[int, int, int]]) -> Action:
+def take_action(taken: Iterable[TimersTaken], hours: Mapping[int, tuple[int, int, int]]) -> Action:
     """What was taken, and of each hour touched the smallest and greatest due time and the delete marks that came."""
     rows = [[hour, *facts] for hour, facts in sorted(hours.items())]
     return {"do": TIMER, "take": [one.row() for one in taken], "hours": rows}

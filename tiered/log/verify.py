@@ -186,7 +186,7 @@ class _VerifyRun:
             return False
         return True
 
-    def _count(self, state: TierState, listing: Listing) -> None:
+    def _count(self, state: TierState, listing: ObjectListing) -> None:
         report, recorded = self.report, self.report.recorded
         report.journal_number = self._reader.journal_number
         report.queues = len(state.queues)
@@ -224,7 +224,7 @@ class _VerifyRun:
                 check = IndexCheck(self._store, self._prefix, index)
                 yield _Step(check.run, index.place.object_bytes)
 
-    def _quarantine_steps(self, listing: Listing) -> Iterator[_Step]:
+    def _quarantine_steps(self, listing: ObjectListing) -> Iterator[_Step]:
         for key, size_bytes in listing.quarantine.items():
             yield _Step(_Quarantined(self._store, self._prefix, key).run, size_bytes)
 
@@ -265,7 +265,7 @@ _OTHERS = ("timer/", "meta/", "ledger/")
 
 
 @dataclass(slots=True)
-class Listing:
+class ObjectListing:
     """What a listing shows besides the named objects.
 
     Attributes:
@@ -289,13 +289,13 @@ class Listing:
 
 def compare_listing(
     store: ObjectStore, prefix: str, named: Mapping[str, int], report: VerifyReport
-) -> Listing:
+) -> ObjectListing:
     """List everything below ``prefix``; wrong sizes go into the report.
 
     Raises:
         BackendError: It could not be listed.
     """
-    found = Listing()
+    found = ObjectListing()
     listed: set[str] = set()
     for info in store.list(prefix):
         key = info.key[len(prefix) :]
@@ -314,12 +314,12 @@ def compare_listing(
 
 def is_known_key(prefix: str, key: str) -> bool:
     """Whether an object of a tier, or of a feature of ours, may have this whole key."""
-    found = Listing()
+    found = ObjectListing()
     _sort(found, prefix, key[len(prefix) :], ObjectInfo(key, 0, -1))
     return not found.unknown
 
 
-def _sort(found: Listing, prefix: str, key: str, info: ObjectInfo) -> None:
+def _sort(found: ObjectListing, prefix: str, key: str, info: ObjectInfo) -> None:
     number = keys.parse_journal_key(prefix, info.key)
     data = keys.parse_data_key("", key)
     if number:
@@ -336,7 +336,7 @@ def _sort(found: Listing, prefix: str, key: str, info: ObjectInfo) -> None:
 
 
 def record_listing(
-    found: Listing, named: AbstractSet[str], generation: int, report: VerifyReport
+    found: ObjectListing, named: AbstractSet[str], generation: int, report: VerifyReport
 ) -> None:
     """Count what is no failure, and name what the journal has never heard of.
 

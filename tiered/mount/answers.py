@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tiered.clock import Clock
     from tiered.format.record import Record
     from tiered.mount.consumers import Consumers, Locks, Queue
-    from tiered.mount.naming import Identity, Topics
+    from tiered.mount.naming import Identity, MountedTopics
     from tiered.mount.offsets import ConsumerOffsets
     from tiered.mount.pulling import Puller
     from tiered.mount.server import Exchange, Handler
@@ -69,7 +69,7 @@ class Answers:
 
     store: TieredMessageStore
     identity: Identity
-    topics: Topics
+    topics: MountedTopics
     consumers: Consumers
     locks: Locks
     offsets: ConsumerOffsets
@@ -312,7 +312,7 @@ class Queries:
 
     store: TieredMessageStore
     identity: Identity
-    topics: Topics
+    topics: MountedTopics
     consumers: Consumers
     offsets: ConsumerOffsets
     executor: Executor

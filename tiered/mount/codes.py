@@ -35,7 +35,7 @@ class Code(IntEnum):
     CONSUMER_NOT_ONLINE = 206
 
 
-class Answer(Enum):
+class Treatment(Enum):
     """What becomes of a kind of request."""
 
     SERVED = "served"
@@ -47,7 +47,7 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Answered:
     """A kind of request.
 
     Attributes:
@@ -59,7 +59,7 @@ class Request:
 
     code: int
     name: str
-    answer: Answer
+    answer: Treatment
     note: str = ""
 
 
@@ -95,56 +95,56 @@ GET_TOPIC_CONFIG: Final = 351
 GET_SUBSCRIPTIONGROUP_CONFIG: Final = 352
 LITE_PULL_MESSAGE: Final = 361
 
-_S, _R, _U = Answer.SERVED, Answer.REFUSED, Answer.UNSUPPORTED
+_S, _R, _U = Treatment.SERVED, Treatment.REFUSED, Treatment.UNSUPPORTED
 _BACK = "The client sends the message to `%RETRY%<group>` of another broker, or tries again by itself after 5 s."
 
-REQUESTS: Final[tuple[Request, ...]] = (
-    Request(10, "SEND_MESSAGE", _R),
-    Request(PULL_MESSAGE, "PULL_MESSAGE", _S, "Long polls are held, a bounded number of them."),
-    Request(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
-    Request(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
-    Request(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),
-    Request(17, "UPDATE_AND_CREATE_TOPIC", _R),
-    Request(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "All with permission read-only."),
-    Request(25, "UPDATE_BROKER_CONFIG", _R),
-    Request(GET_BROKER_CONFIG, "GET_BROKER_CONFIG", _S, "What of it means something here."),
-    Request(GET_BROKER_RUNTIME_INFO, "GET_BROKER_RUNTIME_INFO", _S, "What of it means something here; other numbers are 0."),
-    Request(SEARCH_OFFSET_BY_TIMESTAMP, "SEARCH_OFFSET_BY_TIMESTAMP", _S),
-    Request(GET_MAX_OFFSET, "GET_MAX_OFFSET", _S),
-    Request(GET_MIN_OFFSET, "GET_MIN_OFFSET", _S),
-    Request(GET_EARLIEST_MSG_STORETIME, "GET_EARLIEST_MSG_STORETIME", _S),
-    Request(33, "VIEW_MESSAGE_BY_ID", _U, "Not yet. Clients dial the address inside the id, which is the old broker's."),
-    Request(HEART_BEAT, "HEART_BEAT", _S),
-    Request(UNREGISTER_CLIENT, "UNREGISTER_CLIENT", _S),
-    Request(36, "CONSUMER_SEND_MSG_BACK", _R, _BACK),
-    Request(37, "END_TRANSACTION", _R),
-    Request(GET_CONSUMER_LIST_BY_GROUP, "GET_CONSUMER_LIST_BY_GROUP", _S),
-    Request(LOCK_BATCH_MQ, "LOCK_BATCH_MQ", _S, "For orderly consumers; a lock lasts 60 s."),
-    Request(UNLOCK_BATCH_MQ, "UNLOCK_BATCH_MQ", _S),
-    Request(CHECK_CLIENT_CONFIG, "CHECK_CLIENT_CONFIG", _S, "Whether a filter can be compiled."),
-    Request(GET_ROUTEINFO_BY_TOPIC, "GET_ROUTEINFO_BY_TOPIC", _S, "A mount is a name server of its own topics."),
-    Request(GET_BROKER_CLUSTER_INFO, "GET_BROKER_CLUSTER_INFO", _S, "Likewise."),
-    Request(200, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", _R),
-    Request(GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", _S, "Of groups that are known here."),
-    Request(GET_TOPIC_STATS_INFO, "GET_TOPIC_STATS_INFO", _S),
-    Request(GET_CONSUMER_CONNECTION_LIST, "GET_CONSUMER_CONNECTION_LIST", _S),
-    Request(204, "GET_PRODUCER_CONNECTION_LIST", _U, "There are no producers."),
-    Request(207, "DELETE_SUBSCRIPTIONGROUP", _R),
-    Request(GET_CONSUME_STATS, "GET_CONSUME_STATS", _S),
-    Request(215, "DELETE_TOPIC_IN_BROKER", _R),
-    Request(222, "INVOKE_BROKER_TO_RESET_OFFSET", _R, "Set offsets with UPDATE_CONSUMER_OFFSET."),
-    Request(QUERY_TOPIC_CONSUME_BY_WHO, "QUERY_TOPIC_CONSUME_BY_WHO", _S),
-    Request(310, "SEND_MESSAGE_V2", _R),
-    Request(320, "SEND_BATCH_MESSAGE", _R),
-    Request(QUERY_TOPICS_BY_CONSUMER, "QUERY_TOPICS_BY_CONSUMER", _S),
-    Request(GET_TOPIC_CONFIG, "GET_TOPIC_CONFIG", _S),
-    Request(GET_SUBSCRIPTIONGROUP_CONFIG, "GET_SUBSCRIPTIONGROUP_CONFIG", _S),
-    Request(LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _S, "As PULL_MESSAGE."),
-    Request(400, "QUERY_ASSIGNMENT", _U, "Clients that rebalance by themselves, as is the default, never ask."),
-    Request(200_050, "POP_MESSAGE", _U, "Popping writes; pull instead."),
+REQUESTS: Final[tuple[Answered, ...]] = (
+    Answered(10, "SEND_MESSAGE", _R),
+    Answered(PULL_MESSAGE, "PULL_MESSAGE", _S, "Long polls are held, a bounded number of them."),
+    Answered(QUERY_MESSAGE, "QUERY_MESSAGE", _S, "By key or unique id; what is not indexed yet is searched, up to a bound."),
+    Answered(QUERY_CONSUMER_OFFSET, "QUERY_CONSUMER_OFFSET", _S),
+    Answered(UPDATE_CONSUMER_OFFSET, "UPDATE_CONSUMER_OFFSET", _S, "Kept in the mount's own place."),
+    Answered(17, "UPDATE_AND_CREATE_TOPIC", _R),
+    Answered(GET_ALL_TOPIC_CONFIG, "GET_ALL_TOPIC_CONFIG", _S, "All with permission read-only."),
+    Answered(25, "UPDATE_BROKER_CONFIG", _R),
+    Answered(GET_BROKER_CONFIG, "GET_BROKER_CONFIG", _S, "What of it means something here."),
+    Answered(GET_BROKER_RUNTIME_INFO, "GET_BROKER_RUNTIME_INFO", _S, "What means something here; other numbers are 0."),
+    Answered(SEARCH_OFFSET_BY_TIMESTAMP, "SEARCH_OFFSET_BY_TIMESTAMP", _S),
+    Answered(GET_MAX_OFFSET, "GET_MAX_OFFSET", _S),
+    Answered(GET_MIN_OFFSET, "GET_MIN_OFFSET", _S),
+    Answered(GET_EARLIEST_MSG_STORETIME, "GET_EARLIEST_MSG_STORETIME", _S),
+    Answered(33, "VIEW_MESSAGE_BY_ID", _U, "Not yet. Clients dial the address inside the id, which is the old broker's."),
+    Answered(HEART_BEAT, "HEART_BEAT", _S),
+    Answered(UNREGISTER_CLIENT, "UNREGISTER_CLIENT", _S),
+    Answered(36, "CONSUMER_SEND_MSG_BACK", _R, _BACK),
+    Answered(37, "END_TRANSACTION", _R),
+    Answered(GET_CONSUMER_LIST_BY_GROUP, "GET_CONSUMER_LIST_BY_GROUP", _S),
+    Answered(LOCK_BATCH_MQ, "LOCK_BATCH_MQ", _S, "For orderly consumers; a lock lasts 60 s."),
+    Answered(UNLOCK_BATCH_MQ, "UNLOCK_BATCH_MQ", _S),
+    Answered(CHECK_CLIENT_CONFIG, "CHECK_CLIENT_CONFIG", _S, "Whether a filter can be compiled."),
+    Answered(GET_ROUTEINFO_BY_TOPIC, "GET_ROUTEINFO_BY_TOPIC", _S, "A mount is a name server of its own topics."),
+    Answered(GET_BROKER_CLUSTER_INFO, "GET_BROKER_CLUSTER_INFO", _S, "Likewise."),
+    Answered(200, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", _R),
+    Answered(GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "GET_ALL_SUBSCRIPTIONGROUP_CONFIG", _S, "Of groups that are known here."),
+    Answered(GET_TOPIC_STATS_INFO, "GET_TOPIC_STATS_INFO", _S),
+    Answered(GET_CONSUMER_CONNECTION_LIST, "GET_CONSUMER_CONNECTION_LIST", _S),
+    Answered(204, "GET_PRODUCER_CONNECTION_LIST", _U, "There are no producers."),
+    Answered(207, "DELETE_SUBSCRIPTIONGROUP", _R),
+    Answered(GET_CONSUME_STATS, "GET_CONSUME_STATS", _S),
+    Answered(215, "DELETE_TOPIC_IN_BROKER", _R),
+    Answered(222, "INVOKE_BROKER_TO_RESET_OFFSET", _R, "Set offsets with UPDATE_CONSUMER_OFFSET."),
+    Answered(QUERY_TOPIC_CONSUME_BY_WHO, "QUERY_TOPIC_CONSUME_BY_WHO", _S),
+    Answered(310, "SEND_MESSAGE_V2", _R),
+    Answered(320, "SEND_BATCH_MESSAGE", _R),
+    Answered(QUERY_TOPICS_BY_CONSUMER, "QUERY_TOPICS_BY_CONSUMER", _S),
+    Answered(GET_TOPIC_CONFIG, "GET_TOPIC_CONFIG", _S),
+    Answered(GET_SUBSCRIPTIONGROUP_CONFIG, "GET_SUBSCRIPTIONGROUP_CONFIG", _S),
+    Answered(LITE_PULL_MESSAGE, "LITE_PULL_MESSAGE", _S, "As PULL_MESSAGE."),
+    Answered(400, "QUERY_ASSIGNMENT", _U, "Clients that rebalance by themselves, as is the default, never ask."),
+    Answered(200_050, "POP_MESSAGE", _U, "Popping writes; pull instead."),
 )  # fmt: skip
 
-BY_CODE: Final[Mapping[int, Request]] = {request.code: request for request in REQUESTS}
+BY_CODE: Final[Mapping[int, Answered]] = {request.code: request for request in REQUESTS}
 
 
 class RefusalError(Exception):

@@ -65,7 +65,7 @@ class Subscription:
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """A client of a group.
 
     Attributes:
@@ -95,7 +95,7 @@ class Group:
     """
 
     name: str
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, GroupMember] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     consume_type: str = "CONSUME_PASSIVELY"
     model: str = CLUSTERING
@@ -144,7 +144,9 @@ class Consumers:
         known = group.members.get(client)
         if len(wanted) > SUBSCRIPTIONS_MAX or (known is None and self._count >= MEMBERS_MAX):
             raise RefusalError(Code.SYSTEM_BUSY, "too many consumers or subscriptions")
-        member = Member(connection, request.language, request.version, self._clock.monotonic_s())
+        member = GroupMember(
+            connection, request.language, request.version, self._clock.monotonic_s()
+        )
         is_new = known is None or known.connection is not connection
         if known is not None and is_new:
             self._of_connection[known.connection].discard((name, client))

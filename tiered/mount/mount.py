@@ -38,7 +38,7 @@ from tiered.keys import mount_prefix
 from tiered.local.catalog import reason_left_out
 from tiered.mount.answers import Answers, Queries
 from tiered.mount.consumers import Consumers, Locks
-from tiered.mount.naming import Identity, NameServers, Topics
+from tiered.mount.naming import Identity, MountedTopics, NameServers
 from tiered.mount.offsets import ConsumerOffsets, OffsetsKeeper
 from tiered.mount.pulling import Puller, PullLimits
 from tiered.mount.server import RemotingServer, ServerLimits
@@ -143,7 +143,7 @@ class Mount:
         self.consumers = Consumers(clock, self._on_group)
         self.locks = Locks(clock)
         self.handover = handover
-        self.topics = Topics(
+        self.topics = MountedTopics(
             store.opened.place.cluster, self.name, clock, _topics_of(store, handover)
         )
         self.topics.update(store.tiered_queues())

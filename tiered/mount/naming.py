@@ -54,7 +54,7 @@ _KEPT: Final = {
 HELP: Final = "https://rocketmq.apache.org/docs/bestPractice/06FAQ"
 
 
-class Topics:
+class MountedTopics:
     """See the module.
 
     Attributes:
@@ -269,7 +269,7 @@ class NameServers:
         self,
         addresses: Sequence[tuple[str, int]],
         identity: Identity,
-        topics: Topics,
+        topics: MountedTopics,
         *,
         interval_s: float = 30.0,
     ) -> None:
@@ -393,7 +393,7 @@ class NameServers:
             await asyncio.gather(*map(leave, self.servers))
 
 
-def route(identity: Identity, topics: Topics, topic: str) -> dict[str, Any]:
+def route(identity: Identity, topics: MountedTopics, topic: str) -> dict[str, Any]:
     """``TopicRouteData``: what a name server says of a topic that only we have."""
     count_of_queues = topics.require(topic)
     queues = {

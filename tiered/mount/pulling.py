@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fetcher.statuses import Taken
     from tiered.clock import Clock
     from tiered.mount.consumers import Consumers
-    from tiered.mount.naming import Topics
+    from tiered.mount.naming import MountedTopics
     from tiered.mount.offsets import ConsumerOffsets
     from tiered.mount.server import Exchange
 
@@ -118,7 +118,7 @@ class Puller:
     def __init__(
         self,
         store: TieredMessageStore,
-        topics: Topics,
+        topics: MountedTopics,
         consumers: Consumers,
         offsets: ConsumerOffsets,
         *,

@@ -67,7 +67,7 @@ SYS_FLAG_AT: Final = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RestoreSelection:
     """What is to be restored.
 
     Attributes:
@@ -106,7 +106,7 @@ class RestorePlan:
     has_holes: bool
 
 
-def plan_restore(tier: Tier, selection: Selection) -> RestorePlan:
+def plan_restore(tier: Tier, selection: RestoreSelection) -> RestorePlan:
     """Say what a restore would do.
 
     Raises:
@@ -141,7 +141,7 @@ def plan_restore(tier: Tier, selection: Selection) -> RestorePlan:
     )
 
 
-def _span(tier: Tier, queue: MessageQueue, selection: Selection) -> Span:
+def _span(tier: Tier, queue: MessageQueue, selection: RestoreSelection) -> Span:
     """Of one queue, from the first message in time to the first behind it."""
     cursor = tier.reader.cursor(queue)
     start: int = cursor.low

@@ -38,7 +38,7 @@ from tiered.format.remoting import (
     encode,
     frame_size,
 )
-from tiered.mount.codes import BY_CODE, Answer, Code, RefusalError
+from tiered.mount.codes import BY_CODE, Code, RefusalError, Treatment
 
 if TYPE_CHECKING:
     import ssl
@@ -547,7 +547,7 @@ class RemotingServer:
         if handler is not None:
             return handler(asked)
         known = BY_CODE.get(code)
-        if known is not None and known.answer is Answer.REFUSED:
+        if known is not None and known.answer is Treatment.REFUSED:
             raise RefusalError(Code.NO_PERMISSION, READ_ONLY)
         name = f"request {code}" if known is None else known.name
         raise RefusalError(Code.REQUEST_CODE_NOT_SUPPORTED, f"{name} is not supported: {READ_ONLY}")

@@ -22,7 +22,7 @@ from tiered.format.record import BLANK_BYTES_MIN, MAGIC_BLANK, SIZE_AND_MAGIC
 from tiered.local.files import NAME_DIGITS
 from tiered.local.layout import LOG_DIRECTORY
 from tiered.store.encoding import RecordPlaces
-from tiered.store.facts import Handover
+from tiered.store.facts import StoredHandover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ class CommitLog:
     ) -> None:
         self.end = self.synced = end
         self.store_ms = store_ms
-        self.handover = Handover()
+        self.handover = StoredHandover()
         self.is_broken = False
         self._folder = f"{root}/{LOG_DIRECTORY}"
         self._file_bytes = file_bytes
@@ -100,7 +100,7 @@ class CommitLog:
             self._check_sound()
             now_ms = max(int(self._clock.now_ms()), self.store_ms)
             begin = self.end
-            plan = _Plan(messages, begin, self._file_bytes, self._queue_ends)
+            plan = _AppendPlan(messages, begin, self._file_bytes, self._queue_ends)
             heads = messages.heads(plan.queue_offsets, plan.positions, now_ms, store_host)
             self._write(plan.pieces(messages, heads), plan.end)
             self._queue_ends.update(plan.moved)
@@ -199,7 +199,7 @@ class CommitLog:
         self.is_broken = False
 
 
-class _Plan:
+class _AppendPlan:
     """Gives places, in memory.
 
     Attributes:

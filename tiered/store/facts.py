@@ -1,6 +1,6 @@
 """What consume queues and the key index want to know of a piece of the log: from its bytes, or from what was handed over.
 
-Both ways give the same, which tests hold equal: a running store is told by its own writer (``Handover``),
+Both ways give the same, which tests hold equal: a running store is told by its own writer (``StoredHandover``),
 recovery, and a store that has fallen behind, read the log.
 """
 
@@ -66,7 +66,7 @@ class Handed:
         return _BYTES_EACH * len(self.sizes) + sum(map(len, self.properties))
 
 
-class Handover:
+class StoredHandover:
     """What was appended, handed to the thread that lists it, so that it need not read the log again.
 
     **Contract.** The writer gives what it has written, in log order, without bodies; one thread takes it, in the same

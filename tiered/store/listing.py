@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tiered.format.block import RecordBlock
     from tiered.local.files import FileRow
     from tiered.store.disk import RowWriter
-    from tiered.store.facts import Facts, Group, Handover
+    from tiered.store.facts import Facts, Group, StoredHandover
     from tiered.store.keyindex import KeyIndex
     from tiered.store.queues import QueueKinds
 
@@ -257,7 +257,7 @@ class Reput:
         self,
         log: FileRow,
         listing: Listing,
-        handover: Handover,
+        handover: StoredHandover,
         position: int,
         confirmed: Callable[[], int],
     ) -> None:

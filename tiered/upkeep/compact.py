@@ -350,7 +350,7 @@ class Compactor:
             escapes_case=not able.distinguishes_case,
             first=at.clock.now_ms() // 1000,
         )
-        run = _Run(self, journal, uploader, plan, self._settings.compression)
+        run = _CompactRun(self, journal, uploader, plan, self._settings.compression)
         run.run()
         journal.write_checkpoint()
         ledger.end(run.done)
@@ -413,7 +413,7 @@ def _judge_part(
     return left_bytes
 
 
-class _Run:
+class _CompactRun:
     """Carries out a plan: whole queues are gathered until a bundle is full, then named by one action."""
 
     def __init__(

@@ -28,7 +28,7 @@ from tiered.errors import DataError
 from tiered.keys import JOURNAL
 from tiered.log.history import TierHistory
 from tiered.log.named import named_objects
-from tiered.log.orphans import Deletion, Known, OrphanPlan, plan_orphans
+from tiered.log.orphans import Deletion, KnownObjects, OrphanPlan, plan_orphans
 from tiered.upkeep.workplace import (
     FORMAT,
     Ledger,
@@ -325,7 +325,7 @@ def survey(
     history = _history(store, prefix, listed, now_ms - grace_ms, journal)
 
     def planned(reign: int) -> OrphanPlan:
-        known = Known(
+        known = KnownObjects(
             prefix=prefix,
             state=history.state,
             base=history.base,

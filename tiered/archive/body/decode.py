@@ -83,7 +83,7 @@ def decode_bodies(decoder: Decoder, bodies: pa.Array, columns: list[pa.Field]) -
         bodies: Binary; null is what does not fit.
         columns: Of the result.
     """
-    work = _Work(decoder, bodies)
+    work = _DecodeWork(decoder, bodies)
     rows = np.flatnonzero(bodies.is_valid().to_numpy(zero_copy_only=False))
     for start in range(0, len(rows), BLOCK_ROWS):
         work.take(rows[start : start + BLOCK_ROWS])
@@ -93,7 +93,7 @@ def decode_bodies(decoder: Decoder, bodies: pa.Array, columns: list[pa.Field]) -
 
 
 @dataclass(slots=True)
-class _Work:
+class _DecodeWork:
     decoder: Decoder
     bodies: Any
     unfit: dict[int, tuple[str, str]] = field(default_factory=dict)

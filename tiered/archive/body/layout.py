@@ -63,7 +63,7 @@ class BodyColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BodyLayout:
     """What files get beside the columns that every file has.
 
     Attributes:
@@ -90,7 +90,7 @@ class Layout:
         return {"body": body, "number": self.number, "has_records": self.has_records}
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Layout:
+    def of(cls, document: Mapping[str, Any]) -> BodyLayout:
         """Undo ``document``.
 
         Raises:
@@ -101,4 +101,4 @@ class Layout:
         return cls(body, document["number"], document["has_records"] is True)
 
 
-PLAIN = Layout()
+PLAIN = BodyLayout()

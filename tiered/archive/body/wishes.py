@@ -30,7 +30,7 @@ DEFINITION_BYTES_MAX = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BodyWish:
     """What bodies of a topic shall become.
 
     Attributes:
@@ -43,7 +43,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class BodyWishes:
     """Of all topics.
 
     Attributes:
@@ -51,15 +51,15 @@ class Wishes:
         has_records: Whether the bytes of each stored record become a column.
     """
 
-    by_topic: tuple[tuple[str, Wish], ...] = ()
+    by_topic: tuple[tuple[str, BodyWish], ...] = ()
     has_records: bool = False
 
-    def of(self, topic: str) -> Wish | None:
+    def of(self, topic: str) -> BodyWish | None:
         """What is wished of a topic; None: as the archive's log says, else bytes only."""
         return next((wish for glob, wish in self.by_topic if fnmatchcase(topic, glob)), None)
 
 
-NOTHING = Wishes()
+NOTHING = BodyWishes()
 
 
 def read_wishes(
@@ -69,7 +69,7 @@ def read_wishes(
     *,
     has_records: bool,
     read: Callable[[str], bytes],
-) -> Wishes:
+) -> BodyWishes:
     """Wishes from options, each ``VALUE`` or ``TOPIC=VALUE``, where the topic may be a pattern.
 
     Args:
@@ -96,7 +96,7 @@ def read_wishes(
         for glob, form in wished.items()
     ]
     # A pattern for some goes before the one for all.
-    return Wishes(tuple(sorted(found, key=lambda one: one[0] == "*")), has_records)
+    return BodyWishes(tuple(sorted(found, key=lambda one: one[0] == "*")), has_records)
 
 
 def merged(old: BodyColumns, new: BodyColumns, topic: str) -> BodyColumns:
@@ -137,7 +137,7 @@ def _by_topic(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _wish(form: str, schema: bytes | None, message: str) -> Wish:
+def _wish(form: str, schema: bytes | None, message: str) -> BodyWish:
     if form not in (*FORMATS, RAW):
         raise InvalidError(
             f"{form!r:.40} is no format of bodies", do=f"choose from {', '.join((*FORMATS, RAW))}"
@@ -150,17 +150,17 @@ def _wish(form: str, schema: bytes | None, message: str) -> Wish:
     match form:
         case "avro":
             text = _text(_needed(form, schema))
-            return Wish(form, BodyColumns(form, columns_text(avro_columns(text)), text))
+            return BodyWish(form, BodyColumns(form, columns_text(avro_columns(text)), text))
         case "protobuf":
             packed = base64.b64encode(_needed(form, schema)).decode()
             columns = columns_text(proto_columns(packed, message))
-            return Wish(form, BodyColumns(form, columns, packed, message))
+            return BodyWish(form, BodyColumns(form, columns, packed, message))
         case "json" if schema is not None:
-            return Wish(form, _json_columns(_text(schema)))
+            return BodyWish(form, _json_columns(_text(schema)))
         case "text":
-            return Wish(form, BodyColumns(form))
+            return BodyWish(form, BodyColumns(form))
         case _:
-            return Wish(form)
+            return BodyWish(form)
 
 
 def _json_columns(text: str) -> BodyColumns:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from backends.base import ObjectStore
     from tiered.archive.machine import ArchiveState
-    from tiered.archive.model import Archived, Lane, ParquetFile
+    from tiered.archive.model import Archived, ArchiveLane, ParquetFile
     from tiered.archive.ranges import Sums
 
 
@@ -163,7 +163,7 @@ def wanted_of(connection: Any, question: str) -> Mapping[str, list[Selection]]: 
         connection.execute("SET disabled_optimizers = ''")
 
 
-def may_hold(wanted: Selection, lane: Lane, file: ParquetFile) -> bool:
+def may_hold(wanted: Selection, lane: ArchiveLane, file: ParquetFile) -> bool:
     """Whether a file can have a row that is wanted, by what the log says of it."""
     return (
         wanted.meets("queue_id", lane.queue_id, lane.queue_id)
@@ -321,7 +321,7 @@ def load_duckdb() -> Any:  # noqa: ANN401 (a foreign module)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     """What came of a question.
 
     Attributes:
@@ -335,7 +335,7 @@ class Answer:
     left_out: int
 
 
-def ask(archive: ObjectStore, question: str) -> Answer:
+def ask(archive: ObjectStore, question: str) -> QueryAnswer:
     """The answer to a question.
 
     Args:
@@ -386,7 +386,7 @@ def ask(archive: ObjectStore, question: str) -> Answer:
             raise InvalidError(_said(error), do=tables_there(tables.values())) from error
     every = {file.key for topic in named for file in topics[topic]}
     read = {key for keys in chosen.values() for key in keys}
-    return Answer(answer, len(every), len(every - read))
+    return QueryAnswer(answer, len(every), len(every - read))
 
 
 def _without(archive: ObjectStore, wanted: Sequence[Selection]) -> dict[str | None, set[str]]:
@@ -404,7 +404,7 @@ def _chosen(
 ) -> list[str]:
     """Keys of the files of a topic that a question may need; None wants all. Each once, in order."""
 
-    def is_needed(lane: Lane, file: ParquetFile) -> bool:
+    def is_needed(lane: ArchiveLane, file: ParquetFile) -> bool:
         return wanted is None or any(
             may_hold(each, lane, file) and file.key not in without.get(each.key, ())
             for each in wanted

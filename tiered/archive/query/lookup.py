@@ -52,7 +52,7 @@ COUNT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRow:
     """What a lookup came to.
 
     Attributes:
@@ -87,7 +87,7 @@ def lookup(
     spread: Spread = map,
     state: ArchiveState | None = None,
     index: Sequence[IndexPart] | None = None,
-) -> Found:
+) -> FoundRow:
     """Find messages.
 
     Args:
@@ -113,7 +113,7 @@ def lookup(
     done = list(spread(lambda file: _look(archive, file, wanted, known.get(file.key)), due))
     opened = {file.key for file in due}
     tables = [one.rows for one in done if one.rows is not None and one.rows.num_rows]
-    return Found(
+    return FoundRow(
         newest(tables, count),
         len(topic.files),
         len(due),

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiered.archive.model import Lane
-from tiered.archive.source.stretches import FAIL, SKIP, History, cut, incarnations
+from tiered.archive.model import ArchiveLane
+from tiered.archive.source.stretches import FAIL, SKIP, StretchHistory, cut, incarnations
 from tiered.errors import DataError, InvalidError
 from tiered.log.cursor import life_at
 from tiered.log.wellformed import check_ints
@@ -293,7 +293,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OffsetRun:
     """Offsets ``[start, end)`` of one incarnation that lie ahead, in one part, or nowhere."""
 
     incarnation: int
@@ -342,9 +342,9 @@ def base_of(
     return replace(at, offset=end, from_offset=end, tails=tails, lost=at.lost + max(0, end - low))
 
 
-def runs_of(lives: Mapping[int, list[QueueLife]], at: Position, until: Position) -> list[Run]:
+def runs_of(lives: Mapping[int, list[QueueLife]], at: Position, until: Position) -> list[OffsetRun]:
     """All that lies ahead of a position, in order, up to another."""
-    found: list[Run] = []
+    found: list[OffsetRun] = []
     for number in sorted(n for n in lives if at.incarnation <= n <= until.incarnation):
         life = lives[number][-1]
         start = at.offset if number == at.incarnation else began(life)
@@ -354,7 +354,7 @@ def runs_of(lives: Mapping[int, list[QueueLife]], at: Position, until: Position)
     return found
 
 
-def runs_of_life(life: QueueLife, start: int, end: int) -> Iterator[Run]:
+def runs_of_life(life: QueueLife, start: int, end: int) -> Iterator[OffsetRun]:
     """Offsets ``[start, end)`` of one life, part by part, and what is in none."""
     at = start
     for part in life.parts():
@@ -362,12 +362,12 @@ def runs_of_life(life: QueueLife, start: int, end: int) -> Iterator[Run]:
         if low >= high:
             continue
         if low > at:
-            yield Run(life.incarnation, at, low, 0, False)
+            yield OffsetRun(life.incarnation, at, low, 0, False)
         size = part.log_bytes * (high - low) // part.count
-        yield Run(life.incarnation, low, high, size, True)
+        yield OffsetRun(life.incarnation, low, high, size, True)
         at = high
     if at < end:
-        yield Run(life.incarnation, at, end, 0, False)
+        yield OffsetRun(life.incarnation, at, end, 0, False)
 
 
 def shares(weights: Sequence[int], limit: int) -> list[int]:
@@ -409,7 +409,7 @@ def advance(
     Raises:
         DataError: The rules say to fail; or the positions are of another tier.
     """
-    ahead: dict[Key, tuple[Position, list[Run]]] = {}
+    ahead: dict[Key, tuple[Position, list[OffsetRun]]] = {}
     queues = dict(queues_of(states))
     gone = next((key for key in start if key not in queues and takes(key)), None)
     if gone is not None:
@@ -432,15 +432,17 @@ def advance(
     return start if same else {**{key: at.settled for key, at in start.items()}, **found}
 
 
-def _weight(runs: list[Run], *, by_bytes: bool) -> int:
+def _weight(runs: list[OffsetRun], *, by_bytes: bool) -> int:
     return sum(run.size_bytes if by_bytes else run.count for run in runs if run.is_there)
 
 
-def _take(runs: list[Run], amount: int | None, by_bytes: bool, *, least: bool) -> list[Run]:
+def _take(
+    runs: list[OffsetRun], amount: int | None, by_bytes: bool, *, least: bool
+) -> list[OffsetRun]:
     """As much of some runs as an amount of messages or bytes allows; what is not there costs nothing."""
     if amount is None:
         return runs
-    taken: list[Run] = []
+    taken: list[OffsetRun] = []
     left, is_first = amount, least
     for run in runs:
         cost = run.size_bytes if by_bytes else run.count
@@ -460,7 +462,7 @@ def _take(runs: list[Run], amount: int | None, by_bytes: bool, *, least: bool) -
 def _end(
     key: Key,
     base: Position,
-    taken: list[Run],
+    taken: list[OffsetRun],
     lives: Mapping[int, list[QueueLife]],
     rules: Rules,
 ) -> Position:
@@ -593,14 +595,14 @@ def _short_error(key: Key, at: Position, count: int) -> DataError:
     )
 
 
-def _history(prefix: str, key: Key, lives: list[QueueLife], at: Position) -> History:
+def _history(prefix: str, key: Key, lives: list[QueueLife], at: Position) -> StretchHistory:
     number = lives[-1].incarnation
     tails = at.tails if number == at.incarnation else len(lives) - 1
-    return History(prefix, Lane(*key, number), tails)
+    return StretchHistory(prefix, ArchiveLane(*key, number), tails)
 
 
 def _stretches(
-    history: History, lives: list[QueueLife], batch: tuple[int, Position], wanted: Selection
+    history: StretchHistory, lives: list[QueueLife], batch: tuple[int, Position], wanted: Selection
 ) -> tuple[list[Stretch], int]:
     """Those of one incarnation, and how many offsets are in none."""
     main, (begin, at) = lives[-1], batch

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tiered.api.stores import backend_errors
-from tiered.archive.model import Lane
+from tiered.archive.model import ArchiveLane
 from tiered.archive.source.options import TierStates, choice, partition_bytes, whole
 from tiered.archive.source.readers import TierPartition, read_partition
 from tiered.archive.source.stream_plan import (
@@ -211,7 +211,7 @@ class TierStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         names = {"cluster": key.cluster, "broker": key.broker}
         if any(self._options.get(name) not in {None, text} for name, text in names.items()):
             return False
-        return not self._wanted.refuses(Lane(*key, 0))
+        return not self._wanted.refuses(ArchiveLane(*key, 0))
 
 
 def _say(key: Key, count: int, what: str) -> None:

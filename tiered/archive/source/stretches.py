@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tiered.archive.columns import Columns
-from tiered.archive.model import Lane
+from tiered.archive.model import ArchiveLane
 from tiered.archive.plan import Task
 from tiered.archive.selection import shown
 from tiered.errors import DataError, InvalidError
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class StretchHistory:
     """One incarnation of a queue as it stood.
 
     Attributes:
@@ -52,7 +52,7 @@ class History:
     """
 
     prefix: str
-    lane: Lane
+    lane: ArchiveLane
     tails: int
 
 
@@ -113,13 +113,13 @@ def plan_tier(states: Mapping[Place, TierState], wanted: Selection) -> TierPlan:
     for place, state in sorted(states.items()):
         for queue, lives in sorted(state.queues.items()):
             for number, found in incarnations(lives).items():
-                lane = Lane(place.cluster, place.broker, queue.topic, queue.queue_id, number)
+                lane = ArchiveLane(place.cluster, place.broker, queue.topic, queue.queue_id, number)
                 _plan_life(plan, place.prefix, lane, found, wanted)
     return plan
 
 
 def _plan_life(
-    plan: TierPlan, prefix: str, lane: Lane, lives: Sequence[QueueLife], wanted: Selection
+    plan: TierPlan, prefix: str, lane: ArchiveLane, lives: Sequence[QueueLife], wanted: Selection
 ) -> None:
     life = lives[-1]
     refused = wanted.refuses(lane)
@@ -129,7 +129,7 @@ def _plan_life(
     low, high = bounds(wanted, life.min_offset, life.commit_offset)
     for gap in life.gaps:
         plan.missing += max(0, min(gap.end, high) - max(gap.start, low))
-    history = History(prefix, lane, len(lives) - 1)
+    history = StretchHistory(prefix, lane, len(lives) - 1)
     plan.stretches += cut(history, life, (low, high), wanted, plan)
 
 
@@ -140,7 +140,7 @@ def bounds(wanted: Selection, low: int, high: int) -> tuple[int, int]:
 
 
 def cut(
-    history: History,
+    history: StretchHistory,
     life: QueueLife,
     span: tuple[int, int],
     wanted: Selection,
@@ -177,7 +177,7 @@ def _refuses(part: Part, low: int, high: int, wanted: Selection) -> str:
     return "" if wanted.meets("store_ts", *times) else "store_ts"
 
 
-def _stretch(history: History, run: Parts, span: tuple[int, int]) -> Iterator[Stretch]:
+def _stretch(history: StretchHistory, run: Parts, span: tuple[int, int]) -> Iterator[Stretch]:
     if len(run):
         start, end = max(run[0].queue_offset, span[0]), min(run.queue_end, span[1])
         yield Stretch(history.prefix, Task(history.lane, start, end, run, history.tails))
