@@ -14,7 +14,7 @@ from support.tiers import PREFIX
 
 from fetcher.settings import MEMORY_BYTES_MIN, FetchSettings
 from tiered.errors import InvalidError
-from tiered.index.reader import IndexReader, Wish
+from tiered.index.lookup import IndexReader, Wish
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from tiered.archive.columns import schema
-from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine, archive_action
 from tiered.archive.model import LOG, Archived, ArchiveLane, ParquetFile
 from tiered.archive.parquet import FileWriter
+from tiered.archive.paths import DAY_MS, folder_key
 from tiered.clock import SystemClock
 from tiered.journal.writer import JournalWriter
 

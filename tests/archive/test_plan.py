@@ -11,9 +11,9 @@ from support.bundles import made_part
 
 from tiered.api.broker_place import Place
 from tiered.archive.columns import schema
-from tiered.archive.keys import date_text, partition_value
 from tiered.archive.machine import ArchiveMachine, ArchiveState, archive_action, forget_action
 from tiered.archive.model import Archived, ArchiveLane, ParquetFile, SideFile
+from tiered.archive.paths import date_text, partition_value
 from tiered.archive.plan import plan_archive
 from tiered.archive.tables import Wanted, choose_files
 from tiered.journal.checkpoint import CheckpointText, decode_checkpoint, encode_pieces

@@ -15,7 +15,7 @@ from fetcher.statuses import KeyQuery, Policy
 from tiered.api.keys import LocalKeys, TierKeys
 from tiered.clock import ManualClock
 from tiered.errors import InvalidError
-from tiered.index.reader import Wish
+from tiered.index.lookup import Wish
 from tiered.model import Boundary, QueueOffset
 
 if TYPE_CHECKING:

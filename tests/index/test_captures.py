@@ -11,7 +11,7 @@ from tests.e2e import harness
 from tests.e2e.harness import here
 from tiered import open as open_tier
 from tiered.format.message import message_json
-from tiered.index.reader import Hit, IndexReader, Wish
+from tiered.index.lookup import Hit, IndexReader, Wish
 from tiered.log.indexed import indexed_to
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tiered.errors import DataError
 from tiered.format.key_index import ITEM
 from tiered.index.builder import IndexBuilder, WorkFile
 from tiered.index.indexer import Indexer
-from tiered.index.reader import IndexReader, Wish
+from tiered.index.lookup import IndexReader, Wish
 from tiered.log.indexed import index_action, indexed_to
 from tiered.model import MessageQueue
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tiered.index.reader import Lookup
+    from tiered.index.lookup import Lookup
 
 A, B = MessageQueue("orders", 0), MessageQueue("orders", 1)
 

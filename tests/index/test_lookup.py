@@ -134,7 +134,7 @@ def test_keys_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         "tiered.index.extract.hash_many", lambda _b, s, _n, _seed: (s * 0).astype("u8")
     )
-    monkeypatch.setattr("tiered.index.reader.key_hash", lambda _topic, _key: 0)
+    monkeypatch.setattr("tiered.index.lookup.key_hash", lambda _topic, _key: 0)
     assert extract.key_hash("a", "b") != 0
     tier = KeyedTier()
     for queue in (A0, B0):

@@ -11,11 +11,11 @@ from support.keyed import KeyedTier, Mail
 from backends.memory import MemoryStore
 from backends.wrapping import MeteredStore
 from tiered.format.key_index import INDEX_BLOCK_BYTES
-from tiered.index.reader import IndexReader, Wish
+from tiered.index.lookup import IndexReader, Wish
 from tiered.model import MessageQueue
 
 if TYPE_CHECKING:
-    from tiered.index.reader import Lookup
+    from tiered.index.lookup import Lookup
 
 QUEUE = MessageQueue("orders", 0)
 OBJECTS, MESSAGES = 100, 60

@@ -19,7 +19,7 @@ from tiered.attach.index import IndexThread
 from tiered.attach.index_settings import IndexSettings
 from tiered.clock import SystemClock
 from tiered.index.indexer import Indexer
-from tiered.index.reader import IndexReader, Wish
+from tiered.index.lookup import IndexReader, Wish
 from tiered.log.indexed import indexed_to
 from tiered.log.reader import TierReader
 from tiered.log.verify import verify_tier

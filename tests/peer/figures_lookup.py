@@ -32,7 +32,7 @@ from tiered.archive.query.key_index import build, read_index
 from tiered.archive.query.lookup import lookup
 from tiered.archive.selection import Selection
 from tiered.archive.tables import read_archive
-from tiered.index.reader import IndexReader, Wish
+from tiered.index.lookup import IndexReader, Wish
 from tiered.journal.reader import JournalReader
 from tiered.log.state import TierMachine
 

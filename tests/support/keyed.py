@@ -16,7 +16,7 @@ from tiered.format.record import encode_record
 from tiered.format.sysflag import INNER_BATCH
 from tiered.index.builder import IndexBuilder
 from tiered.index.indexer import Indexer
-from tiered.index.reader import IndexReader, Wish
+from tiered.index.lookup import IndexReader, Wish
 from tiered.local.face import RecordBatch
 from tiered.log.indexed import index_action
 from tiered.log.state import queue_action
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ObjectStore
-    from tiered.index.reader import Lookup
+    from tiered.index.lookup import Lookup
     from tiered.log.state import Part
 
 

@@ -16,7 +16,7 @@ from tiered.errors import StoreUnavailableError
 from tiered.format.message import split_batch
 from tiered.format.record import decode_record
 from tiered.format.sysflag import INNER_BATCH
-from tiered.index.reader import Wish, has_key
+from tiered.index.lookup import Wish, has_key
 from tiered.model import QueueOffset
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fetcher.statuses import KeyQuery
     from tiered.clock import Clock
-    from tiered.index.reader import Hit, Lookup
+    from tiered.index.lookup import Hit, Lookup
     from tiered.local.face import LocalStore, RecordBatch
     from tiered.model import MessageQueue
 

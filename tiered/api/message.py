@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from tiered.index.reader import Hit, Lookup
+    from tiered.index.lookup import Hit, Lookup
     from tiered.local.face import RecordBatch
     from tiered.log.decode import TierBatch
 

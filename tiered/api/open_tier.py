@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from backends.base import ObjectStore
     from backends.wrapping import MeteredStore
     from tiered.api.broker_place import Place
-    from tiered.index.reader import IndexReader, Lookup, Wish
+    from tiered.index.lookup import IndexReader, Lookup, Wish
     from tiered.log.cursor import QueueCursor
     from tiered.log.decode import TierBatch
     from tiered.log.parts import Gap
@@ -216,7 +216,7 @@ class OpenTier:
         return reader.lookup(self.state, wish)
 
     def _make_index(self) -> tuple[IndexReader, ThreadPoolExecutor]:
-        from tiered.index.reader import IndexReader  # noqa: PLC0415 - only lookups need it
+        from tiered.index.lookup import IndexReader  # noqa: PLC0415 - only lookups need it
 
         pool = ThreadPoolExecutor(LOOKUP_THREADS, "tiered-query")
         reader = IndexReader(

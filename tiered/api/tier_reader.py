@@ -294,7 +294,7 @@ class Tier(OpenTier):
             DataError: Something that may hold one is damaged; ``tiered query`` gives out what was found all the same.
         """
         from tiered.api.message import Found  # noqa: PLC0415
-        from tiered.index.reader import TIME_MAX, Wish  # noqa: PLC0415 - only queries need it
+        from tiered.index.lookup import TIME_MAX, Wish  # noqa: PLC0415 - only queries need it
 
         wish = Wish(
             topic=topic,

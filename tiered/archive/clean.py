@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backends.errors import ObjectNotFoundError
-from tiered.archive.keys import DATA, SIDE
 from tiered.archive.machine import clean_action
 from tiered.archive.moves import Replaced
+from tiered.archive.paths import DATA, SIDE
 from tiered.crashpoints import reached
 from tiered.errors import InvalidError
 from tiered.upkeep.workplace import FORMAT, Plan, moved_on

@@ -12,8 +12,8 @@ from zlib_ng import zlib_ng
 
 from backends.base import ByteRange
 from backends.errors import BackendError, InvalidRangeError, ObjectNotFoundError, ShortReadError
-from tiered.archive.keys import FILES
 from tiered.archive.model import LOG
+from tiered.archive.paths import FILES
 from tiered.errors import DataError
 
 if TYPE_CHECKING:

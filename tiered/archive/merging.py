@@ -29,7 +29,6 @@ from backends.memory import MemoryStore
 from backends.wrapping import WrappingStore
 from tiered import __version__
 from tiered.api.arrow import load_pyarrow
-from tiered.archive.keys import DATA, DAY_MS, folder_key
 from tiered.archive.machine import names_of
 from tiered.archive.model import SCHEMA_VERSION
 from tiered.archive.moves import (
@@ -50,6 +49,7 @@ from tiered.archive.parquet import (
     read_columns,
     require_equal,
 )
+from tiered.archive.paths import DATA, DAY_MS, folder_key
 from tiered.archive.plan import Task
 from tiered.archive.ranges import with_sums
 from tiered.archive.task import archive_segment

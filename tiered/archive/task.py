@@ -26,9 +26,9 @@ from tiered import __version__
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.body.wishes import NOTHING, BodyWishes
 from tiered.archive.columns import Aside, Columns, side_table
-from tiered.archive.keys import DAY_MS, file_key, side_key
 from tiered.archive.model import SCHEMA_VERSION, Archived, ParquetFile, SideFile
 from tiered.archive.parquet import FileWriter, Written, read_columns, read_metadata, write_small
+from tiered.archive.paths import DAY_MS, file_key, side_key
 from tiered.crashpoints import reached
 from tiered.errors import DataError, InternalError
 from tiered.log.parts import Gap

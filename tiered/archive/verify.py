@@ -18,12 +18,12 @@ from backends.errors import ObjectNotFoundError
 from tiered.api.arrow import load_pyarrow
 from tiered.archive.columns import BODY_REASON, Columns, layout_of
 from tiered.archive.harm import open_log
-from tiered.archive.keys import DAY_MS, folder_key
 from tiered.archive.machine import ArchiveMachine
 from tiered.archive.merging import piece_rows, says
 from tiered.archive.model import LOG, Archived, ArchiveLane, ParquetFile, SideFile
 from tiered.archive.moves import MovedPiece, pieces_of
 from tiered.archive.parquet import read_columns, read_metadata
+from tiered.archive.paths import DAY_MS, folder_key
 from tiered.errors import DataError
 from tiered.journal.reader import JournalReader
 from tiered.log.parts import Gap

@@ -16,7 +16,7 @@ from tiered.errors import InvalidError
 if TYPE_CHECKING:
     from backends.base import ObjectStore
     from tiered.cli.call import Call
-    from tiered.index.reader import Hit, Lookup, Wish
+    from tiered.index.lookup import Hit, Lookup, Wish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def _say_nothing(call: Call, options: QueryOptions) -> None:
 
 def read_wish(call: Call, options: QueryOptions) -> Wish:
     """What the options say."""
-    from tiered.index.reader import Wish
+    from tiered.index.lookup import Wish
 
     bounds = {"from_ms": call.ms(options.from_), "until_ms": call.ms(options.until)}
     return Wish(

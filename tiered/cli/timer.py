@@ -300,7 +300,7 @@ def run_cancel(call: Call, options: TimerCancelOptions) -> int:
     from tiered.api.stores import backend_errors
     from tiered.attach.timer_place import TIMER_SIGNS, timers_of
     from tiered.cli.planned import open_workplace
-    from tiered.upkeep.timers import cancel
+    from tiered.upkeep.cancel_timer import cancel
 
     msg_id = options.msg_id
     with contextlib.ExitStack() as stack, backend_errors():
