@@ -175,7 +175,11 @@ def _check_directory(root: str) -> None:
     try:
         mode = Path(root).stat().st_mode
     except FileNotFoundError:
-        raise InvalidError("no such directory", where=root, do="give a store directory") from None
+        raise InvalidError(
+            "no such directory",
+            where=root,
+            do="give a store directory, or make one with `tiered store create`",
+        ) from None
     except OSError as error:
         raise unreadable(root, error) from error
     if not stat.S_ISDIR(mode):
