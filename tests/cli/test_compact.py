@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cli.program import spawn
+
+from tiered.crashpoints import EXIT_CODE, VARIABLE
 
 if TYPE_CHECKING:
     from cli.program import CommandLine, Unpack
@@ -104,3 +107,20 @@ def test_mistakes_are_told(tiered: CommandLine, url: str, tmp_path: Path):
 def test_a_ratio_that_no_queue_reaches_is_refused(tiered: CommandLine, tmp_path: Path, ratio: str):
     ran = tiered("compact", f"file://{tmp_path}", "--topic", "prices", f"--dirty-ratio={ratio}")
     assert (ran.code, "from 0 to 1" in ran.error) == (2, True)
+
+
+@pytest.mark.parametrize("point", ["compacted-stored", "compacted-named"])
+def test_a_process_that_ends_at_a_point_leaves_what_the_next_one_finishes(
+    tiered: CommandLine, store: Path, url: str, tmp_path: Path, point: str
+):
+    file = tmp_path / "plan.json"
+    tiered.good("compact", url, "--store", store, *NOW, "--plan", file)
+    state = final_state(messages(tiered, url))
+    process = spawn("compact", url, "--apply", file, *NOW, environment={VARIABLE: point})
+    process.communicate(timeout=100)
+    assert process.returncode == EXIT_CODE
+    assert final_state(messages(tiered, url)) == state
+    tiered.good("compact", url, "--apply", file, *NOW)
+    assert final_state(messages(tiered, url)) == state
+    assert len(messages(tiered, url)) == len(final_state(dumped("end")))
+    tiered.good("verify", url, "--deep", "--store", store)

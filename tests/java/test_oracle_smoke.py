@@ -4,14 +4,14 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.oracle import free_ports
 
 pytestmark = [
     pytest.mark.java,
@@ -25,19 +25,6 @@ pytestmark = [
 ORACLE = Path(__file__).resolve().parents[1] / "oracle" / "oracle"
 READY_SECONDS_MAX = 90
 STOP_SECONDS_MAX = 60
-
-
-def free_ports(first: int = 20000, step: int = 3) -> Iterator[int]:
-    """Ports P below the ephemeral range with P-2, P and P+1 free: a broker takes all three."""
-    for port in range(first + os.getpid() % 4000 * 3, 32000, step):
-        try:
-            with ExitStack() as held:
-                for beside in (port - 2, port, port + 1):
-                    probe = held.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", beside))
-        except OSError:
-            continue
-        yield port
 
 
 @contextmanager

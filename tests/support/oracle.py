@@ -6,14 +6,18 @@ Mark what uses it ``pytest.mark.java``, and take ``needs_java``, which skips wit
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,17 +39,44 @@ needs_java = pytest.mark.skipif(
 )
 
 
-def free_ports(first: int = 20_000) -> Iterator[int]:
-    """Ports P below the ephemeral range with P-2, P and P+1 free: a broker takes all three."""
-    for port in range(first + os.getpid() % 4_000 * 3, 32_500, 3):
+def free_ports() -> Iterator[int]:
+    """Ports P below the ephemeral range with P-2, P and P+1 free: a broker takes all three.
+
+    It takes them seconds after this has looked, so what one process is given no other must be, and nobody the same one soon
+    again: each process has a block of its own, locked as long as it lives, and goes round in it.
+    """
+    while True:
+        port = _block() + next(_NEXT) % (_BLOCK_PORTS // 3) * 3 + 2
         try:
             with ExitStack() as held:
                 for beside in (port - 2, port, port + 1):
                     probe = held.enter_context(socket.socket())
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(("127.0.0.1", beside))
         except OSError:
             continue
         yield port
+
+
+_FIRST_PORT, _BLOCK_PORTS, _BLOCKS = 20_000, 240, 50
+_NEXT = itertools.count()
+
+
+@cache
+def _block() -> int:
+    """The first port of a block that no other living process has."""
+    for number in range(_BLOCKS):
+        path = Path(tempfile.gettempdir()) / f"tiered-tests-ports-{number}.lock"
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            continue
+        return (
+            _FIRST_PORT + number * _BLOCK_PORTS
+        )  # (the descriptor stays open, and with it the lock)
+    raise AssertionError("all blocks of ports are taken")
 
 
 class Server:

@@ -24,7 +24,8 @@ OF_ARCHIVE = {
     *("archive-writing", "archive-written", "archive-rewriting", "archive-rewritten"),
     "archive-deleted",
 }
-OF_OTHER_COMMANDS = OF_RECLAIM | OF_ARCHIVE
+OF_COMPACTION = {"compacted-stored", "compacted-named"}
+OF_OTHER_COMMANDS = OF_RECLAIM | OF_ARCHIVE | OF_COMPACTION
 """Points that `attach` never reaches; their command's own tests end a process there."""
 
 
